@@ -1,0 +1,97 @@
+"""The facts of the action log: what consumers did, in order.
+
+A fact is in the log before the rules see it, so that recovery is a replay of the log through
+the code that runs live. Facts that come often name their subscription by a number; the fact
+``SubscriptionOpened`` gives the number its meaning, and every segment of the log begins with
+those that are open.
+"""
+
+from dataclasses import dataclass
+from typing import NewType
+
+from pulque.model.names import ConsumerId, Group
+from pulque.model.positions import ConsumeSequence, PartitionId, PullSequence, Tenure
+
+__all__ = [
+    "Action",
+    "ConsumerLost",
+    "GroupOpened",
+    "NackedDelivery",
+    "Pulled",
+    "Settled",
+    "SubscriptionId",
+    "SubscriptionOpened",
+]
+
+SubscriptionId = NewType("SubscriptionId", int)
+"""The number of one consumer of one group in one partition, in one broker's logs."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOpened:
+    """A group pulled from a partition for the first time, and starts at a sequence."""
+
+    partition: PartitionId
+    group: Group
+    next_sequence: ConsumeSequence
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionOpened:
+    """A consumer of a group came to a partition, or came back as another incarnation.
+
+    It goes on with what it held: a restarted consumer gets its unsettled deliveries again.
+    """
+
+    subscription: SubscriptionId
+    partition: PartitionId
+    group: Group
+    consumer: ConsumerId
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """The consumer was handed ``count`` new messages.
+
+    They are ``first_sequence..`` of the partition, and its deliveries ``first_pull..``.
+    """
+
+    subscription: SubscriptionId
+    tenure: Tenure
+    first_pull: PullSequence
+    first_sequence: ConsumeSequence
+    count: int
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class NackedDelivery:
+    """One delivery that the consumer could not process."""
+
+    sequence: PullSequence
+    delay_ms: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The consumer is done with deliveries ``first..last``, except for the nacked ones."""
+
+    subscription: SubscriptionId
+    first: PullSequence
+    last: PullSequence
+    nacked: tuple[NackedDelivery, ...]
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerLost:
+    """The consumer was silent for its lease, or left: what it held goes to others."""
+
+    subscription: SubscriptionId
+    reason: str
+    at_ms: int
+
+
+Action = GroupOpened | SubscriptionOpened | Pulled | Settled | ConsumerLost

@@ -1,0 +1,238 @@
+"""The batch: the unit that travels, is stored, served, replicated and archived, byte for byte.
+
+A producer packs messages of one partition and one priority::
+
+    +----------+---------------------------+-------------------------------------------+
+    | header   | columns, never compressed | records, may be compressed                |
+    | 52 bytes | size, tag bits, key hash, | ids, more columns, then the data: per     |
+    |          | due time                  | message key, order key, tags, headers,    |
+    |          |                           | body                                      |
+    +----------+---------------------------+-------------------------------------------+
+
+A broker reads the header and the columns and nothing else, so its work per batch does not grow
+with the messages in it. Every column but ``size`` and ``id`` is there only if a flag says so:
+plain bodies cost 20 bytes each. All numbers are little-endian.
+
+``crc`` is CRC-32C over the rest of the batch, seeded with the CRC-32C of the partition's name:
+a batch that strays into another partition does not check. Where a column lies follows from the
+flags and the count alone, see ``Layout``. ``docs/reference/batch-format.md`` has every byte.
+"""
+
+from enum import IntEnum, IntFlag
+from functools import lru_cache
+from struct import Struct
+from typing import NamedTuple
+
+import google_crc32c
+
+from pulque.errors import InvalidBatchError
+
+__all__ = [
+    "HEADER",
+    "HEADER_SIZE",
+    "MAX_COUNT",
+    "BatchHeader",
+    "Codec",
+    "Column",
+    "Flag",
+    "Layout",
+    "layout_of",
+    "read_header",
+    "seal",
+    "seed_of",
+    "slice_batch",
+    "verify_crc",
+]
+
+MAX_COUNT = 10_000
+HEADER = Struct("<IHBBIIQIQqQ")
+HEADER_SIZE = HEADER.size
+_CRC = Struct("<I")
+
+
+class Flag(IntFlag):
+    """What a batch has beyond sizes, ids and bodies."""
+
+    TAGS = 1
+    KEYS = 2
+    DUE = 4
+    CREATED = 8
+    EXPIRES = 16
+    ATTEMPTS = 32
+    ORDER_KEYS = 64
+    HEADERS = 128
+    NAMED_PRODUCER = 256
+
+
+class Codec(IntEnum):
+    """How the records are compressed."""
+
+    NONE = 0
+    LZ4 = 1
+    ZSTD = 2
+
+
+class BatchHeader(NamedTuple):
+    """The first 52 bytes of a batch, in order."""
+
+    crc: int
+    """CRC-32C of all that follows, seeded with the CRC-32C of the partition's name."""
+    flags: int
+    """Which columns there are: ``Flag``."""
+    codec: int
+    """How the records are compressed: ``Codec``."""
+    priority: int
+    """0 to 9, higher first."""
+    count: int
+    """How many messages: 1 to 10,000."""
+    records_size: int
+    """Bytes of the records once decompressed."""
+    producer_id: int
+    """Who packed it, for deduplication; 0 for nobody."""
+    incarnation: int
+    """Which run of that producer."""
+    producer_sequence: int
+    """Ordinal of the batch for this producer, incarnation and partition, from 0."""
+    created_at_ms: int
+    """When the first message was created."""
+    tag_union: int
+    """The tag bits of all messages, or-ed."""
+
+
+class Column(NamedTuple):
+    """One column: a number or a fixed run of bytes for each message."""
+
+    name: str
+    code: str
+    width: int
+    flag: int
+    visible: bool
+
+
+COLUMNS = (
+    Column("size", "I", 4, 0, visible=True),
+    Column("tag_bits", "Q", 8, Flag.TAGS, visible=True),
+    Column("key_hash", "I", 4, Flag.KEYS, visible=True),
+    Column("due_at_ms", "q", 8, Flag.DUE, visible=True),
+    Column("id", "16s", 16, 0, visible=False),
+    Column("created_at_ms", "q", 8, Flag.CREATED, visible=False),
+    Column("expires_at_ms", "q", 8, Flag.EXPIRES, visible=False),
+    Column("attempt", "H", 2, Flag.ATTEMPTS, visible=False),
+    Column("key_size", "H", 2, Flag.KEYS, visible=False),
+    Column("order_key_size", "H", 2, Flag.ORDER_KEYS, visible=False),
+    Column("tags_size", "H", 2, Flag.TAGS, visible=False),
+    Column("headers_size", "I", 4, Flag.HEADERS, visible=False),
+)
+_ALL_FLAGS = sum(Flag)
+
+
+class Layout(NamedTuple):
+    """Where the columns of a batch lie, for one combination of flags.
+
+    A column begins at ``HEADER_SIZE + count * before[name]``, in the decompressed form.
+    """
+
+    columns: tuple[Column, ...]
+    before: dict[str, int]
+    visible_width: int
+    record_width: int
+
+    def column_start(self, name: str, count: int) -> int:
+        """Return where a column begins."""
+        return HEADER_SIZE + count * self.before[name]
+
+    def records_start(self, count: int) -> int:
+        """Return where the records begin, compressed or not."""
+        return HEADER_SIZE + count * self.visible_width
+
+    def data_start(self, count: int) -> int:
+        """Return where the data begins, in the decompressed form."""
+        return HEADER_SIZE + count * (self.visible_width + self.record_width)
+
+
+@lru_cache(maxsize=1024)
+def layout_of(flags: int) -> Layout:
+    """Return the layout that ``flags`` call for."""
+    columns = tuple(c for c in COLUMNS if not c.flag or flags & c.flag)
+    before: dict[str, int] = {}
+    width = 0
+    for column in columns:
+        before[column.name] = width
+        width += column.width
+    visible = sum(c.width for c in columns if c.visible)
+    return Layout(columns, before, visible, width - visible)
+
+
+@lru_cache(maxsize=65536)
+def seed_of(partition: str) -> int:
+    """Return the CRC seed of a partition."""
+    return int(google_crc32c.value(partition.encode()))
+
+
+def read_header(batch: bytes) -> BatchHeader:
+    """Return the header of a batch whose bytes came from outside.
+
+    Raises:
+        InvalidBatchError: The header, or the size that follows from it, cannot be.
+    """
+    if len(batch) < HEADER_SIZE:
+        raise InvalidBatchError(
+            f"a batch of {len(batch)} bytes is shorter than its header of {HEADER_SIZE}"
+        )
+    header = BatchHeader._make(HEADER.unpack_from(batch))
+    if not 1 <= header.count <= MAX_COUNT:
+        raise InvalidBatchError(
+            f"a batch of {header.count} messages; 1 to {MAX_COUNT} are allowed"
+        )
+    if header.flags & ~_ALL_FLAGS or header.codec > Codec.ZSTD or header.priority > 9:
+        raise InvalidBatchError(
+            f"flags {header.flags:#x}, codec {header.codec} or priority {header.priority} "
+            "of a batch is unknown"
+        )
+    layout = layout_of(header.flags)
+    if header.records_size < header.count * layout.record_width:
+        raise InvalidBatchError("the records of a batch are shorter than their columns")
+    records = len(batch) - layout.records_start(header.count)
+    if records < 0 or (header.codec == Codec.NONE and records != header.records_size):
+        raise InvalidBatchError(
+            f"a batch of {len(batch)} bytes does not fit its {header.count} messages "
+            f"and records of {header.records_size} bytes"
+        )
+    return header
+
+
+def verify_crc(batch: bytes, seed: int) -> bool:
+    """Say whether a batch is as its producer packed it, for the partition of ``seed``."""
+    crc: int = _CRC.unpack_from(batch)[0]
+    return bool(google_crc32c.extend(seed, batch[4:]) == crc)
+
+
+def seal(rest: bytes, seed: int) -> bytes:
+    """Put the crc before all that follows it."""
+    return _CRC.pack(google_crc32c.extend(seed, rest)) + rest
+
+
+def slice_batch(batch: bytes, start: int, end: int, seed: int) -> bytes:
+    """Return messages ``start..end`` of an uncompressed batch as a batch of their own.
+
+    The caller has verified the batch: the new crc would hide damage. The union of tag bits is
+    kept; a superset only costs a second look.
+    """
+    header = read_header(batch)
+    if header.codec != Codec.NONE:
+        raise InvalidBatchError("a compressed batch cannot be sliced")
+    count = header.count
+    layout = layout_of(header.flags)
+    sizes = Struct(f"<{end}I").unpack_from(batch, HEADER_SIZE)
+    data_start = layout.data_start(count) + sum(sizes[:start])
+    data_size = sum(sizes[start:])
+    parts = [b""]
+    for column in layout.columns:
+        base = layout.column_start(column.name, count)
+        parts.append(batch[base + start * column.width : base + end * column.width])
+    parts.append(batch[data_start : data_start + data_size])
+    kept = end - start
+    parts[0] = HEADER.pack(
+        *header._replace(count=kept, records_size=kept * layout.record_width + data_size)
+    )[4:]
+    return seal(b"".join(parts), seed)

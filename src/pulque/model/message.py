@@ -1,0 +1,219 @@
+"""A message as its reader sees it, decoded on access out of the batch it came in.
+
+``StoredBatch`` is one batch as a broker serves it: the bytes, and where they lie. ``Message`` is
+an index into it. A consumer that looks at nothing but bodies pays for nothing else.
+"""
+
+from itertools import accumulate
+from struct import Struct
+
+from pulque.errors import InvalidBatchError
+from pulque.model.batch import HEADER_SIZE, Codec, Flag, layout_of, read_header
+from pulque.model.compression import decompress
+from pulque.model.names import PartitionName, Subject, subject_of
+from pulque.model.positions import ConsumeSequence
+
+__all__ = ["Message", "StoredBatch"]
+
+
+class StoredBatch:
+    """The messages of one stored batch.
+
+    Args:
+        data: The batch as packed by its producer; its crc has been verified.
+        partition: Where it is stored.
+        first_sequence: The consume sequence of its first message.
+        stored_at_ms: When the broker stored it.
+    """
+
+    __slots__ = (
+        "_body_starts",
+        "_columns",
+        "data",
+        "first_sequence",
+        "header",
+        "partition",
+        "starts",
+        "stored_at_ms",
+    )
+
+    def __init__(
+        self,
+        data: bytes,
+        *,
+        partition: PartitionName,
+        first_sequence: ConsumeSequence,
+        stored_at_ms: int,
+    ) -> None:
+        self.header = header = read_header(data)
+        if header.codec != Codec.NONE:
+            start = layout_of(header.flags).records_start(header.count)
+            records = decompress(data[start:], header.codec, header.records_size)
+            data = data[:start] + records
+        self.data = data
+        self.partition = partition
+        self.first_sequence = first_sequence
+        self.stored_at_ms = stored_at_ms
+        self._columns: dict[str, tuple[int, ...]] = {}
+        self._body_starts: list[int] | None = None
+        data_start = layout_of(header.flags).data_start(header.count)
+        sizes = Struct(f"<{header.count}I").unpack_from(data, HEADER_SIZE)
+        self.starts = list(accumulate(sizes, initial=data_start))
+        if self.starts[-1] != len(data):
+            raise InvalidBatchError("the sizes of a batch's messages do not add up to its data")
+
+    def __len__(self) -> int:
+        return self.header.count
+
+    def column(self, name: str) -> tuple[int, ...]:
+        """Return a column of numbers; it must be there, by the flags."""
+        column = self._columns.get(name)
+        if column is None:
+            layout = layout_of(self.header.flags)
+            count = self.header.count
+            code = next(c.code for c in layout.columns if c.name == name)
+            packed = Struct(f"<{count}{code}")
+            column = packed.unpack_from(self.data, layout.column_start(name, count))
+            self._columns[name] = column
+        return column
+
+    def body_starts(self) -> list[int]:
+        """Return where each body begins: after its key, order key, tags and headers."""
+        if self._body_starts is None:
+            sizes = [self.column(name) for name, flag in _PART_SIZES if self.header.flags & flag]
+            if sizes:
+                self._body_starts = list(map(sum, zip(self.starts, *sizes, strict=False)))
+            else:
+                self._body_starts = self.starts
+        return self._body_starts
+
+    def id_of(self, index: int) -> bytes:
+        """Return the id of one message."""
+        at = layout_of(self.header.flags).column_start("id", self.header.count) + 16 * index
+        return self.data[at : at + 16]
+
+    def part(self, index: int, wanted: Flag) -> bytes:
+        """Return the key, order key, tags or headers of one message, encoded."""
+        flags = self.header.flags
+        if not flags & wanted:
+            return b""
+        at = self.starts[index]
+        for name, flag in _PART_SIZES:
+            if flags & flag:
+                size = self.column(name)[index]
+                if flag == wanted:
+                    return self.data[at : at + size]
+                at += size
+        return b""
+
+
+_PART_SIZES = (
+    ("key_size", Flag.KEYS),
+    ("order_key_size", Flag.ORDER_KEYS),
+    ("tags_size", Flag.TAGS),
+    ("headers_size", Flag.HEADERS),
+)
+
+
+class Message:
+    """One stored message. Its fields are decoded when they are asked for."""
+
+    __slots__ = ("_batch", "_index")
+
+    def __init__(self, batch: StoredBatch, index: int) -> None:
+        self._batch = batch
+        self._index = index
+
+    @property
+    def id(self) -> str:
+        """The message id: 32 hexadecimal digits, ordered by time."""
+        return self._batch.id_of(self._index).hex()
+
+    @property
+    def body(self) -> bytes:
+        """What the producer sent."""
+        batch = self._batch
+        index = self._index
+        starts = batch._body_starts  # noqa: SLF001  # the hot path of every consumer
+        if starts is None:
+            starts = batch.body_starts()
+        return batch.data[starts[index] : batch.starts[index + 1]]
+
+    @property
+    def subject(self) -> Subject:
+        """The subject it was sent to, also where it comes from a retry partition."""
+        return subject_of(self._batch.partition)
+
+    @property
+    def partition(self) -> PartitionName:
+        """The partition that it was read from."""
+        return self._batch.partition
+
+    @property
+    def sequence(self) -> ConsumeSequence:
+        """Its ordinal in that partition."""
+        return ConsumeSequence(self._batch.first_sequence + self._index)
+
+    @property
+    def key(self) -> str | None:
+        """The key that it was sent with."""
+        return self._batch.part(self._index, Flag.KEYS).decode() or None
+
+    @property
+    def order_key(self) -> str | None:
+        """The order key that it was sent with."""
+        return self._batch.part(self._index, Flag.ORDER_KEYS).decode() or None
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The tags that it was sent with."""
+        encoded = self._batch.part(self._index, Flag.TAGS)
+        return tuple(encoded.decode().split("\0")) if encoded else ()
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers that it was sent with; those of the system begin with ``pulque.``."""
+        encoded = self._batch.part(self._index, Flag.HEADERS)
+        if not encoded:
+            return {}
+        texts = encoded.decode().split("\0")
+        return dict(zip(texts[::2], texts[1::2], strict=True))
+
+    @property
+    def attempt(self) -> int:
+        """Which delivery to this group it is, from 1."""
+        if not self._batch.header.flags & Flag.ATTEMPTS:
+            return 1
+        return self._batch.column("attempt")[self._index]
+
+    @property
+    def priority(self) -> int:
+        """0 to 9, higher first."""
+        return self._batch.header.priority
+
+    @property
+    def created_at_ms(self) -> int:
+        """When the producer made it."""
+        header = self._batch.header
+        if header.flags & Flag.CREATED:
+            # 0 stands for a message as old as its batch.
+            return self._batch.column("created_at_ms")[self._index] or header.created_at_ms
+        return header.created_at_ms
+
+    @property
+    def expires_at_ms(self) -> int:
+        """When it is no longer worth delivering; 0 for never."""
+        if self._batch.header.flags & Flag.EXPIRES:
+            return self._batch.column("expires_at_ms")[self._index]
+        return 0
+
+    @property
+    def stored_at_ms(self) -> int:
+        """When the broker stored it."""
+        return self._batch.stored_at_ms
+
+    def __repr__(self) -> str:
+        return (
+            f"<{type(self).__name__} {self.id} {self.partition}/{self.sequence} "
+            f"attempt={self.attempt} {len(self.body)} bytes>"
+        )

@@ -1,0 +1,279 @@
+"""Packing messages into a batch: what a producer does.
+
+Messages are added one by one into plain lists; ``encode`` turns the lists into columns with one
+pack each. That is the cheapest way there is in Python: a plain body costs one list append when
+it is added, and about a tenth of a microsecond when the batch is made.
+"""
+
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from itertools import chain
+from struct import Struct
+from typing import NamedTuple
+
+import google_crc32c
+
+from pulque.errors import UsageError
+from pulque.model.batch import HEADER, Codec, Flag, seal
+from pulque.model.compression import compress
+from pulque.model.tags import bits_of_tags
+
+__all__ = ["NOBODY", "BatchPacker", "Sender", "encode_headers", "encode_tags"]
+
+MAX_KEY_SIZE = 0xFFFF
+MAX_TAGS = 64
+MAX_HEADERS = 128
+MAX_HEADERS_SIZE = 65536
+DEFAULT_PRIORITY = 4
+NEVER = 0
+"""As an instant of expiry: none."""
+
+
+class Sender(NamedTuple):
+    """What a batch says about its producer; the broker stores each (sender, sequence) once."""
+
+    producer_id: int
+    incarnation: int
+    sequence: int
+    named: bool = False
+
+
+NOBODY = Sender(0, 0, 0)
+"""A batch that is not deduplicated."""
+
+
+@lru_cache(maxsize=256)
+def _column(count: int, code: str) -> Struct:
+    return Struct(f"<{count}{code}")
+
+
+def encode_tags(tags: Iterable[str]) -> bytes:
+    """Return tags as they stand in a record.
+
+    Raises:
+        UsageError: A tag is empty, holds a NUL, or there are too many.
+    """
+    items = (tags,) if isinstance(tags, str) else tuple(tags)
+    if len(items) > MAX_TAGS:
+        raise UsageError(f"{len(items)} tags on one message; at most {MAX_TAGS} are allowed")
+    if any(not tag or "\0" in tag for tag in items):
+        raise UsageError(f"tags must be neither empty nor hold a NUL: {items!r}")
+    encoded = "\0".join(items).encode()
+    if len(encoded) > MAX_KEY_SIZE:
+        raise UsageError(f"tags of {len(encoded)} bytes; at most {MAX_KEY_SIZE} are allowed")
+    return encoded
+
+
+def encode_headers(headers: Mapping[str, str]) -> bytes:
+    """Return headers as they stand in a record: names and values, parted by NULs.
+
+    Raises:
+        UsageError: A name or value holds a NUL, a name is empty, or they are too many or large.
+    """
+    if len(headers) > MAX_HEADERS:
+        raise UsageError(f"{len(headers)} headers; at most {MAX_HEADERS} are allowed")
+    if not all(headers) or any("\0" in text for text in chain.from_iterable(headers.items())):
+        raise UsageError("header names must not be empty, and neither name nor value hold a NUL")
+    encoded = "\0".join(chain.from_iterable(headers.items())).encode()
+    if len(encoded) > MAX_HEADERS_SIZE:
+        raise UsageError(
+            f"headers of {len(encoded)} bytes; at most {MAX_HEADERS_SIZE} are allowed"
+        )
+    return encoded
+
+
+class BatchPacker:
+    """Collects messages of one partition and turns them into one batch.
+
+    Not thread-safe. ``bodies`` may be appended to directly for a message that is nothing but a
+    body (``bench/micro`` shows the gain); all else goes through ``add``.
+    """
+
+    __slots__ = ("_columns", "bodies", "extra_size")
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+        self.extra_size = 0
+        self._columns: dict[str, list[bytes] | list[int]] = {}
+
+    def __len__(self) -> int:
+        return len(self.bodies)
+
+    def add(
+        self,
+        body: bytes,
+        *,
+        key: str | None = None,
+        order_key: str | None = None,
+        tags: Iterable[str] = (),
+        headers: Mapping[str, str] | None = None,
+        expires_at_ms: int = NEVER,
+    ) -> None:
+        """Add a new message."""
+        encoded_tags = encode_tags(tags) if tags else b""
+        encoded_headers = encode_headers(headers) if headers else b""
+        self.add_encoded(
+            body,
+            key=_encode_key(key, "key") if key else b"",
+            order_key=_encode_key(order_key, "order key") if order_key else b"",
+            tags=encoded_tags,
+            headers=encoded_headers,
+            expires_at_ms=expires_at_ms,
+        )
+
+    def add_encoded(
+        self,
+        body: bytes,
+        *,
+        key: bytes = b"",
+        order_key: bytes = b"",
+        tags: bytes = b"",
+        headers: bytes = b"",
+        expires_at_ms: int = NEVER,
+        created_at_ms: int = 0,
+        attempt: int = 1,
+        message_id: bytes = b"",
+    ) -> None:
+        """Add a message whose parts are encoded already, such as one taken out of a batch."""
+        bodies = self.bodies
+        before = len(bodies)
+        if key:
+            self._append("key", key, before, b"")
+        if order_key:
+            self._append("order_key", order_key, before, b"")
+        if tags:
+            self._append("tags", tags, before, b"")
+        if headers:
+            self._append("headers", headers, before, b"")
+        if expires_at_ms:
+            self._append("expires_at_ms", expires_at_ms, before, NEVER)
+        if created_at_ms:
+            self._append("created_at_ms", created_at_ms, before, 0)
+        if attempt != 1:
+            self._append("attempt", attempt, before, 1)
+        if message_id:
+            self._append("id", message_id, before, b"")
+        self.extra_size += len(key) + len(order_key) + len(tags) + len(headers)
+        bodies.append(body)
+
+    def encode(
+        self,
+        *,
+        seed: int,
+        ids: bytes,
+        created_at_ms: int,
+        sender: Sender = NOBODY,
+        priority: int = DEFAULT_PRIORITY,
+        codec: Codec = Codec.NONE,
+    ) -> bytes:
+        """Return the batch.
+
+        Args:
+            seed: The CRC seed of the partition it goes to.
+            ids: Sixteen bytes for each message; messages added with an id keep their own.
+            created_at_ms: When the first message was created.
+            sender: Who packs it.
+            priority: 0 to 9, higher first.
+            codec: How to compress the records.
+        """
+        count = len(self.bodies)
+        if not count:
+            raise UsageError("a batch needs at least one message")
+        flags, tag_union, visible, fixed = self._encode_columns(count, ids)
+        data, sizes = self._encode_data()
+        records = b"".join((*fixed, data))
+        if sender.named:
+            flags |= Flag.NAMED_PRODUCER
+        header = HEADER.pack(
+            0,
+            flags,
+            codec,
+            priority,
+            count,
+            len(records),
+            sender.producer_id,
+            sender.incarnation,
+            sender.sequence,
+            created_at_ms,
+            tag_union,
+        )
+        packed = _column(count, "I").pack(*sizes)
+        return seal(b"".join((header[4:], packed, *visible, compress(records, codec))), seed)
+
+    def _append(self, name: str, value: bytes | int, before: int, default: bytes | int) -> None:
+        column = self._columns.get(name)
+        if column is None:
+            column = self._columns[name] = []
+        if len(column) < before:
+            column.extend([default] * (before - len(column)))  # type: ignore[list-item]
+        column.append(value)  # type: ignore[arg-type]  # a column holds one kind throughout
+
+    def _filled(self, name: str, default: bytes | int) -> list[bytes] | list[int] | None:
+        column = self._columns.get(name)
+        if column is not None and len(column) < len(self.bodies):
+            column.extend([default] * (len(self.bodies) - len(column)))  # type: ignore[list-item]
+        return column
+
+    def _encode_columns(self, count: int, ids: bytes) -> tuple[int, int, list[bytes], list[bytes]]:
+        """Return flags, tag union, visible columns after ``size``, and record columns."""
+        if not self._columns:
+            return 0, 0, [], [ids]
+        flags = 0
+        tag_union = 0
+        visible: list[bytes] = []
+        tags = self._filled("tags", b"")
+        keys = self._filled("key", b"")
+        if tags is not None:
+            flags |= Flag.TAGS
+            bits = [bits_of_tags(t.decode().split("\0")) if t else 0 for t in tags]  # type: ignore[union-attr]
+            for each in bits:
+                tag_union |= each
+            visible.append(_column(count, "Q").pack(*bits))
+        if keys is not None:
+            flags |= Flag.KEYS
+            visible.append(_column(count, "I").pack(*map(google_crc32c.value, keys)))
+        own_ids = self._filled("id", b"")
+        if own_ids is not None:
+            ids = b"".join(own or ids[16 * i : 16 * i + 16] for i, own in enumerate(own_ids))  # type: ignore[misc]
+        fixed = [ids]
+        for name, flag, code, default in _FIXED:
+            column = self._filled(name, default)
+            if column is not None:
+                flags |= flag
+                fixed.append(_column(count, code).pack(*column))
+        for name, flag, code in _PARTS:
+            column = self._filled(name, b"")
+            if column is not None:
+                flags |= flag
+                fixed.append(_column(count, code).pack(*map(len, column)))  # type: ignore[arg-type]
+        return flags, tag_union, visible, fixed
+
+    def _encode_data(self) -> tuple[bytes, list[int]]:
+        parts = [c for name, _, _ in _PARTS if (c := self._filled(name, b"")) is not None]
+        if not parts:
+            return b"".join(self.bodies), list(map(len, self.bodies))
+        parts.append(self.bodies)
+        data = b"".join(chain.from_iterable(zip(*parts, strict=True)))  # type: ignore[arg-type]
+        lengths = [list(map(len, part)) for part in parts]  # type: ignore[arg-type]
+        return data, list(map(sum, zip(*lengths, strict=True)))
+
+
+# In the order of the format, which docs/reference/batch-format.md fixes.
+_FIXED = (
+    ("created_at_ms", Flag.CREATED, "q", 0),
+    ("expires_at_ms", Flag.EXPIRES, "q", NEVER),
+    ("attempt", Flag.ATTEMPTS, "H", 1),
+)
+_PARTS = (
+    ("key", Flag.KEYS, "H"),
+    ("order_key", Flag.ORDER_KEYS, "H"),
+    ("tags", Flag.TAGS, "H"),
+    ("headers", Flag.HEADERS, "I"),
+)
+
+
+def _encode_key(text: str, kind: str) -> bytes:
+    encoded = text.encode()
+    if len(encoded) > MAX_KEY_SIZE:
+        raise UsageError(f"a {kind} of {len(encoded)} bytes; at most {MAX_KEY_SIZE} are allowed")
+    return encoded

@@ -1,0 +1,1 @@
+"""Where things rest: files, synchronous, without network."""

@@ -1,0 +1,249 @@
+"""The file system as storage sees it: a small port, and the real one behind it.
+
+Storage touches the disk only through this port, so that a test can cut the power at any point
+(``pulque.testing.files``). What a power cut does to calls that were not followed by a sync is
+part of the contract:
+
+- ``File.write`` may be lost, or reach the disk in part, or leave zeros; ``File.sync`` makes all
+  writes before it durable.
+- A new, renamed or removed name may be lost or come back; ``sync_directory`` makes it durable.
+  ``rename`` replaces its target in one step, whatever happens.
+"""
+
+import errno
+import fcntl
+import os
+from collections.abc import Sequence
+from typing import Protocol
+
+from pulque.errors import DataDirectoryError, StorageError, StorageFullError
+
+__all__ = ["Buffer", "File", "FileSystem", "OsFileSystem", "WouldBlockError"]
+
+Buffer = bytes | bytearray | memoryview
+
+_MOST_BUFFERS = 1024  # IOV_MAX of Linux
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_NOT_SUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+
+
+class WouldBlockError(Exception):
+    """The bytes are not in memory; ask again from a thread that may wait for the disk."""
+
+
+class File(Protocol):
+    """One open file. Reads may come from several threads, writes from one."""
+
+    def write(self, buffers: Sequence[Buffer], offset: int) -> int:
+        """Write all buffers from ``offset`` on and return how many bytes that were.
+
+        Raises:
+            StorageFullError: There is no room; some of it may be written.
+            StorageError: The disk failed.
+        """
+
+    def read(self, size: int, offset: int, *, may_block: bool = True) -> bytes:
+        """Return up to ``size`` bytes from ``offset`` on; fewer only at the end of the file.
+
+        Raises:
+            WouldBlockError: Not ``may_block``, and the disk would have to be asked.
+        """
+
+    def sync(self) -> None:
+        """Make all writes durable. A failure is final: the pages may be gone."""
+
+    def truncate(self, size: int) -> None:
+        """Cut the file, or fill it up with zeros."""
+
+    def size(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
+class FileSystem(Protocol):
+    """The files of one data directory; paths are relative to it, with ``/`` between parts."""
+
+    def open(self, path: str, *, create: bool = False, writable: bool = True) -> File:
+        """Open a file.
+
+        Raises:
+            FileNotFoundError: It is not there, and not to be created.
+        """
+
+    def make_directory(self, path: str) -> None:
+        """Make a directory; it may exist."""
+
+    def list(self, path: str) -> list[str]:
+        """Return the names in a directory, sorted."""
+
+    def exists(self, path: str) -> bool: ...
+
+    def rename(self, source: str, target: str) -> None: ...
+
+    def remove(self, path: str) -> None: ...
+
+    def sync_directory(self, path: str) -> None:
+        """Make all changes of names in a directory durable."""
+
+    def free_bytes(self) -> int:
+        """Return how much room there is for more."""
+
+
+class _OsFile:
+    """A file of the operating system."""
+
+    def __init__(self, descriptor: int, path: str) -> None:
+        self._descriptor = descriptor
+        self._path = path
+        self._may_ask_without_waiting = hasattr(os, "RWF_NOWAIT")
+
+    def write(self, buffers: Sequence[Buffer], offset: int) -> int:
+        written = 0
+        try:
+            for i in range(0, len(buffers), _MOST_BUFFERS):
+                written += self._write_all(buffers[i : i + _MOST_BUFFERS], offset + written)
+        except OSError as error:
+            raise _translated(error, self._path) from error
+        return written
+
+    def read(self, size: int, offset: int, *, may_block: bool = True) -> bytes:
+        if may_block or not self._may_ask_without_waiting:
+            data = os.pread(self._descriptor, size, offset)
+        else:
+            data = self._read_without_waiting(size, offset)
+        while len(data) < size:
+            more = os.pread(self._descriptor, size - len(data), offset + len(data))
+            if not more:
+                break
+            data += more
+        return data
+
+    def sync(self) -> None:
+        try:
+            os.fdatasync(self._descriptor)
+        except OSError as error:
+            raise StorageError(f"{self._path}: sync failed: {error.strerror}") from error
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self._descriptor, size)
+
+    def size(self) -> int:
+        return os.fstat(self._descriptor).st_size
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    def _write_all(self, buffers: Sequence[Buffer], offset: int) -> int:
+        written = os.pwritev(self._descriptor, buffers, offset)
+        total = sum(map(len, buffers))
+        if written < total:
+            rest = b"".join(buffers)
+            while written < total:
+                written += os.pwrite(self._descriptor, rest[written:], offset + written)
+        return total
+
+    def _read_without_waiting(self, size: int, offset: int) -> bytes:
+        buffer = bytearray(size)
+        try:
+            count = os.preadv(self._descriptor, [buffer], offset, os.RWF_NOWAIT)
+        except BlockingIOError:
+            raise WouldBlockError from None
+        except OSError as error:
+            if error.errno not in _NOT_SUPPORTED:
+                raise
+            # This file system cannot tell (tmpfs, for one): it is asked the plain way.
+            self._may_ask_without_waiting = False
+            return os.pread(self._descriptor, size, offset)
+        if count == size:
+            return bytes(buffer)
+        if offset + count < self.size():
+            raise WouldBlockError
+        return bytes(memoryview(buffer)[:count])
+
+
+class OsFileSystem:
+    """A directory of the operating system. Nobody else may read what it makes."""
+
+    def __init__(self, root: str) -> None:
+        self.root = os.path.abspath(root)
+        self._lock: int | None = None
+
+    def open(self, path: str, *, create: bool = False, writable: bool = True) -> File:
+        flags = os.O_RDWR if writable else os.O_RDONLY
+        flags |= os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
+        try:
+            return _OsFile(os.open(self._full(path), flags, 0o600), path)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise _translated(error, path) from error
+
+    def make_directory(self, path: str) -> None:
+        os.makedirs(self._full(path), mode=0o700, exist_ok=True)
+
+    def list(self, path: str) -> list[str]:
+        return sorted(os.listdir(self._full(path)))
+
+    def exists(self, path: str) -> bool:
+        return os.path.lexists(self._full(path))
+
+    def rename(self, source: str, target: str) -> None:
+        os.replace(self._full(source), self._full(target))
+
+    def remove(self, path: str) -> None:
+        os.unlink(self._full(path))
+
+    def sync_directory(self, path: str) -> None:
+        descriptor = os.open(self._full(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            raise StorageError(f"{path}: sync failed: {error.strerror}") from error
+        finally:
+            os.close(descriptor)
+
+    def free_bytes(self) -> int:
+        found = os.statvfs(self.root)
+        return found.f_bavail * found.f_frsize
+
+    def lock(self) -> None:
+        """Take the directory for this process, as long as it lives.
+
+        Raises:
+            DataDirectoryError: Another process has it, or it belongs to another user.
+        """
+        owner = os.stat(self.root).st_uid
+        if owner != os.geteuid():
+            raise DataDirectoryError(
+                f"{self.root} belongs to user {owner}, and this is user {os.geteuid()}: "
+                "run as its owner, or give the directory to this user (chown -R)"
+            )
+        path = self._full("lock")
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 100, 0).decode(errors="replace").strip()
+            os.close(descriptor)
+            raise DataDirectoryError(
+                f"{self.root} is in use by process {holder or 'unknown'}: "
+                "stop it first, or choose another directory"
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        self._lock = descriptor
+
+    def unlock(self) -> None:
+        """Give the directory back."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _full(self, path: str) -> str:
+        return f"{self.root}/{path}" if path else self.root
+
+
+def _translated(error: OSError, path: str) -> StorageError:
+    if error.errno in _NO_ROOM:
+        return StorageFullError(f"{path}: {error.strerror}")
+    return StorageError(f"{path}: {error.strerror}")

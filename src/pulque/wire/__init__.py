@@ -1,0 +1,1 @@
+"""How things travel: frames, requests and answers, without sockets."""

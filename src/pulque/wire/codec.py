@@ -1,0 +1,116 @@
+"""Integers, strings and lists to bytes and back.
+
+A reader checks every length against what is there before it takes it, and that nothing is left
+at the end: a payload that lies is refused as a whole.
+"""
+
+from struct import Struct, error
+from typing import Any
+
+from pulque.errors import LocalProtocolError, RemoteProtocolError
+
+__all__ = ["Reader", "Writer"]
+
+_U16 = Struct("<H")
+_U32 = Struct("<I")
+_MAX_TEXT = 0xFFFF
+
+
+class Writer:
+    """Builds a payload out of small parts and buffers."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self) -> None:
+        self.parts: list[bytes | memoryview] = []
+
+    def pack(self, form: Struct, *values: Any) -> None:
+        """Append fixed-width numbers."""
+        try:
+            self.parts.append(form.pack(*values))
+        except error as problem:
+            raise LocalProtocolError(f"{values!r} do not fit {form.format}: {problem}") from None
+
+    def text(self, text: str) -> None:
+        """Append a string of at most 65,535 bytes."""
+        encoded = text.encode()
+        if len(encoded) > _MAX_TEXT:
+            raise LocalProtocolError(
+                f"a text of {len(encoded)} bytes; at most {_MAX_TEXT} are allowed"
+            )
+        self.parts.append(_U16.pack(len(encoded)))
+        self.parts.append(encoded)
+
+    def count(self, count: int) -> None:
+        """Append the length of a list."""
+        self.pack(_U16, count)
+
+    def blob(self, data: bytes | memoryview) -> None:
+        """Append bytes after their length."""
+        self.parts.append(_U32.pack(len(data)))
+        self.parts.append(data)
+
+    def size(self) -> int:
+        """Return how many bytes there are."""
+        return sum(map(len, self.parts))
+
+    def join(self) -> bytes:
+        """Return everything in one piece."""
+        return b"".join(self.parts)
+
+
+class Reader:
+    """Takes a payload apart."""
+
+    __slots__ = ("_at", "_data")
+
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+        self._at = 0
+
+    def unpack(self, form: Struct) -> tuple[Any, ...]:
+        """Take fixed-width numbers."""
+        at = self._at
+        end = at + form.size
+        if end > len(self._data):
+            raise RemoteProtocolError(
+                f"{form.size} bytes expected at {at} of a payload of {len(self._data)}"
+            )
+        self._at = end
+        return form.unpack_from(self._data, at)
+
+    def text(self) -> str:
+        """Take a string."""
+        (size,) = self.unpack(_U16)
+        try:
+            return str(self.take(size), "utf-8")
+        except UnicodeDecodeError as problem:
+            raise RemoteProtocolError(f"a text is not UTF-8: {problem}") from None
+
+    def count(self) -> int:
+        """Take the length of a list."""
+        count: int = self.unpack(_U16)[0]
+        return count
+
+    def blob(self) -> memoryview:
+        """Take bytes after their length, as a view."""
+        (size,) = self.unpack(_U32)
+        return self.take(size)
+
+    def end(self) -> None:
+        """Check that nothing is left."""
+        if self._at != len(self._data):
+            raise RemoteProtocolError(
+                f"{len(self._data) - self._at} bytes too many in a payload of {len(self._data)}"
+            )
+
+    def take(self, size: int) -> memoryview:
+        """Take ``size`` bytes, as a view."""
+        end = self._at + size
+        if end > len(self._data):
+            raise RemoteProtocolError(
+                f"{size} bytes announced at {self._at} of a payload of {len(self._data)}"
+            )
+        view = self._data[self._at : end]
+        self._at = end
+        return view

@@ -1,0 +1,152 @@
+"""Frames: bytes in, frames out, no sockets.
+
+::
+
+    +-----------+-----------+------------+----------+----------------+-----------+---------+
+    | magic u16 | opcode u8 | version u8 | size u32 | request id u32 | epoch u32 | payload |
+    +-----------+-----------+------------+----------+----------------+-----------+---------+
+
+``size`` counts the payload. The magic comes first in every frame, so that HTTP or TLS bytes
+are known at once for what they are. Limits are checked on the header, before any allocation.
+
+``FrameReader`` owns one buffer that the socket reads into directly. A frame's payload is a view
+into it and is valid until the next call of ``buffer``: whoever keeps bytes copies them.
+"""
+
+from struct import Struct
+from typing import NamedTuple
+
+from pulque.errors import RemoteProtocolError
+
+__all__ = [
+    "FRAME_HEADER_SIZE",
+    "FRAME_MAGIC",
+    "HANDSHAKE_LIMIT",
+    "MAX_PAYLOAD",
+    "Frame",
+    "FrameReader",
+    "pack_frame_header",
+]
+
+FRAME_MAGIC = 0x5150  # "PQ"
+HANDSHAKE_LIMIT = 8 * 1024
+"""The largest payload before the handshake is done."""
+MAX_PAYLOAD = 17 * 1024 * 1024
+"""The largest payload afterwards: the largest batch, and room for what names it."""
+
+_HEADER = Struct("<HBBIII")
+FRAME_HEADER_SIZE = _HEADER.size
+_FIRST_BUFFER = 16 * 1024
+_LARGEST_BUFFER = 512 * 1024
+_STRANGERS = {b"GE": "HTTP", b"PO": "HTTP", b"PU": "HTTP", b"HE": "HTTP", b"\x16\x03": "TLS"}
+
+
+class Frame(NamedTuple):
+    """One frame. The payload is valid until the reader is given more bytes."""
+
+    opcode: int
+    version: int
+    request_id: int
+    epoch: int
+    payload: memoryview
+
+
+def pack_frame_header(opcode: int, version: int, size: int, request_id: int, epoch: int) -> bytes:
+    """Return the header of a frame whose payload has ``size`` bytes."""
+    return _HEADER.pack(FRAME_MAGIC, opcode, version, size, request_id, epoch)
+
+
+class FrameReader:
+    """Cuts a stream of bytes into frames.
+
+    ::
+
+        received = socket.recv_into(reader.buffer())
+        reader.received(received)
+        while (frame := reader.next_frame()) is not None:
+            ...
+    """
+
+    def __init__(self, limit: int = MAX_PAYLOAD) -> None:
+        self.limit = limit
+        self._buffer = bytearray(_FIRST_BUFFER)
+        self._view = memoryview(self._buffer)
+        self._start = 0
+        self._end = 0
+        self._header: tuple[int, int, int, int, int, int] | None = None
+
+    @property
+    def is_inside_frame(self) -> bool:
+        """Whether a frame has begun and not ended."""
+        return self._end > self._start
+
+    def buffer(self) -> memoryview:
+        """Return where to put the next bytes; ends the life of all payloads given out."""
+        if self._start == self._end:
+            self._start = self._end = 0
+        needed = FRAME_HEADER_SIZE + (self._header[3] if self._header else 0)
+        room = len(self._buffer) - self._start
+        if room < needed or self._end == len(self._buffer):
+            self._make_room(needed)
+        return self._view[self._end :]
+
+    def received(self, count: int) -> None:
+        """Take note that ``count`` bytes were put into the buffer."""
+        self._end += count
+
+    def next_frame(self) -> Frame | None:
+        """Return the next whole frame, or None if more bytes are needed.
+
+        Raises:
+            RemoteProtocolError: The bytes are not frames, or one is over the limit.
+        """
+        start = self._start
+        available = self._end - start
+        if self._header is None:
+            if available < FRAME_HEADER_SIZE:
+                if available >= 2:
+                    self._check_magic(start)
+                return None
+            self._header = header = _HEADER.unpack_from(self._buffer, start)
+            if header[0] != FRAME_MAGIC:
+                self._check_magic(start)
+            if header[3] > self.limit:
+                raise RemoteProtocolError(
+                    f"a frame of {header[3]} bytes; at most {self.limit} are allowed here"
+                )
+        _, opcode, version, size, request_id, epoch = self._header
+        end = start + FRAME_HEADER_SIZE + size
+        if end > self._end:
+            return None
+        self._start = end
+        self._header = None
+        return Frame(
+            opcode, version, request_id, epoch, self._view[start + FRAME_HEADER_SIZE : end]
+        )
+
+    def _make_room(self, needed: int) -> None:
+        """Move what is there to the front of a buffer that has room for what is needed.
+
+        A full buffer means that the peer sends faster than we read: a larger one takes more per
+        call. The old one lives on as long as somebody looks into it.
+        """
+        held = self._view[self._start : self._end]
+        size = len(self._buffer)
+        if self._end == size and size < _LARGEST_BUFFER:
+            size *= 2
+        size = (
+            max(size, needed)
+            if needed > _LARGEST_BUFFER
+            else max(min(size, _LARGEST_BUFFER), needed)
+        )
+        grown = bytearray(size)
+        grown[: len(held)] = held
+        self._buffer = grown
+        self._view = memoryview(grown)
+        self._start, self._end = 0, len(held)
+
+    def _check_magic(self, start: int) -> None:
+        found = bytes(self._view[start : start + 2])
+        if found != FRAME_MAGIC.to_bytes(2, "little"):
+            stranger = _STRANGERS.get(found, "something else")
+            raise RemoteProtocolError(f"this is a Pulque port, and these bytes are {stranger}")

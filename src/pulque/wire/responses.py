@@ -1,0 +1,445 @@
+"""What a broker answers: one class per opcode, and the error that any of them may get instead."""
+
+from dataclasses import dataclass
+from struct import Struct
+from typing import ClassVar, Self
+
+from pulque.errors import ErrorCode, PulqueError, RemoteProtocolError, error_from_wire
+from pulque.model.names import PartitionName, Subject
+from pulque.model.positions import ConsumeSequence, Epoch, PullSequence, StartCount, Tenure
+from pulque.model.routes import PartitionRoute, Route
+from pulque.wire.codec import Reader, Writer
+from pulque.wire.frame import Frame, pack_frame_header
+from pulque.wire.requests import Opcode
+
+__all__ = [
+    "ANSWER",
+    "ERROR",
+    "Beaten",
+    "Delivered",
+    "Located",
+    "Outcome",
+    "Pulled",
+    "ReadBack",
+    "Response",
+    "Routed",
+    "Sealed",
+    "Sent",
+    "Settled",
+    "State",
+    "StatusReport",
+    "Welcome",
+    "decode_response",
+    "encode_error",
+    "encode_response",
+]
+
+ANSWER = 0x80
+"""Set in the opcode of every answer."""
+ERROR = 0xFF
+"""The opcode of an answer that is an error."""
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The answer to ``Hello``."""
+
+    opcode: ClassVar[Opcode] = Opcode.HELLO
+    _form: ClassVar[Struct] = Struct("<BIIIII")
+
+    version: int
+    """The protocol version that both sides speak from now on."""
+    broker: str
+    """The broker's name."""
+    tenure: Tenure
+    """Its epoch and start."""
+    max_payload: int
+    """The largest payload of a frame that it takes."""
+    max_message: int
+    """The largest message that it takes."""
+    lease_ms: int
+    """How long a consumer may be silent."""
+
+    def write(self, to: Writer) -> None:
+        """Append the fields."""
+        to.pack(
+            self._form,
+            self.version,
+            *self.tenure,
+            self.max_payload,
+            self.max_message,
+            self.lease_ms,
+        )
+        to.text(self.broker)
+
+    @classmethod
+    def read(cls, source: Reader) -> Self:
+        """Take the fields."""
+        version, epoch, start, payload, message, lease_ms = source.unpack(cls._form)
+        tenure = Tenure(Epoch(epoch), StartCount(start))
+        return cls(version, source.text(), tenure, payload, message, lease_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """The answer to ``Route``."""
+
+    opcode: ClassVar[Opcode] = Opcode.ROUTE
+    _version: ClassVar[Struct] = Struct("<I")
+    _port: ClassVar[Struct] = Struct("<H")
+
+    route: Route
+
+    def write(self, to: Writer) -> None:
+        """Append the fields."""
+        to.text(self.route.subject)
+        to.pack(self._version, self.route.version)
+        to.count(len(self.route.partitions))
+        for each in self.route.partitions:
+            to.text(each.partition)
+            to.text(each.broker_group)
+            to.text(each.host)
+            to.pack(self._port, each.port)
+
+    @classmethod
+    def read(cls, source: Reader) -> Self:
+        """Take the fields."""
+        subject = Subject(source.text())
+        (version,) = source.unpack(cls._version)
+        partitions = tuple(
+            PartitionRoute(
+                PartitionName(source.text()),
+                source.text(),
+                source.text(),
+                source.unpack(cls._port)[0],
+            )
+            for _ in range(source.count())
+        )
+        return cls(Route(subject, version, partitions))
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one batch of a send."""
+
+    code: ErrorCode
+    """``NONE`` if it is stored."""
+    is_duplicate: bool
+    """It had been stored before; this is the outcome of that time."""
+    first_sequence: ConsumeSequence
+    """The consume sequence of its first message."""
+    stored_at_ms: int
+    text: str = ""
+    """What went wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """The answer to ``Send``: an outcome for each batch, in order."""
+
+    opcode: ClassVar[Opcode] = Opcode.SEND
+    _form: ClassVar[Struct] = Struct("<H?Qq")
+
+    outcomes: tuple[Outcome, ...]
+
+    def write(self, to: Writer) -> None:
+        """Append the fields."""
+        to.count(len(self.outcomes))
+        for each in self.outcomes:
+            to.pack(
+                self._form, each.code, each.is_duplicate, each.first_sequence, each.stored_at_ms
+            )
+            to.text(each.text)
+
+    @classmethod
+    def read(cls, source: Reader) -> Self:
+        """Take the fields."""
+        outcomes = []
+        for _ in range(source.count()):
+            code, is_duplicate, first, stored_at_ms = source.unpack(cls._form)
+            text = source.text()
+            outcomes.append(Outcome(ErrorCode(code), is_duplicate, first, stored_at_ms, text))
+        return cls(tuple(outcomes))
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Where the consumer stands in one partition of a pull, after the pull."""
+
+    code: ErrorCode
+    """``POSITION_LOST`` if the expected sequence was beyond ``next_pull``."""
+    settled: PullSequence
+    """All deliveries before it are settled; what the consumer holds of them is not its own."""
+    next_pull: PullSequence
+    """The pull sequence after the last delivery."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """A run of deliveries out of one partition: records of the message log as they are stored.
+
+    The records may begin before and end after the run; what counts are the ``count`` messages
+    from ``first_sequence`` on.
+    """
+
+    index: int
+    """Which of the wanted partitions."""
+    tenure: Tenure
+    """To be given back in the settle."""
+    first_pull: PullSequence
+    first_sequence: ConsumeSequence
+    count: int
+    records: bytes | memoryview | tuple[bytes | memoryview, ...]
+    """To be written: buffers. Decoded: a view that is valid as long as its frame."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """The answer to ``Pull``."""
+
+    opcode: ClassVar[Opcode] = Opcode.PULL
+    _state: ClassVar[Struct] = Struct("<HQQ")
+    _delivered: ClassVar[Struct] = Struct("<HIIQQII")
+
+    states: tuple[State, ...]
+    """One for each wanted partition, in order."""
+    deliveries: tuple[Delivered, ...]
+
+    def write(self, to: Writer) -> None:
+        """Append the fields."""
+        to.count(len(self.states))
+        for state in self.states:
+            to.pack(self._state, state.code, state.settled, state.next_pull)
+        to.count(len(self.deliveries))
+        for each in self.deliveries:
+            buffers = each.records if isinstance(each.records, tuple) else (each.records,)
+            to.pack(
+                self._delivered,
+                each.index,
+                *each.tenure,
+                each.first_pull,
+                each.first_sequence,
+                each.count,
+                sum(map(len, buffers)),
+            )
+            to.parts.extend(buffers)
+
+    @classmethod
+    def read(cls, source: Reader) -> Self:
+        """Take the fields."""
+        states = []
+        for _ in range(source.count()):
+            code, settled, next_pull = source.unpack(cls._state)
+            states.append(State(ErrorCode(code), settled, next_pull))
+        deliveries = []
+        for _ in range(source.count()):
+            index, epoch, start, pull, first, count, size = source.unpack(cls._delivered)
+            tenure = Tenure(epoch, start)
+            deliveries.append(Delivered(index, tenure, pull, first, count, source.take(size)))
+        return cls(tuple(states), tuple(deliveries))
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The answer to ``Settle``."""
+
+    opcode: ClassVar[Opcode] = Opcode.SETTLE
+    _form: ClassVar[Struct] = Struct("<Q")
+
+    settled: PullSequence
+    """All deliveries before it are settled."""
+
+    def write(self, to: Writer) -> None:
+        """Append the fields."""
+        to.pack(self._form, self.settled)
+
+    @classmethod
+    def read(cls, source: Reader) -> Self:
+        """Take the fields."""
+        return cls(*source.unpack(cls._form))
+
+
+@dataclass(frozen=True, slots=True)
+class Beaten:
+    """The answer to ``Heartbeat``."""
+
+    opcode: ClassVar[Opcode] = Opcode.HEARTBEAT
+    _form: ClassVar[Struct] = Struct("<I")
+
+    lease_ms: int
+    """How long the consumer may be silent from now on."""
+
+    def write(self, to: Writer) -> None:
+        """Append the fields."""
+        to.pack(self._form, self.lease_ms)
+
+    @classmethod
+    def read(cls, source: Reader) -> Self:
+        """Take the fields."""
+        return cls(*source.unpack(cls._form))
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBack:
+    """The answer to ``Read``: records as they are stored, see ``Delivered``."""
+
+    opcode: ClassVar[Opcode] = Opcode.READ
+    _form: ClassVar[Struct] = Struct("<QIQQI")
+
+    first_sequence: ConsumeSequence
+    """Where the answer begins: where it was asked to, or where the partition begins now."""
+    count: int
+    start: ConsumeSequence
+    """The oldest message that is stored."""
+    end: ConsumeSequence
+    """The next message to come."""
+    records: bytes | memoryview | tuple[bytes | memoryview, ...]
+
+    def write(self, to: Writer) -> None:
+        """Append the fields."""
+        buffers = self.records if isinstance(self.records, tuple) else (self.records,)
+        size = sum(map(len, buffers))
+        to.pack(self._form, self.first_sequence, self.count, self.start, self.end, size)
+        to.parts.extend(buffers)
+
+    @classmethod
+    def read(cls, source: Reader) -> Self:
+        """Take the fields."""
+        first, count, start, end, size = source.unpack(cls._form)
+        return cls(first, count, start, end, source.take(size))
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """The answer to ``Positions``."""
+
+    opcode: ClassVar[Opcode] = Opcode.POSITIONS
+    _form: ClassVar[Struct] = Struct("<QQQ")
+
+    start: ConsumeSequence
+    """The oldest message that is stored."""
+    end: ConsumeSequence
+    """The next message to come."""
+    at: ConsumeSequence
+    """The first message stored at or after the instant asked for; ``end`` if there is none."""
+
+    def write(self, to: Writer) -> None:
+        """Append the fields."""
+        to.pack(self._form, self.start, self.end, self.at)
+
+    @classmethod
+    def read(cls, source: Reader) -> Self:
+        """Take the fields."""
+        return cls(*source.unpack(cls._form))
+
+
+@dataclass(frozen=True, slots=True)
+class StatusReport:
+    """The answer to ``Status``."""
+
+    opcode: ClassVar[Opcode] = Opcode.STATUS
+
+    report: bytes
+    """A JSON object; fields are added without notice."""
+
+    def write(self, to: Writer) -> None:
+        """Append the fields."""
+        to.blob(self.report)
+
+    @classmethod
+    def read(cls, source: Reader) -> Self:
+        """Take the fields."""
+        return cls(bytes(source.blob()))
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """The answer to ``Seal``."""
+
+    opcode: ClassVar[Opcode] = Opcode.SEAL
+    _form: ClassVar[Struct] = Struct("<Q")
+
+    end: int
+    """The offset at which the next segment begins."""
+
+    def write(self, to: Writer) -> None:
+        """Append the fields."""
+        to.pack(self._form, self.end)
+
+    @classmethod
+    def read(cls, source: Reader) -> Self:
+        """Take the fields."""
+        return cls(*source.unpack(cls._form))
+
+
+Response = (
+    Welcome
+    | Routed
+    | Sent
+    | Pulled
+    | Settled
+    | Beaten
+    | ReadBack
+    | Located
+    | StatusReport
+    | Sealed
+)
+_KINDS: dict[int, type[Response]] = {
+    kind.opcode | ANSWER: kind
+    for kind in (
+        Welcome,
+        Routed,
+        Sent,
+        Pulled,
+        Settled,
+        Beaten,
+        ReadBack,
+        Located,
+        StatusReport,
+        Sealed,
+    )
+}
+_ERROR = Struct("<H")
+
+
+def encode_response(response: Response, request_id: int, epoch: int) -> list[bytes | memoryview]:
+    """Return the buffers of a frame that answers with ``response``."""
+    payload = Writer()
+    response.write(payload)
+    opcode = response.opcode | ANSWER
+    return [
+        pack_frame_header(opcode, VERSION, payload.size(), request_id, epoch),
+        *payload.parts,
+    ]
+
+
+def encode_error(error: PulqueError, request_id: int, epoch: int) -> bytes:
+    """Return a frame that answers with an error."""
+    payload = Writer()
+    payload.pack(_ERROR, error.code)
+    payload.text(str(error)[:2000])
+    return pack_frame_header(ERROR, VERSION, payload.size(), request_id, epoch) + payload.join()
+
+
+def decode_response(frame: Frame) -> Response | PulqueError:
+    """Return what a frame answers; an error is returned, not raised.
+
+    Raises:
+        RemoteProtocolError: The frame is not an answer.
+    """
+    reader = Reader(frame.payload)
+    if frame.opcode == ERROR:
+        (code,) = reader.unpack(_ERROR)
+        return error_from_wire(code, reader.text())
+    kind = _KINDS.get(frame.opcode)
+    if kind is None or frame.version != VERSION:
+        raise RemoteProtocolError(
+            f"opcode {frame.opcode:#x} version {frame.version} is not an answer known here"
+        )
+    try:
+        response = kind.read(reader)
+    except ValueError as problem:
+        raise RemoteProtocolError(f"{kind.__name__} cannot be read: {problem}") from None
+    reader.end()
+    return response
