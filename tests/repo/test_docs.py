@@ -1,0 +1,135 @@
+"""Docs that can be wrong are tested: links lead somewhere, the journey names what exists."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.repo.tree import DOCS, ROOT, SOURCE, pages
+
+JOURNEY = DOCS / "journey.md"
+PACKAGE = SOURCE / "pulque"
+
+_FENCE = re.compile(r"^(```|~~~).*?^\1\s*$", re.MULTILINE | re.DOTALL)
+_SPAN = re.compile(r"`([^`\n]+)`")
+_LINK = re.compile(r"!?\[[^\]]*\]\(<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\)")
+_HEADING = re.compile(r"^#+ +(.+?) *#*$", re.MULTILINE)
+
+
+def links(page: str) -> list[str]:
+    """Targets of relative links outside code."""
+    prose = _SPAN.sub("", _FENCE.sub("", page))
+    return [target for target in _LINK.findall(prose) if not re.match(r"[a-z]+:", target)]
+
+
+def anchors(page: str) -> set[str]:
+    """The fragments that a page's headings can be reached by."""
+    titles = _HEADING.findall(_FENCE.sub("", page))
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+def broken_links(path: Path) -> list[str]:
+    return [
+        target
+        for target in links(path.read_text(encoding="utf-8"))
+        if not _leads_somewhere(path, target)
+    ]
+
+
+def _leads_somewhere(path: Path, target: str) -> bool:
+    file, _, fragment = target.partition("#")
+    found = path.parent / file if file else path
+    if not found.exists():
+        return False
+    return (
+        not fragment
+        or found.suffix != ".md"
+        or fragment in anchors(found.read_text(encoding="utf-8"))
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Mention:
+    """A file that the journey names, and what it says is in it."""
+
+    path: str
+    names: tuple[str, ...]
+
+
+def mentions(page: str) -> Iterator[Mention]:
+    """In rows of tables: a path in code style, and the identifiers in code style after it."""
+    for row in page.splitlines():
+        if not row.startswith("|"):
+            continue
+        path = ""
+        names: list[str] = []
+        for span in _SPAN.findall(row):
+            if re.fullmatch(r"[\w/]+\.py", span):
+                if path:
+                    yield Mention(path, tuple(names))
+                path, names = span, []
+            elif path and re.fullmatch(r"[A-Za-z_][\w.]*(\(\))?", span):
+                names.append(span.removesuffix("()").rpartition(".")[2])
+        if path:
+            yield Mention(path, tuple(names))
+
+
+def untrue(mention: Mention, package: Path) -> list[str]:
+    file = package / mention.path
+    if not file.exists():
+        return [f"{mention.path} does not exist"]
+    text = file.read_text(encoding="utf-8")
+    return [
+        f"{mention.path} has no {name}"
+        for name in mention.names
+        if not re.search(rf"\b{re.escape(name)}\b", text)
+    ]
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_relative_links_lead_somewhere(page: Path) -> None:
+    assert broken_links(page) == []
+
+
+@pytest.mark.skipif(not JOURNEY.exists(), reason="the journey is not written yet")
+def test_the_journey_names_files_and_names_that_exist() -> None:
+    found = list(mentions(JOURNEY.read_text(encoding="utf-8")))
+
+    assert found, "the journey has no row with a path"
+    assert [wrong for mention in found for wrong in untrue(mention, PACKAGE)] == []
+
+
+def test_links_are_read_from_prose_only() -> None:
+    prose = '[a](a.md) ![b](img/b.png "title") [c](https://example.org) [d](#d)'
+    code = "`[e](e.md)`\n```\n[f](f.md)\n```\n"
+
+    assert links(code + prose) == ["a.md", "img/b.png", "#d"]
+
+
+def test_a_link_to_nothing_or_to_no_heading_is_broken(tmp_path: Path) -> None:
+    (tmp_path / "there.md").write_text("# The `first` part\n")
+    page = tmp_path / "page.md"
+    page.write_text(
+        "[1](there.md) [2](there.md#the-first-part) [3](gone.md) [4](there.md#second) [5](#none)"
+    )
+
+    assert broken_links(page) == ["gone.md", "there.md#second", "#none"]
+
+
+def test_mentions_are_paths_with_the_names_that_follow() -> None:
+    row = "| **log** | `storage/log.py` `Log.append()` → `a/b.py` `Send` `c_d` | *appended* `x` |"
+
+    assert list(mentions("text `z.py`\n" + row)) == [
+        Mention("storage/log.py", ("append",)),
+        Mention("a/b.py", ("Send", "c_d", "x")),
+    ]
+
+
+def test_a_mention_is_untrue_without_its_file_or_its_name(tmp_path: Path) -> None:
+    (tmp_path / "log.py").write_text("class Log:\n    def append(self): ...\n")
+
+    assert untrue(Mention("log.py", ("Log", "append")), tmp_path) == []
+    assert untrue(Mention("log.py", ("Logger",)), tmp_path) == ["log.py has no Logger"]
+    assert untrue(Mention("gone.py", ()), tmp_path) == ["gone.py does not exist"]
