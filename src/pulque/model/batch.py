@@ -31,6 +31,7 @@ __all__ = [
     "HEADER",
     "HEADER_SIZE",
     "MAX_COUNT",
+    "MAX_RECORDS_SIZE",
     "BatchHeader",
     "Codec",
     "Column",
@@ -45,6 +46,8 @@ __all__ = [
 ]
 
 MAX_COUNT = 10_000
+MAX_RECORDS_SIZE = 64 * 1024 * 1024
+"""What records may decompress to, so that a small batch cannot fill its reader's memory."""
 HEADER = Struct("<IHBBIIQIQqQ")
 HEADER_SIZE = HEADER.size
 _CRC = Struct("<I")
@@ -83,7 +86,7 @@ class BatchHeader(NamedTuple):
     """How the records are compressed: ``Codec``."""
     priority: int
     """0 to 9, higher first."""
-    count: int
+    count: int  # type: ignore[assignment]  # nobody counts in this tuple
     """How many messages: 1 to 10,000."""
     records_size: int
     """Bytes of the records once decompressed."""
@@ -192,6 +195,10 @@ def read_header(batch: bytes) -> BatchHeader:
     layout = layout_of(header.flags)
     if header.records_size < header.count * layout.record_width:
         raise InvalidBatchError("the records of a batch are shorter than their columns")
+    if header.records_size > MAX_RECORDS_SIZE:
+        raise InvalidBatchError(
+            f"records of {header.records_size} bytes; at most {MAX_RECORDS_SIZE} are allowed"
+        )
     records = len(batch) - layout.records_start(header.count)
     if records < 0 or (header.codec == Codec.NONE and records != header.records_size):
         raise InvalidBatchError(
@@ -202,7 +209,10 @@ def read_header(batch: bytes) -> BatchHeader:
 
 
 def verify_crc(batch: bytes, seed: int) -> bool:
-    """Say whether a batch is as its producer packed it, for the partition of ``seed``."""
+    """Say whether a batch is as its producer packed it, for the partition of ``seed``.
+
+    Its header has been read, so that it has one.
+    """
     crc: int = _CRC.unpack_from(batch)[0]
     return bool(google_crc32c.extend(seed, batch[4:]) == crc)
 
@@ -222,10 +232,14 @@ def slice_batch(batch: bytes, start: int, end: int, seed: int) -> bytes:
     if header.codec != Codec.NONE:
         raise InvalidBatchError("a compressed batch cannot be sliced")
     count = header.count
+    if not 0 <= start < end <= count:
+        raise InvalidBatchError(f"messages {start}..{end} of a batch of {count}")
     layout = layout_of(header.flags)
     sizes = Struct(f"<{end}I").unpack_from(batch, HEADER_SIZE)
     data_start = layout.data_start(count) + sum(sizes[:start])
     data_size = sum(sizes[start:])
+    if data_start + data_size > len(batch):
+        raise InvalidBatchError("the sizes of a batch's messages do not add up to its data")
     parts = [b""]
     for column in layout.columns:
         base = layout.column_start(column.name, count)

@@ -1,8 +1,10 @@
 """Compression of a batch's records: lz4 for speed, zstd for size, both optional.
 
-Decompression never allocates more than the header declares, and the caller has checked that
-against its limit: a small batch cannot blow up.
+Decompression never gives more than the header declares, and ``read_header`` has checked that
+against ``MAX_RECORDS_SIZE``: a small batch cannot blow up.
 """
+
+from typing import Any
 
 from pulque.errors import InvalidBatchError, UsageError
 from pulque.model.batch import Codec
@@ -50,12 +52,15 @@ def _decompress_zstd(records: bytes, size: int) -> bytes:
         # A frame may declare any size and would get it allocated: it must be ours.
         if zstd.frame_content_size(records) != size:
             raise InvalidBatchError(f"records are not a zstd frame of {size} bytes")
-        return bytes(zstd.ZstdDecompressor().decompress(records, max_output_size=size))
+        plain = zstd.ZstdDecompressor().decompress(
+            records, max_output_size=size, allow_extra_data=False
+        )
+        return bytes(plain)
     except zstd.ZstdError as error:
         raise InvalidBatchError(f"records are not zstd of {size} bytes: {error}") from None
 
 
-def _lz4():  # type: ignore[no-untyped-def]  # the package has no types
+def _lz4() -> Any:
     try:
         from lz4 import block
     except ImportError:
@@ -63,7 +68,7 @@ def _lz4():  # type: ignore[no-untyped-def]  # the package has no types
     return block
 
 
-def _zstd():  # type: ignore[no-untyped-def]  # optional, so its types may be missing
+def _zstd() -> Any:
     try:
         import zstandard
     except ImportError:

@@ -5,6 +5,7 @@ an index into it. A consumer that looks at nothing but bodies pays for nothing e
 """
 
 from itertools import accumulate
+from operator import gt
 from struct import Struct
 
 from pulque.errors import InvalidBatchError
@@ -82,7 +83,10 @@ class StoredBatch:
         if self._body_starts is None:
             sizes = [self.column(name) for name, flag in _PART_SIZES if self.header.flags & flag]
             if sizes:
-                self._body_starts = list(map(sum, zip(self.starts, *sizes, strict=False)))
+                starts = list(map(sum, zip(self.starts, *sizes, strict=False)))
+                if any(map(gt, starts, self.starts[1:])):
+                    raise InvalidBatchError(_TOO_LONG)
+                self._body_starts = starts
             else:
                 self._body_starts = self.starts
         return self._body_starts
@@ -101,12 +105,15 @@ class StoredBatch:
         for name, flag in _PART_SIZES:
             if flags & flag:
                 size = self.column(name)[index]
+                if at + size > self.starts[index + 1]:
+                    raise InvalidBatchError(_TOO_LONG)
                 if flag == wanted:
                     return self.data[at : at + size]
                 at += size
         return b""
 
 
+_TOO_LONG = "key, order key, tags and headers of a message are longer than the message"
 _PART_SIZES = (
     ("key_size", Flag.KEYS),
     ("order_key_size", Flag.ORDER_KEYS),
@@ -157,18 +164,18 @@ class Message:
     @property
     def key(self) -> str | None:
         """The key that it was sent with."""
-        return self._batch.part(self._index, Flag.KEYS).decode() or None
+        return _text(self._batch.part(self._index, Flag.KEYS)) or None
 
     @property
     def order_key(self) -> str | None:
         """The order key that it was sent with."""
-        return self._batch.part(self._index, Flag.ORDER_KEYS).decode() or None
+        return _text(self._batch.part(self._index, Flag.ORDER_KEYS)) or None
 
     @property
     def tags(self) -> tuple[str, ...]:
         """The tags that it was sent with."""
         encoded = self._batch.part(self._index, Flag.TAGS)
-        return tuple(encoded.decode().split("\0")) if encoded else ()
+        return tuple(_text(encoded).split("\0")) if encoded else ()
 
     @property
     def headers(self) -> dict[str, str]:
@@ -176,7 +183,9 @@ class Message:
         encoded = self._batch.part(self._index, Flag.HEADERS)
         if not encoded:
             return {}
-        texts = encoded.decode().split("\0")
+        texts = _text(encoded).split("\0")
+        if len(texts) % 2:
+            raise InvalidBatchError("the last header of a message has a name and no value")
         return dict(zip(texts[::2], texts[1::2], strict=True))
 
     @property
@@ -217,3 +226,10 @@ class Message:
             f"<{type(self).__name__} {self.id} {self.partition}/{self.sequence} "
             f"attempt={self.attempt} {len(self.body)} bytes>"
         )
+
+
+def _text(encoded: bytes) -> str:
+    try:
+        return encoded.decode()
+    except UnicodeDecodeError as problem:
+        raise InvalidBatchError(f"a text in a message is not UTF-8: {problem}") from None

@@ -53,7 +53,7 @@ def parse_group(text: str) -> Group:
 
 def parse_consumer_id(text: str) -> ConsumerId:
     """Return ``text`` as a consumer id, or raise ``InvalidNameError``."""
-    if _CONSUMER_ID.fullmatch(text) is None:
+    if _CONSUMER_ID.fullmatch(text) is None or ".." in text:
         raise InvalidNameError(f"consumer id {_shown(text)} is not allowed: {_RULE}, and @ : /")
     return ConsumerId(text)
 

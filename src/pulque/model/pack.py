@@ -6,31 +6,36 @@ it is added, and about a tenth of a microsecond when the batch is made.
 """
 
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
+from functools import lru_cache, reduce
 from itertools import chain
+from operator import or_
 from struct import Struct
 from typing import NamedTuple
 
 import google_crc32c
 
 from pulque.errors import UsageError
-from pulque.model.batch import HEADER, Codec, Flag, seal
+from pulque.model.batch import HEADER, MAX_COUNT, Codec, Flag, seal
 from pulque.model.compression import compress
+from pulque.model.ids import ID_SIZE
 from pulque.model.tags import bits_of_tags
 
-__all__ = ["NOBODY", "BatchPacker", "Sender", "encode_headers", "encode_tags"]
+__all__ = ["NOBODY", "BatchPacker", "ProducedBy", "encode_headers", "encode_tags"]
 
 MAX_KEY_SIZE = 0xFFFF
 MAX_TAGS = 64
 MAX_HEADERS = 128
 MAX_HEADERS_SIZE = 65536
+MAX_PRIORITY = 9
 DEFAULT_PRIORITY = 4
+MAX_ATTEMPT = 0xFFFF
 NEVER = 0
 """As an instant of expiry: none."""
+_MAX_INSTANT = 2**63 - 1
 
 
-class Sender(NamedTuple):
-    """What a batch says about its producer; the broker stores each (sender, sequence) once."""
+class ProducedBy(NamedTuple):
+    """What a batch says about its producer; the broker stores each (produced_by, sequence) once."""
 
     producer_id: int
     incarnation: int
@@ -38,7 +43,7 @@ class Sender(NamedTuple):
     named: bool = False
 
 
-NOBODY = Sender(0, 0, 0)
+NOBODY = ProducedBy(0, 0, 0)
 """A batch that is not deduplicated."""
 
 
@@ -51,14 +56,14 @@ def encode_tags(tags: Iterable[str]) -> bytes:
     """Return tags as they stand in a record.
 
     Raises:
-        UsageError: A tag is empty, holds a NUL, or there are too many.
+        UsageError: A tag is empty, holds a NUL, is not text, or there are too many.
     """
     items = (tags,) if isinstance(tags, str) else tuple(tags)
     if len(items) > MAX_TAGS:
         raise UsageError(f"{len(items)} tags on one message; at most {MAX_TAGS} are allowed")
     if any(not tag or "\0" in tag for tag in items):
         raise UsageError(f"tags must be neither empty nor hold a NUL: {items!r}")
-    encoded = "\0".join(items).encode()
+    encoded = _encode("\0".join(items), "tag")
     if len(encoded) > MAX_KEY_SIZE:
         raise UsageError(f"tags of {len(encoded)} bytes; at most {MAX_KEY_SIZE} are allowed")
     return encoded
@@ -74,7 +79,7 @@ def encode_headers(headers: Mapping[str, str]) -> bytes:
         raise UsageError(f"{len(headers)} headers; at most {MAX_HEADERS} are allowed")
     if not all(headers) or any("\0" in text for text in chain.from_iterable(headers.items())):
         raise UsageError("header names must not be empty, and neither name nor value hold a NUL")
-    encoded = "\0".join(chain.from_iterable(headers.items())).encode()
+    encoded = _encode("\0".join(chain.from_iterable(headers.items())), "header")
     if len(encoded) > MAX_HEADERS_SIZE:
         raise UsageError(
             f"headers of {len(encoded)} bytes; at most {MAX_HEADERS_SIZE} are allowed"
@@ -109,7 +114,13 @@ class BatchPacker:
         headers: Mapping[str, str] | None = None,
         expires_at_ms: int = NEVER,
     ) -> None:
-        """Add a new message."""
+        """Add a new message.
+
+        Raises:
+            UsageError: A part of it is not allowed; nothing was added.
+        """
+        if not 0 <= expires_at_ms <= _MAX_INSTANT:
+            raise UsageError(f"{expires_at_ms} is not an instant in milliseconds since 1970")
         encoded_tags = encode_tags(tags) if tags else b""
         encoded_headers = encode_headers(headers) if headers else b""
         self.add_encoded(
@@ -121,7 +132,7 @@ class BatchPacker:
             expires_at_ms=expires_at_ms,
         )
 
-    def add_encoded(
+    def add_encoded(  # noqa: C901, PLR0913  # a test for each part is the fastest there is
         self,
         body: bytes,
         *,
@@ -134,7 +145,10 @@ class BatchPacker:
         attempt: int = 1,
         message_id: bytes = b"",
     ) -> None:
-        """Add a message whose parts are encoded already, such as one taken out of a batch."""
+        """Add a message whose parts are encoded already, such as one taken out of a batch.
+
+        An attempt beyond ``MAX_ATTEMPT`` counts as that: the column ends there.
+        """
         bodies = self.bodies
         before = len(bodies)
         if key:
@@ -150,7 +164,7 @@ class BatchPacker:
         if created_at_ms:
             self._append("created_at_ms", created_at_ms, before, 0)
         if attempt != 1:
-            self._append("attempt", attempt, before, 1)
+            self._append("attempt", min(attempt, MAX_ATTEMPT), before, 1)
         if message_id:
             self._append("id", message_id, before, b"")
         self.extra_size += len(key) + len(order_key) + len(tags) + len(headers)
@@ -162,7 +176,7 @@ class BatchPacker:
         seed: int,
         ids: bytes,
         created_at_ms: int,
-        sender: Sender = NOBODY,
+        produced_by: ProducedBy = NOBODY,
         priority: int = DEFAULT_PRIORITY,
         codec: Codec = Codec.NONE,
     ) -> bytes:
@@ -172,17 +186,24 @@ class BatchPacker:
             seed: The CRC seed of the partition it goes to.
             ids: Sixteen bytes for each message; messages added with an id keep their own.
             created_at_ms: When the first message was created.
-            sender: Who packs it.
+            produced_by: Who packs it.
             priority: 0 to 9, higher first.
             codec: How to compress the records.
+
+        Raises:
+            UsageError: No batch can be like this.
         """
         count = len(self.bodies)
-        if not count:
-            raise UsageError("a batch needs at least one message")
+        if not 1 <= count <= MAX_COUNT:
+            raise UsageError(f"a batch of {count} messages; 1 to {MAX_COUNT} are allowed")
+        if not 0 <= priority <= MAX_PRIORITY:
+            raise UsageError(f"priority {priority}; 0 to {MAX_PRIORITY} are allowed")
         flags, tag_union, visible, fixed = self._encode_columns(count, ids)
+        if len(fixed[0]) != ID_SIZE * count:
+            raise UsageError(f"{len(ids)} bytes of ids for {count} messages of {ID_SIZE} each")
         data, sizes = self._encode_data()
         records = b"".join((*fixed, data))
-        if sender.named:
+        if produced_by.named:
             flags |= Flag.NAMED_PRODUCER
         header = HEADER.pack(
             0,
@@ -191,9 +212,9 @@ class BatchPacker:
             priority,
             count,
             len(records),
-            sender.producer_id,
-            sender.incarnation,
-            sender.sequence,
+            produced_by.producer_id,
+            produced_by.incarnation,
+            produced_by.sequence,
             created_at_ms,
             tag_union,
         )
@@ -219,19 +240,7 @@ class BatchPacker:
         if not self._columns:
             return 0, 0, [], [ids]
         flags = 0
-        tag_union = 0
-        visible: list[bytes] = []
-        tags = self._filled("tags", b"")
-        keys = self._filled("key", b"")
-        if tags is not None:
-            flags |= Flag.TAGS
-            bits = [bits_of_tags(t.decode().split("\0")) if t else 0 for t in tags]  # type: ignore[union-attr]
-            for each in bits:
-                tag_union |= each
-            visible.append(_column(count, "Q").pack(*bits))
-        if keys is not None:
-            flags |= Flag.KEYS
-            visible.append(_column(count, "I").pack(*map(google_crc32c.value, keys)))
+        tag_union, visible = self._encode_visible(count)
         own_ids = self._filled("id", b"")
         if own_ids is not None:
             ids = b"".join(own or ids[16 * i : 16 * i + 16] for i, own in enumerate(own_ids))  # type: ignore[misc]
@@ -248,12 +257,26 @@ class BatchPacker:
                 fixed.append(_column(count, code).pack(*map(len, column)))  # type: ignore[arg-type]
         return flags, tag_union, visible, fixed
 
+    def _encode_visible(self, count: int) -> tuple[int, list[bytes]]:
+        """Return the tag union, and the visible columns after ``size``."""
+        tag_union = 0
+        visible: list[bytes] = []
+        tags = self._filled("tags", b"")
+        keys = self._filled("key", b"")
+        if tags is not None:
+            bits = [_bits_of(t) if t else 0 for t in tags]  # type: ignore[arg-type]
+            tag_union = reduce(or_, bits)
+            visible.append(_column(count, "Q").pack(*bits))
+        if keys is not None:
+            visible.append(_column(count, "I").pack(*map(google_crc32c.value, keys)))
+        return tag_union, visible
+
     def _encode_data(self) -> tuple[bytes, list[int]]:
         parts = [c for name, _, _ in _PARTS if (c := self._filled(name, b"")) is not None]
         if not parts:
             return b"".join(self.bodies), list(map(len, self.bodies))
         parts.append(self.bodies)
-        data = b"".join(chain.from_iterable(zip(*parts, strict=True)))  # type: ignore[arg-type]
+        data = b"".join(chain.from_iterable(zip(*parts, strict=True)))
         lengths = [list(map(len, part)) for part in parts]  # type: ignore[arg-type]
         return data, list(map(sum, zip(*lengths, strict=True)))
 
@@ -273,7 +296,19 @@ _PARTS = (
 
 
 def _encode_key(text: str, kind: str) -> bytes:
-    encoded = text.encode()
+    encoded = _encode(text, kind)
     if len(encoded) > MAX_KEY_SIZE:
         raise UsageError(f"a {kind} of {len(encoded)} bytes; at most {MAX_KEY_SIZE} are allowed")
     return encoded
+
+
+def _encode(text: str, kind: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as problem:
+        raise UsageError(f"a {kind} cannot be written as UTF-8: {problem}") from None
+
+
+def _bits_of(tags: bytes) -> int:
+    # Somebody else's batch may hold tags that are no text; they only ever match by accident.
+    return bits_of_tags(tags.decode(errors="replace").split("\0"))

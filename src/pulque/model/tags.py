@@ -16,7 +16,7 @@ __all__ = ["bits_of_tag", "bits_of_tags"]
 @lru_cache(maxsize=4096)
 def bits_of_tag(tag: str) -> int:
     """Return the three bits (sometimes fewer, where they coincide) of one tag."""
-    digest = google_crc32c.value(tag.encode())
+    digest = int(google_crc32c.value(tag.encode()))
     return (1 << (digest & 63)) | (1 << (digest >> 6 & 63)) | (1 << (digest >> 12 & 63))
 
 

@@ -33,7 +33,10 @@ class Writer:
 
     def text(self, text: str) -> None:
         """Append a string of at most 65,535 bytes."""
-        encoded = text.encode()
+        try:
+            encoded = text.encode()
+        except UnicodeEncodeError as problem:
+            raise LocalProtocolError(f"{text!r} cannot be written as UTF-8: {problem}") from None
         if len(encoded) > _MAX_TEXT:
             raise LocalProtocolError(
                 f"a text of {len(encoded)} bytes; at most {_MAX_TEXT} are allowed"
@@ -47,7 +50,7 @@ class Writer:
 
     def blob(self, data: bytes | memoryview) -> None:
         """Append bytes after their length."""
-        self.parts.append(_U32.pack(len(data)))
+        self.pack(_U32, len(data))
         self.parts.append(data)
 
     def size(self) -> int:

@@ -38,7 +38,8 @@ _HEADER = Struct("<HBBIII")
 FRAME_HEADER_SIZE = _HEADER.size
 _FIRST_BUFFER = 16 * 1024
 _LARGEST_BUFFER = 512 * 1024
-_STRANGERS = {b"GE": "HTTP", b"PO": "HTTP", b"PU": "HTTP", b"HE": "HTTP", b"\x16\x03": "TLS"}
+_HTTP = (b"GE", b"PO", b"PU", b"HE", b"DE", b"OP", b"PA", b"CO", b"TR", b"PR")
+_STRANGERS = dict.fromkeys(_HTTP, "HTTP") | {b"\x16\x03": "TLS"}
 
 
 class Frame(NamedTuple):
@@ -107,13 +108,15 @@ class FrameReader:
                 if available >= 2:
                     self._check_magic(start)
                 return None
-            self._header = header = _HEADER.unpack_from(self._buffer, start)
+            header = _HEADER.unpack_from(self._buffer, start)
             if header[0] != FRAME_MAGIC:
                 self._check_magic(start)
             if header[3] > self.limit:
                 raise RemoteProtocolError(
                     f"a frame of {header[3]} bytes; at most {self.limit} are allowed here"
                 )
+            # Only now: ``buffer`` makes room for what the header says.
+            self._header = header
         _, opcode, version, size, request_id, epoch = self._header
         end = start + FRAME_HEADER_SIZE + size
         if end > self._end:

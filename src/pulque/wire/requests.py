@@ -260,9 +260,14 @@ class Settle:
         incarnation, epoch, start, first, last = source.unpack(cls._form)
         tenure = Tenure(Epoch(epoch), StartCount(start))
         nacked = tuple(
-            Nacked(*source.unpack(cls._nacked), source.text()) for _ in range(source.count())
+            Nacked(*cls._take_nacked(source), reason=source.text()) for _ in range(source.count())
         )
         return cls(partition, group, consumer, incarnation, tenure, first, last, nacked)
+
+    @classmethod
+    def _take_nacked(cls, source: Reader) -> tuple[int, int]:
+        sequence, delay_ms = source.unpack(cls._nacked)
+        return sequence, delay_ms
 
 
 @dataclass(frozen=True, slots=True)

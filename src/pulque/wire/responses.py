@@ -159,7 +159,7 @@ class Sent:
         for _ in range(source.count()):
             code, is_duplicate, first, stored_at_ms = source.unpack(cls._form)
             text = source.text()
-            outcomes.append(Outcome(ErrorCode(code), is_duplicate, first, stored_at_ms, text))
+            outcomes.append(Outcome(_known(code), is_duplicate, first, stored_at_ms, text))
         return cls(tuple(outcomes))
 
 
@@ -231,7 +231,7 @@ class Pulled:
         states = []
         for _ in range(source.count()):
             code, settled, next_pull = source.unpack(cls._state)
-            states.append(State(ErrorCode(code), settled, next_pull))
+            states.append(State(_known(code), settled, next_pull))
         deliveries = []
         for _ in range(source.count()):
             index, epoch, start, pull, first, count, size = source.unpack(cls._delivered)
@@ -401,6 +401,12 @@ _KINDS: dict[int, type[Response]] = {
     )
 }
 _ERROR = Struct("<H")
+_CODES = frozenset(ErrorCode)
+
+
+def _known(code: int) -> ErrorCode:
+    """Return a code; one of a newer broker counts as unknown, as in ``error_from_wire``."""
+    return ErrorCode(code) if code in _CODES else ErrorCode.UNKNOWN
 
 
 def encode_response(response: Response, request_id: int, epoch: int) -> list[bytes | memoryview]:
@@ -418,7 +424,7 @@ def encode_error(error: PulqueError, request_id: int, epoch: int) -> bytes:
     """Return a frame that answers with an error."""
     payload = Writer()
     payload.pack(_ERROR, error.code)
-    payload.text(str(error)[:2000])
+    payload.text(str(error)[:2000].encode(errors="backslashreplace").decode())
     return pack_frame_header(ERROR, VERSION, payload.size(), request_id, epoch) + payload.join()
 
 

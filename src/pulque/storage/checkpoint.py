@@ -1,0 +1,111 @@
+"""Checkpoints: derived state, and the offsets to replay from.
+
+State is kept as named values. The servers hand over only what changed since the last checkpoint;
+the whole is put together and written here, off the event loop. A checkpoint is a file of its
+own: written aside, synced, renamed, and its directory synced; the last two are kept. If the
+newest is damaged the one before serves, and if none is whole the logs alone do.
+
+::
+
+    magic "PLCP" | version u32 | crc u32 | count u32 | then (key size u32, value size u32,
+    key, value) for each
+"""
+
+from collections.abc import Mapping
+from struct import Struct
+
+import google_crc32c
+
+from pulque.storage.files import FileSystem
+from pulque.storage.listener import Listener
+
+__all__ = ["DIRECTORY", "Checkpoints"]
+
+DIRECTORY = "checkpoints"
+_HEAD = Struct("<4sIII")
+_ITEM = Struct("<II")
+_MAGIC = b"PLCP"
+_VERSION = 1
+_KEPT = 2
+
+
+class Checkpoints:
+    """Reads the newest checkpoint and writes the next. Used by one thread at a time."""
+
+    def __init__(self, files: FileSystem, listener: Listener) -> None:
+        self._files = files
+        self._listener = listener
+        self._number = 0
+        self._state: dict[bytes, bytes] = {}
+        files.make_directory(DIRECTORY)
+        for name in files.list(DIRECTORY):
+            if name.endswith(".tmp"):
+                files.remove(f"{DIRECTORY}/{name}")
+
+    def load(self) -> dict[bytes, bytes]:
+        """Return the newest state that is whole; empty if there is none."""
+        for name in reversed(self._names()):
+            self._number = max(self._number, int(name.partition(".")[0]))
+            found = self._read(f"{DIRECTORY}/{name}")
+            if isinstance(found, dict):
+                self._state = found
+                return dict(found)
+            self._listener.checkpoint_refused(f"{DIRECTORY}/{name}", found)
+            self._files.remove(f"{DIRECTORY}/{name}")
+        return {}
+
+    def update(self, changes: Mapping[bytes, bytes | None]) -> None:
+        """Take in what changed since the last checkpoint; None removes a value."""
+        for key, value in changes.items():
+            if value is None:
+                self._state.pop(key, None)
+            else:
+                self._state[key] = value
+
+    def write(self) -> None:
+        """Write a checkpoint of all that was taken in."""
+        self._number += 1
+        path = f"{DIRECTORY}/{self._number:020d}.checkpoint"
+        temporary = f"{path}.tmp"
+        parts: list[bytes] = []
+        for key, value in self._state.items():
+            parts += (_ITEM.pack(len(key), len(value)), key, value)
+        payload = b"".join(parts)
+        head = _HEAD.pack(_MAGIC, _VERSION, google_crc32c.value(payload), len(self._state))
+        file = self._files.open(temporary, create=True)
+        try:
+            file.truncate(0)
+            file.write([head, payload], 0)
+            file.sync()
+        finally:
+            file.close()
+        self._files.rename(temporary, path)
+        self._files.sync_directory(DIRECTORY)
+        for name in self._names()[:-_KEPT]:
+            self._files.remove(f"{DIRECTORY}/{name}")
+        self._listener.checkpoint_written(path, len(head) + len(payload))
+
+    def _names(self) -> list[str]:
+        return [n for n in self._files.list(DIRECTORY) if n.endswith(".checkpoint")]
+
+    def _read(self, path: str) -> dict[bytes, bytes] | str:
+        file = self._files.open(path, writable=False)
+        try:
+            data = file.read(file.size(), 0)
+        finally:
+            file.close()
+        if len(data) < _HEAD.size:
+            return "it has no header"
+        magic, version, crc, count = _HEAD.unpack_from(data)
+        if magic != _MAGIC or version != _VERSION:
+            return f"magic {magic!r} or version {version} is not ours"
+        if google_crc32c.value(data[_HEAD.size :]) != crc:
+            return "its crc does not match"
+        state = {}
+        at = _HEAD.size
+        for _ in range(count):
+            key_size, value_size = _ITEM.unpack_from(data, at)
+            at += _ITEM.size
+            state[data[at : at + key_size]] = data[at + key_size : at + key_size + value_size]
+            at += key_size + value_size
+        return state

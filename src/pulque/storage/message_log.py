@@ -1,0 +1,289 @@
+"""The message log: every batch of every partition, in order of arrival. The truth.
+
+Appends are queued and written together, so that many small sends of one turn of the event loop
+cost one system call. Nothing outside has changed until ``write`` succeeds; if the disk is full
+the queue is dropped as a whole, the file is cut back, and no number has been used up.
+
+Syncing happens in steps, so that a thread can wait for the disk while the log goes on:
+``begin_sync`` (here), ``SyncJob.run`` (in the thread), ``finish_sync`` (here).
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+from pulque.errors import StorageError
+from pulque.model.positions import ConsumeSequence, Epoch, MessageOffset, PartitionId
+from pulque.model.record import ENVELOPE_SIZE, Envelope, RecordType, pack_envelope
+from pulque.storage.files import Buffer, File, FileSystem
+from pulque.storage.index import Entry
+from pulque.storage.listener import Listener
+from pulque.storage.options import StorageOptions
+from pulque.storage.partitions import Partition, TableRow, encode_table
+from pulque.storage.segment import Segment
+
+__all__ = ["DIRECTORY", "Appended", "MessageLog", "SyncJob", "segment_path"]
+
+DIRECTORY = "messages"
+
+
+def segment_path(base: int, suffix: str = "log") -> str:
+    """Return the path of a segment's file: its base in 20 digits."""
+    return f"{DIRECTORY}/{base:020d}.{suffix}"
+
+
+class Appended:
+    """A batch on its way into the log."""
+
+    __slots__ = ("batch", "end", "entry", "envelope", "is_written", "partition", "wants_disk")
+
+    def __init__(
+        self,
+        partition: Partition,
+        entry: Entry,
+        envelope: bytes,
+        batch: bytes,
+        *,
+        wants_disk: bool,
+    ) -> None:
+        self.partition = partition
+        self.entry = entry
+        self.envelope = envelope
+        self.batch = batch
+        self.wants_disk = wants_disk
+        """Whether it is confirmed only once it is synced."""
+        self.end = MessageOffset(entry.offset + entry.size)
+        """The offset after it."""
+        self.is_written = False
+        """Whether it is in the log. If not after ``write``, it never will be."""
+
+
+class SyncJob:
+    """Makes everything before ``end`` durable; ``run`` may be called from any thread."""
+
+    def __init__(self, steps: list[Callable[[], None]], end: MessageOffset) -> None:
+        self._steps = steps
+        self.end = end
+
+    def run(self) -> None:
+        """Wait for the disk.
+
+        Raises:
+            StorageError: It failed. That is final: what was written may be gone.
+        """
+        for step in self._steps:
+            step()
+
+
+class TailCache:
+    """The newest records in memory, by offset. Read from any thread, written by one."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._most = max(limit // 1024, 64)
+        self._size = 0
+        self._records: OrderedDict[int, tuple[bytes, bytes]] = OrderedDict()
+
+    def put(self, offset: int, envelope: bytes, batch: bytes) -> None:
+        """Keep a record; the oldest make room."""
+        records = self._records
+        records[offset] = (envelope, batch)
+        self._size += len(batch)
+        while self._size > self._limit or len(records) > self._most:
+            self._size -= len(records.popitem(last=False)[1][1])
+
+    def get(self, offset: int) -> tuple[bytes, bytes] | None:
+        """Return a record's envelope and batch, if they are here."""
+        return self._records.get(offset)
+
+
+class MessageLog:
+    """Appends to the open segment and reads from all. One writer."""
+
+    def __init__(
+        self,
+        files: FileSystem,
+        options: StorageOptions,
+        listener: Listener,
+        segments: list[Segment],
+        epoch: Epoch = Epoch(0),
+    ) -> None:
+        self._files = files
+        self._options = options
+        self._listener = listener
+        self._epoch = epoch
+        self.segments = segments
+        """In order; the last one is open."""
+        self.end = MessageOffset(segments[-1].end if segments else 0)
+        """Where the next record goes, the queue included."""
+        self.synced = self.end
+        """Everything before it survives a power cut."""
+        self.last_stored_at_ms = 0
+        self.batches = 0
+        """In the open segment."""
+        self.cache = TailCache(options.tail_cache_bytes)
+        self._queue: list[Appended] = []
+        self._buffers: list[Buffer] = []
+        self._unsynced: list[File] = []
+        self._is_directory_unsynced = False
+
+    @property
+    def open_segment(self) -> Segment:
+        """The segment that is being written."""
+        return self.segments[-1]
+
+    @property
+    def has_queue(self) -> bool:
+        """Whether anything waits for ``write``."""
+        return bool(self._buffers)
+
+    def needs_roll(self, size: int, now_ms: int) -> bool:
+        """Say whether the open segment must be sealed before ``size`` more bytes."""
+        segment = self.open_segment
+        if not self.batches:
+            return False
+        return (
+            self.end - segment.base + size > self._options.segment_bytes
+            or self.batches >= self._options.segment_batches
+            or now_ms - segment.opened_at_ms >= self._options.segment_age_ms
+        )
+
+    def start_segment(self, rows: list[TableRow], now_ms: int) -> None:
+        """Begin a new segment with a table of all partitions."""
+        base = self.end
+        path = segment_path(base)
+        file = self._files.open(path, create=True)
+        try:
+            table = self._table_record(rows, now_ms)
+            file.truncate(0)
+            file.write(table, 0)
+        except StorageError:
+            file.close()
+            self._files.remove(path)
+            raise
+        self.end = MessageOffset(base + sum(map(len, table)))
+        self.segments.append(Segment(path, file, base, self.end, now_ms))
+        self.batches = 0
+        self._unsynced.append(file)
+        self._is_directory_unsynced = True
+
+    def append_table(self, partition: Partition, now_ms: int) -> None:
+        """Queue the table of one new partition."""
+        record = self._table_record([(partition.id, partition.name, partition.end)], now_ms)
+        self._buffers.extend(record)
+        self.end = MessageOffset(self.end + sum(map(len, record)))
+
+    def append(
+        self,
+        partition: Partition,
+        batch: bytes,
+        *,
+        count: int,
+        tag_union: int,
+        now_ms: int,
+        wants_disk: bool,
+    ) -> Appended:
+        """Queue a batch. The partition's end moves at once, so that the next one follows it."""
+        size = ENVELOPE_SIZE + len(batch)
+        stored_at_ms = self.last_stored_at_ms = max(now_ms, self.last_stored_at_ms)
+        first = partition.end
+        envelope = pack_envelope(
+            Envelope(
+                RecordType.BATCH,
+                size,
+                self.end,
+                self.synced,
+                self._epoch,
+                partition.id,
+                first,
+                stored_at_ms,
+                count,
+            )
+        )
+        entry = Entry(partition.id, count, first, self.end, size, stored_at_ms, tag_union)
+        appended = Appended(partition, entry, envelope, batch, wants_disk=wants_disk)
+        self.end = appended.end
+        partition.end = ConsumeSequence(first + count)
+        self._queue.append(appended)
+        self._buffers.append(envelope)
+        self._buffers.append(batch)
+        return appended
+
+    def write(self) -> list[Appended]:
+        """Write the queue and return what was in it.
+
+        Raises:
+            StorageError: Nothing of it is in the log, and the partitions are as before.
+        """
+        queue, buffers = self._queue, self._buffers
+        self._queue, self._buffers = [], []
+        segment = self.open_segment
+        try:
+            segment.file.write(buffers, segment.end - segment.base)
+        except StorageError:
+            self._take_back(queue)
+            raise
+        segment.end = self.end
+        self.batches += len(queue)
+        if not self._unsynced:
+            self._unsynced.append(segment.file)
+        for appended in queue:
+            appended.is_written = True
+            self.cache.put(appended.entry.offset, appended.envelope, appended.batch)
+        return queue
+
+    def begin_sync(self) -> SyncJob | None:
+        """Return the work that makes all written records durable, or None if they are."""
+        if not self._unsynced:
+            return None
+        steps: list[Callable[[], None]] = [file.sync for file in self._unsynced]
+        if self._is_directory_unsynced:
+            steps.append(lambda: self._files.sync_directory(DIRECTORY))
+        self._unsynced = []
+        self._is_directory_unsynced = False
+        return SyncJob(steps, MessageOffset(self.open_segment.end))
+
+    def finish_sync(self, job: SyncJob) -> None:
+        """Take note that a job ran to its end."""
+        self.synced = max(self.synced, job.end)
+
+    def segment_of(self, offset: int) -> Segment:
+        """Return the segment that holds an offset."""
+        low, high = 0, len(self.segments)
+        while low < high:
+            middle = (low + high) // 2
+            if self.segments[middle].base <= offset:
+                low = middle + 1
+            else:
+                high = middle
+        return self.segments[low - 1]
+
+    def remove_first(self) -> Segment:
+        """Forget the oldest segment and remove its file."""
+        segment = self.segments.pop(0)
+        segment.file.close()
+        self._files.remove(segment.path)
+        self._is_directory_unsynced = True
+        self._listener.segment_removed(segment.path, segment.end - segment.base)
+        return segment
+
+    def _take_back(self, queue: list[Appended]) -> None:
+        segment = self.open_segment
+        self.end = MessageOffset(segment.end)
+        for appended in reversed(queue):
+            appended.partition.end = appended.entry.first_sequence
+        segment.file.truncate(segment.end - segment.base)
+
+    def _table_record(self, rows: list[TableRow], now_ms: int) -> list[bytes]:
+        table = encode_table(rows)
+        envelope = Envelope(
+            RecordType.PARTITION_TABLE,
+            ENVELOPE_SIZE + len(table),
+            self.end,
+            self.synced,
+            self._epoch,
+            PartitionId(0),
+            ConsumeSequence(0),
+            now_ms,
+            len(rows),
+        )
+        return [pack_envelope(envelope), table]

@@ -1,0 +1,23 @@
+"""What the storage engine must be told."""
+
+from dataclasses import dataclass
+
+__all__ = ["StorageOptions"]
+
+
+@dataclass(frozen=True, slots=True)
+class StorageOptions:
+    """Sizes and limits of the engine."""
+
+    segment_bytes: int = 1024**3
+    """A segment of the message log is sealed at this size …"""
+    segment_batches: int = 1_000_000
+    """… or at this many batches …"""
+    segment_age_ms: int = 3_600_000
+    """… or this long after its first batch."""
+    action_segment_bytes: int = 64 * 1024**2
+    """The action log rolls to a new file at this size."""
+    tail_cache_bytes: int = 16 * 1024**2
+    """The newest batches that are kept in memory, so that a consumer at the tail reads no file."""
+    reserve_bytes: int = 64 * 1024**2
+    """Sends are refused when less room than this is left, so that settling can go on."""
