@@ -1,0 +1,272 @@
+"""The settings of a broker: read once, never changed, every one explained.
+
+The reference page is made from these models. Where a value came from (a file, the environment, a
+flag) is the business of ``sources.py``. Storage and rules never see a model: they are told what
+they need in plain values.
+"""
+
+from datetime import timedelta
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, field_validator, model_validator
+
+from pulque.broker.units import Duration, Size, show_duration, show_size
+from pulque.errors import InvalidNameError
+from pulque.model.names import parse_group
+
+__all__ = [
+    "BrokerSettings",
+    "ConsumptionSection",
+    "LimitsSection",
+    "ListenSection",
+    "LogSection",
+    "StorageSection",
+]
+
+_KIB = 1024
+_MIB = 1024**2
+_GIB = 1024**3
+_TIB = 1024**4
+_MILLISECOND = timedelta(milliseconds=1)
+_SECOND = timedelta(seconds=1)
+_MINUTE = timedelta(minutes=1)
+_HOUR = timedelta(hours=1)
+_DAY = timedelta(days=1)
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class ListenSection(_Section):
+    """Where the broker can be reached."""
+
+    host: str = Field(
+        default="127.0.0.1",
+        description="The address to listen on. It has to be a loopback address (127.0.0.1, ::1 or "
+        "localhost): clients are not authenticated yet, so nobody else may reach the port.",
+    )
+    port: int = Field(
+        default=7450,
+        ge=0,
+        le=65535,
+        description="The TCP port. 0 takes any free one; the ready line tells which.",
+    )
+
+    @field_validator("host")
+    @classmethod
+    def _is_loopback(cls, host: str) -> str:
+        if host == "localhost":
+            return host
+        try:
+            is_loopback = ip_address(host).is_loopback
+        except ValueError:
+            raise ValueError("not an address; use 127.0.0.1, ::1 or localhost") from None
+        if not is_loopback:
+            raise ValueError(
+                "not a loopback address, and whoever can reach the port could read and send: "
+                "authentication does not exist yet; use 127.0.0.1, ::1 or localhost"
+            )
+        return host
+
+
+class StorageSection(_Section):
+    """Where messages rest and for how long."""
+
+    directory: Path = Field(
+        description="Holds all logs; made if it is not there. One broker owns it."
+    )
+    segment_size: Annotated[Size, Field(ge=64 * _KIB, le=16 * _GIB)] = Field(
+        default=ByteSize(_GIB),
+        description="A segment of the message log is sealed at this size …",
+    )
+    segment_batches: int = Field(
+        default=1_000_000,
+        ge=1,
+        le=100_000_000,
+        description="… or at this many batches …",
+    )
+    segment_age: Annotated[Duration, Field(ge=_SECOND, le=30 * _DAY)] = Field(
+        default=_HOUR,
+        description="… or this long after its first batch. Only sealed segments are archived and "
+        "deleted.",
+    )
+    action_segment_size: Annotated[Size, Field(ge=64 * _KIB, le=16 * _GIB)] = Field(
+        default=ByteSize(64 * _MIB),
+        description="The action log rolls to a new segment at this size.",
+    )
+    retention: Annotated[Duration, Field(ge=_MINUTE)] = Field(
+        default=3 * _DAY,
+        description="A sealed segment is deleted this long after its last batch, consumed or not.",
+    )
+    retention_size: Annotated[Size, Field(ge=_MIB)] | None = Field(
+        default=None,
+        description="The oldest sealed segments are deleted when the message log is larger than "
+        "this. Without it, only age counts.",
+    )
+    reserve: Annotated[Size, Field(ge=_MIB, le=_TIB)] = Field(
+        default=ByteSize(64 * _MIB),
+        description="Sends are refused while the disk has less room than this, so that pulling "
+        "and settling can go on.",
+    )
+    tail_cache: Annotated[Size, Field(le=16 * _GIB)] = Field(
+        default=ByteSize(16 * _MIB),
+        description="Memory for the newest batches, so that consumers at the tail read no file.",
+    )
+    sync_interval: Annotated[Duration, Field(ge=_MILLISECOND, le=_MINUTE)] = Field(
+        default=500 * _MILLISECOND,
+        description="What was confirmed from memory is synced to disk this often: the most that a "
+        "power cut can take from a producer that asks for `acks=memory`.",
+    )
+    checkpoint_records: int = Field(
+        default=10_000,
+        ge=1,
+        le=100_000_000,
+        description="A checkpoint is written after this many records of the action log …",
+    )
+    checkpoint_interval: Annotated[Duration, Field(ge=_SECOND, le=_DAY)] = Field(
+        default=_MINUTE,
+        description="… or after this long, if anything happened. Recovery replays from there.",
+    )
+
+
+class LimitsSection(_Section):
+    """How much one client, and all of them, may ask of the broker."""
+
+    max_message: Annotated[Size, Field(ge=_KIB, le=16 * _MIB)] = Field(
+        default=ByteSize(4 * _MIB),
+        description="The largest message: key, tags, headers and body together.",
+    )
+    max_batch: Annotated[Size, Field(ge=_KIB, le=16 * _MIB)] = Field(
+        default=ByteSize(16 * _MIB), description="The largest batch, as it travels."
+    )
+    max_connections: int = Field(
+        default=10_000,
+        ge=1,
+        le=1_000_000,
+        description="Clients at one time; one more is refused.",
+    )
+    max_pull_messages: int = Field(
+        default=10_000,
+        ge=1,
+        le=1_000_000,
+        description="The most messages in the answer to one pull, whatever the consumer asks for.",
+    )
+    max_pull_bytes: Annotated[Size, Field(ge=_KIB, le=16 * _MIB)] = Field(
+        default=ByteSize(8 * _MIB),
+        description="The most bytes in the answer to one pull; one whole batch always fits.",
+    )
+    max_held: int = Field(
+        default=100_000,
+        ge=1,
+        le=10_000_000,
+        description="The most deliveries that one consumer may hold unsettled; until it settles "
+        "some, it gets no new ones.",
+    )
+    send_buffer: Annotated[Size, Field(ge=64 * _KIB, le=_GIB)] = Field(
+        default=ByteSize(8 * _MIB),
+        description="A client that leaves more than this many bytes of answers unread is cut off.",
+    )
+    max_in_flight: Annotated[Size, Field(ge=_MIB, le=64 * _GIB)] = Field(
+        default=ByteSize(64 * _MIB),
+        description="Bytes of requests being worked on, over all clients; more has to wait, or is "
+        "refused as overloaded.",
+    )
+    handshake_timeout: Annotated[Duration, Field(ge=10 * _MILLISECOND, le=_HOUR)] = Field(
+        default=5 * _SECOND,
+        description="A new connection has to say who it is within this time.",
+    )
+    frame_timeout: Annotated[Duration, Field(ge=10 * _MILLISECOND, le=_HOUR)] = Field(
+        default=10 * _SECOND,
+        description="A frame that has begun to arrive has to end within this time.",
+    )
+    idle_timeout: Annotated[Duration, Field(ge=10 * _MILLISECOND, le=_DAY)] = Field(
+        default=2 * _MINUTE,
+        description="A connection without a request, and without one waiting for its answer, is "
+        "closed after this time.",
+    )
+
+    @model_validator(mode="after")
+    def _fits(self) -> "LimitsSection":
+        if self.max_message > self.max_batch:
+            raise ValueError(
+                f"max_message ({show_size(self.max_message)}) is over "
+                f"max_batch ({show_size(self.max_batch)}): such a message would fit into no batch"
+            )
+        if self.max_batch > self.max_in_flight:
+            raise ValueError(
+                f"max_batch ({show_size(self.max_batch)}) is over "
+                f"max_in_flight ({show_size(self.max_in_flight)}): it could never be sent"
+            )
+        return self
+
+
+class ConsumptionSection(_Section):
+    """How long a silent consumer keeps what it holds."""
+
+    lease: Annotated[Duration, Field(ge=100 * _MILLISECOND, le=_DAY)] = Field(
+        default=30 * _SECOND,
+        description="A consumer that is silent for this long is lost: what it holds goes to "
+        "others.",
+    )
+    lease_check: Annotated[Duration, Field(ge=10 * _MILLISECOND, le=_HOUR)] = Field(
+        default=5 * _SECOND,
+        description="Leases are looked at this often, so a loss is noticed at most this late.",
+    )
+
+    @model_validator(mode="after")
+    def _checks_within_the_lease(self) -> "ConsumptionSection":
+        if self.lease_check > self.lease:
+            raise ValueError(
+                f"lease_check ({show_duration(self.lease_check)}) is over "
+                f"lease ({show_duration(self.lease)}): losses would be noticed too late"
+            )
+        return self
+
+
+class LogSection(_Section):
+    """What the broker says about itself, on stderr."""
+
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="Lines below this level are left out."
+    )
+    format: Literal["auto", "text", "json"] = Field(
+        default="auto",
+        description="`text` is key=value for people, `json` one object per line for machines; "
+        "`auto` is `text` on a terminal and `json` elsewhere.",
+    )
+
+
+class BrokerSettings(_Section):
+    """All that a broker can be told."""
+
+    name: str = Field(
+        default="broker",
+        description="The name of this broker's group in routes and positions; a name like that "
+        "of a subject. It stays with the data.",
+    )
+    listen: ListenSection = Field(
+        default=ListenSection(), description="Where the broker can be reached."
+    )
+    storage: StorageSection = Field(description="Where messages rest and for how long.")
+    limits: LimitsSection = Field(
+        default=LimitsSection(),
+        description="How much one client, and all of them, may ask of the broker.",
+    )
+    consumption: ConsumptionSection = Field(
+        default=ConsumptionSection(),
+        description="How long a silent consumer keeps what it holds.",
+    )
+    log: LogSection = Field(
+        default=LogSection(), description="What the broker says about itself, on stderr."
+    )
+
+    @field_validator("name")
+    @classmethod
+    def _is_a_name(cls, name: str) -> str:
+        try:
+            return parse_group(name)
+        except InvalidNameError as error:
+            raise ValueError(str(error).replace("group", "name", 1)) from None
