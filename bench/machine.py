@@ -1,0 +1,70 @@
+"""Describe the machine, so that a result says where it was measured."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+__all__ = ["Machine", "describe"]
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a reader needs to judge a figure."""
+
+    date: str
+    cpu: str
+    cores: int
+    memory_gib: float
+    kernel: str
+    python: str
+    file_system: str
+    load_1_minute: float
+
+    def as_dict(self) -> dict[str, str | int | float]:
+        """For a result file."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        """One line for the top of a table."""
+        return (
+            f"{self.date}: {self.cpu}, {self.cores} cores, {self.memory_gib:g} GiB, "
+            f"{self.file_system}, Linux {self.kernel}, Python {self.python}, "
+            f"load {self.load_1_minute:.1f} at the start"
+        )
+
+
+def describe(directory: Path) -> Machine:
+    """Describe this machine and the file system that holds ``directory``."""
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Machine(
+        date=datetime.now(UTC).strftime("%Y-%m-%d"),
+        cpu=_cpu_model(),
+        cores=len(os.sched_getaffinity(0)),
+        memory_gib=round(memory_bytes / 2**30, 1),
+        kernel=platform.release(),
+        python=platform.python_version(),
+        file_system=_file_system(directory),
+        load_1_minute=os.getloadavg()[0],
+    )
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _file_system(directory: Path) -> str:
+    """The type of the file system at ``directory``: that of the longest mount above it."""
+    path = directory.resolve()
+    best, kind = 0, "unknown"
+    for line in Path("/proc/mounts").read_text().splitlines():
+        _device, mount, mount_kind, *_rest = line.split()
+        if path.is_relative_to(mount) and len(mount) >= best:
+            best, kind = len(mount), mount_kind
+    return kind
