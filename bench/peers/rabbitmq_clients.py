@@ -25,7 +25,8 @@ _PREFETCH = 2000
 _ACK_EVERY = 500
 _ARGUMENTS: dict[str, dict[str, Any]] = {
     "quorum": {"x-queue-type": "quorum"},
-    # The second version of classic queues is the faster one.
+    # Against the first version, in two runs each: sends faster and confirms sooner, consumes a
+    # little slower, end to end the same.
     "classic": {"x-queue-type": "classic", "x-queue-version": 2},
 }
 
