@@ -1,0 +1,111 @@
+"""Consumption as a checkpoint keeps it: named values, and only those that changed."""
+
+from collections.abc import Mapping
+from struct import Struct
+
+from pulque.model.actions import SubscriptionId
+from pulque.model.names import ConsumerId, Group
+from pulque.model.positions import (
+    ConsumeSequence,
+    Epoch,
+    PartitionId,
+    PullSequence,
+    StartCount,
+    Tenure,
+)
+from pulque.rules.consumption import Consumption, GroupState, Redelivery
+from pulque.rules.subscription import HeldRange, Subscription
+
+__all__ = ["encode_changes", "load_state"]
+
+_GROUP_KEY = Struct("<1sI")
+_GROUP = Struct("<QI")
+_PENDING = Struct("<QqH")
+_SUBSCRIPTION_KEY = Struct("<1sI")
+_SUBSCRIPTION = Struct("<IQQQQQBBI")
+_HELD = Struct("<IIQQI")
+
+
+def encode_changes(consumption: Consumption) -> dict[bytes, bytes]:
+    """Return what changed since the last call."""
+    changes = {}
+    for key in consumption.changed_groups:
+        partition, group = key
+        name = _GROUP_KEY.pack(b"g", partition) + group.encode()
+        changes[name] = _encode_group(consumption.groups[key])
+    for number in consumption.changed_subscriptions:
+        name = _SUBSCRIPTION_KEY.pack(b"s", number)
+        changes[name] = _encode_subscription(consumption.subscriptions[number])
+    consumption.changed_groups = set()
+    consumption.changed_subscriptions = set()
+    return changes
+
+
+def load_state(state: Mapping[bytes, bytes]) -> Consumption:
+    """Return the consumption that a checkpoint holds."""
+    consumption = Consumption()
+    for key, value in state.items():
+        if key[:1] == b"g":
+            partition = PartitionId(_GROUP_KEY.unpack_from(key)[1])
+            group = Group(key[_GROUP_KEY.size :].decode())
+            consumption.groups[partition, group] = _decode_group(value)
+        elif key[:1] == b"s":
+            number = SubscriptionId(_SUBSCRIPTION_KEY.unpack(key)[1])
+            consumption.put(_decode_subscription(number, value))
+    return consumption
+
+
+def _encode_group(state: GroupState) -> bytes:
+    parts = [_GROUP.pack(state.next_sequence, len(state.pending))]
+    for each in state.pending.values():
+        reason = each.reason.encode()[:1000]
+        parts += (_PENDING.pack(each.sequence, each.delay_ms, len(reason)), reason)
+    return b"".join(parts)
+
+
+def _decode_group(value: bytes) -> GroupState:
+    next_sequence, count = _GROUP.unpack_from(value)
+    state = GroupState(ConsumeSequence(next_sequence))
+    at = _GROUP.size
+    for _ in range(count):
+        sequence, delay_ms, size = _PENDING.unpack_from(value, at)
+        at += _PENDING.size
+        reason = value[at : at + size].decode(errors="replace")
+        state.pending[sequence] = Redelivery(sequence, delay_ms, reason)
+        at += size
+    return state
+
+
+def _encode_subscription(each: Subscription) -> bytes:
+    group, consumer = each.group.encode(), each.consumer.encode()
+    head = _SUBSCRIPTION.pack(
+        each.partition,
+        each.incarnation,
+        each.settled,
+        each.next_pull,
+        each.lost_start,
+        each.lost_end,
+        len(group),
+        len(consumer),
+        len(each.held),
+    )
+    held = (_HELD.pack(*h.tenure, h.first_pull, h.first_sequence, h.length) for h in each.held)
+    return b"".join((head, group, consumer, *held))
+
+
+def _decode_subscription(number: SubscriptionId, value: bytes) -> Subscription:
+    partition, incarnation, settled, next_pull, lost_start, lost_end, *sizes = (
+        _SUBSCRIPTION.unpack_from(value)
+    )
+    at = _SUBSCRIPTION.size
+    group = Group(value[at : at + sizes[0]].decode())
+    at += sizes[0]
+    consumer = ConsumerId(value[at : at + sizes[1]].decode())
+    at += sizes[1]
+    found = Subscription(number, PartitionId(partition), group, consumer, incarnation)
+    found.settled, found.next_pull = PullSequence(settled), PullSequence(next_pull)
+    found.lost_start, found.lost_end = PullSequence(lost_start), PullSequence(lost_end)
+    for epoch, start, pull, sequence, length in _HELD.iter_unpack(value[at:]):
+        tenure = Tenure(Epoch(epoch), StartCount(start))
+        found.held.append(HeldRange(tenure, PullSequence(pull), ConsumeSequence(sequence), length))
+    return found

@@ -1,0 +1,32 @@
+"""Leases: how long a consumer may be silent before what it holds goes to others.
+
+Time is the monotonic clock's, and leases are not kept over a restart: every consumer that holds
+something gets a whole lease anew, as it could not reach a broker that was down.
+"""
+
+from pulque.model.names import ConsumerId, Group
+
+__all__ = ["Leases"]
+
+
+class Leases:
+    """Who was heard of when."""
+
+    def __init__(self, lease_ms: int) -> None:
+        self.lease_ms = lease_ms
+        self._seen_at_ms: dict[tuple[Group, ConsumerId], int] = {}
+
+    def __len__(self) -> int:
+        return len(self._seen_at_ms)
+
+    def renew(self, group: Group, consumer: ConsumerId, now_ms: int) -> None:
+        """Take note that a consumer lives."""
+        self._seen_at_ms[group, consumer] = now_ms
+
+    def end(self, group: Group, consumer: ConsumerId) -> None:
+        """Take note that a consumer left, or is lost."""
+        self._seen_at_ms.pop((group, consumer), None)
+
+    def expired(self, now_ms: int) -> list[tuple[Group, ConsumerId]]:
+        """Return the consumers whose lease ran out."""
+        return [key for key, seen in self._seen_at_ms.items() if now_ms - seen > self.lease_ms]

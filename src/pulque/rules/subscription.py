@@ -1,0 +1,200 @@
+"""What one consumer of one group holds of one partition: its pull log and one settled position.
+
+Every delivery to the consumer has a pull sequence, 0, 1, 2 …; the pull log says which message
+of the partition it was. It is kept as ranges, and only as far as it is not settled, so that
+progress stays one number::
+
+    settled = 4          next_pull = 9
+         |                   |
+         4   5   6   7   8           pull sequences
+         11  12  13  30  31          consume sequences: two ranges
+
+Deliveries carry the tenure of the broker that handed them out. A settle counts only for
+deliveries that are held under exactly that tenure: a late ack can never settle a message that
+nobody processed.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from pulque.errors import InvalidRequestError, StaleSettleError
+from pulque.model.actions import NackedDelivery, SubscriptionId
+from pulque.model.names import ConsumerId, Group
+from pulque.model.positions import ConsumeSequence, PartitionId, PullSequence, Tenure
+
+__all__ = ["HeldRange", "Subscription"]
+
+
+class HeldRange(NamedTuple):
+    """Deliveries that follow each other in the pull log and in the partition."""
+
+    tenure: Tenure
+    first_pull: PullSequence
+    first_sequence: ConsumeSequence
+    length: int
+
+    @property
+    def end_pull(self) -> PullSequence:
+        """The pull sequence after the last of them."""
+        return PullSequence(self.first_pull + self.length)
+
+    def part(self, start: int, end: int) -> "HeldRange":
+        """Return the deliveries of pull sequences ``start..end`` that are in this range."""
+        first = max(start, self.first_pull)
+        skipped = first - self.first_pull
+        return HeldRange(
+            self.tenure,
+            PullSequence(first),
+            ConsumeSequence(self.first_sequence + skipped),
+            max(min(end, self.end_pull) - first, 0),
+        )
+
+
+class Subscription:
+    """One consumer's pull log. Changed only through ``Consumption.handle``."""
+
+    __slots__ = (
+        "consumer",
+        "group",
+        "held",
+        "id",
+        "incarnation",
+        "lost_end",
+        "lost_start",
+        "next_pull",
+        "partition",
+        "settled",
+    )
+
+    def __init__(
+        self,
+        subscription_id: SubscriptionId,
+        partition: PartitionId,
+        group: Group,
+        consumer: ConsumerId,
+        incarnation: int,
+    ) -> None:
+        self.id = subscription_id
+        self.partition = partition
+        self.group = group
+        self.consumer = consumer
+        self.incarnation = incarnation
+        self.settled = PullSequence(0)
+        """All deliveries before it are settled."""
+        self.next_pull = PullSequence(0)
+        """The pull sequence of the next new delivery."""
+        self.held: deque[HeldRange] = deque()
+        """The deliveries ``settled..next_pull``."""
+        self.lost_start = PullSequence(0)
+        self.lost_end = PullSequence(0)
+        """The deliveries that were last taken away from the consumer."""
+
+    @property
+    def held_count(self) -> int:
+        """How many deliveries are not settled."""
+        return self.next_pull - self.settled
+
+    def held_from(self, expected: int) -> Iterator[HeldRange]:
+        """Yield what is held from a pull sequence on."""
+        for held in self.held:
+            part = held.part(expected, self.next_pull)
+            if part.length:
+                yield part
+
+    def pulled(self, tenure: Tenure, first_sequence: ConsumeSequence, length: int) -> None:
+        """Add deliveries to the pull log."""
+        new = HeldRange(tenure, self.next_pull, first_sequence, length)
+        if self.held and _continues(self.held[-1], new):
+            last = self.held.pop()
+            new = last._replace(length=last.length + length)
+        self.held.append(new)
+        self.next_pull = PullSequence(self.next_pull + length)
+
+    def check_settle(
+        self, tenure: Tenure, first: int, last: int, nacked: tuple[int, ...]
+    ) -> PullSequence | None:
+        """Return the first delivery that a settle of ``first..last`` would settle.
+
+        Returns:
+            None if it repeats one that was settled before.
+
+        Raises:
+            InvalidRequestError: The range, or the order of the nacked ones, cannot be.
+            StaleSettleError: It names deliveries that the consumer does not hold.
+        """
+        if first > last or any(not first <= s <= last for s in nacked):
+            raise InvalidRequestError(
+                f"a settle of {first}..{last} with nacked {list(nacked)[:10]}: the first must not "
+                "be after the last, and the nacked ones must lie between them"
+            )
+        if any(a >= b for a, b in zip(nacked, nacked[1:], strict=False)):
+            raise InvalidRequestError("nacked deliveries must be in ascending order")
+        if first < self.lost_end and last >= self.lost_start:
+            raise StaleSettleError(
+                f"deliveries {self.lost_start}..{self.lost_end} were given to others, "
+                f"as {self.consumer} was lost: {first}..{last} cannot be settled"
+            )
+        if last < self.settled:
+            return None
+        if first > self.settled:
+            raise StaleSettleError(
+                f"a settle of {first}..{last} leaves a gap: {self.settled} is the next to settle"
+            )
+        if last >= self.next_pull:
+            raise StaleSettleError(
+                f"a settle of {first}..{last}: only deliveries before {self.next_pull} are known"
+            )
+        for held in self.held:
+            if held.first_pull <= last and held.tenure != tenure:
+                raise StaleSettleError(
+                    f"deliveries {held.first_pull}..{held.end_pull} were handed out under epoch "
+                    f"{held.tenure.epoch} start {held.tenure.start}, not {tuple(tenure)}"
+                )
+        return self.settled
+
+    def settle(self, last: PullSequence) -> None:
+        """Drop deliveries up to and including ``last`` from the pull log."""
+        end = PullSequence(last + 1)
+        while self.held and self.held[0].first_pull < end:
+            held = self.held.popleft()
+            if held.end_pull > end:
+                self.held.appendleft(held.part(end, held.end_pull))
+        self.settled = end
+
+    def sequence_of(self, pull: PullSequence) -> ConsumeSequence:
+        """Return which message a held delivery is."""
+        for held in self.held:
+            if held.first_pull <= pull < held.end_pull:
+                return ConsumeSequence(held.first_sequence + pull - held.first_pull)
+        raise StaleSettleError(f"delivery {pull} is not held by {self.consumer}")
+
+    def sequences_of(
+        self, nacked: tuple[NackedDelivery, ...]
+    ) -> list[tuple[ConsumeSequence, NackedDelivery]]:
+        """Return which messages the nacked deliveries are."""
+        return [(self.sequence_of(n.sequence), n) for n in nacked]
+
+    def clip(self, end: ConsumeSequence) -> None:
+        """Forget deliveries of messages at or beyond ``end``, which a power cut took away.
+
+        The numbering of deliveries goes on; those that are gone count as settled for nobody.
+        """
+        kept: deque[HeldRange] = deque()
+        for held in self.held:
+            length = min(held.length, max(end - held.first_sequence, 0))
+            if length:
+                kept.append(held._replace(length=length))
+            if length < held.length:
+                # Pull sequences must stay without gaps: what follows cannot be kept either.
+                break
+        self.held = kept
+        self.next_pull = kept[-1].end_pull if kept else self.settled
+
+
+def _continues(last: HeldRange, new: HeldRange) -> bool:
+    return (
+        last.tenure == new.tenure
+        and last.first_sequence + last.length == new.first_sequence
+        and last.end_pull == new.first_pull
+    )
