@@ -35,7 +35,7 @@ _MAX_INSTANT = 2**63 - 1
 
 
 class ProducedBy(NamedTuple):
-    """What a batch says about its producer; the broker stores each (produced_by, sequence) once."""
+    """What a batch says about its producer; the broker stores each of its sequences once."""
 
     producer_id: int
     incarnation: int

@@ -174,7 +174,7 @@ class History:
     def __init__(self, first: Disk) -> None:
         self._first = first.copy()
         self._operations: list[Operation] = []
-        self._replay = _Replay(first)
+        self._replay: _Replay | None = None
 
     def __len__(self) -> int:
         return len(self._operations)
@@ -189,11 +189,12 @@ class History:
         """Return what is left if the power fails after the first ``at`` operations."""
         if not 0 <= at <= len(self._operations):
             raise ValueError(f"a cut at {at} of {len(self._operations)} operations")
-        if at < self._replay.at:
-            self._replay = _Replay(self._first)
-        for operation in self._operations[self._replay.at : at]:
-            self._replay.take(operation)
-        return self._replay.left_by(cut, random)
+        replay = self._replay
+        if replay is None or at < replay.at:
+            replay = self._replay = _Replay(self._first)
+        for operation in self._operations[replay.at : at]:
+            replay.take(operation)
+        return replay.left_by(cut, random)
 
 
 class _Replay:
