@@ -1,7 +1,8 @@
 """Load on Kafka: sends with a delivery callback each, reads of many, a commit per read.
 
-``produce_batch`` needs a little less CPU than ``produce`` in a loop. A larger send buffer was slower
-in two runs of two; a smaller ``batch.size`` was slower once and faster once, so it stays as it is.
+``produce_batch`` needs a little less CPU than ``produce`` in a loop. A larger send buffer was
+slower in two runs of two; a smaller ``batch.size`` was slower once and faster once, so it stays as
+it is.
 """
 
 from __future__ import annotations
