@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, field_validator, model_validator
 
-from pulque.broker.units import Duration, Size, show_duration, show_size
+from pulque.broker.units import Duration, Number, Size, show_duration, show_size
 from pulque.errors import InvalidNameError
 from pulque.model.names import parse_group
 
@@ -48,10 +48,8 @@ class ListenSection(_Section):
         description="The address to listen on. It has to be a loopback address (127.0.0.1, ::1 or "
         "localhost): clients are not authenticated yet, so nobody else may reach the port.",
     )
-    port: int = Field(
+    port: Annotated[Number, Field(ge=0, le=65535)] = Field(
         default=7450,
-        ge=0,
-        le=65535,
         description="The TCP port. 0 takes any free one; the ready line tells which.",
     )
 
@@ -82,10 +80,8 @@ class StorageSection(_Section):
         default=ByteSize(_GIB),
         description="A segment of the message log is sealed at this size …",
     )
-    segment_batches: int = Field(
+    segment_batches: Annotated[Number, Field(ge=1, le=100_000_000)] = Field(
         default=1_000_000,
-        ge=1,
-        le=100_000_000,
         description="… or at this many batches …",
     )
     segment_age: Annotated[Duration, Field(ge=_SECOND, le=30 * _DAY)] = Field(
@@ -120,10 +116,8 @@ class StorageSection(_Section):
         description="What was confirmed from memory is synced to disk this often: the most that a "
         "power cut can take from a producer that asks for `acks=memory`.",
     )
-    checkpoint_records: int = Field(
+    checkpoint_records: Annotated[Number, Field(ge=1, le=100_000_000)] = Field(
         default=10_000,
-        ge=1,
-        le=100_000_000,
         description="A checkpoint is written after this many records of the action log …",
     )
     checkpoint_interval: Annotated[Duration, Field(ge=_SECOND, le=_DAY)] = Field(
@@ -142,26 +136,20 @@ class LimitsSection(_Section):
     max_batch: Annotated[Size, Field(ge=_KIB, le=16 * _MIB)] = Field(
         default=ByteSize(16 * _MIB), description="The largest batch, as it travels."
     )
-    max_connections: int = Field(
+    max_connections: Annotated[Number, Field(ge=1, le=1_000_000)] = Field(
         default=10_000,
-        ge=1,
-        le=1_000_000,
         description="Clients at one time; one more is refused.",
     )
-    max_pull_messages: int = Field(
+    max_pull_messages: Annotated[Number, Field(ge=1, le=1_000_000)] = Field(
         default=10_000,
-        ge=1,
-        le=1_000_000,
         description="The most messages in the answer to one pull, whatever the consumer asks for.",
     )
     max_pull_bytes: Annotated[Size, Field(ge=_KIB, le=16 * _MIB)] = Field(
         default=ByteSize(8 * _MIB),
         description="The most bytes in the answer to one pull; one whole batch always fits.",
     )
-    max_held: int = Field(
+    max_held: Annotated[Number, Field(ge=1, le=10_000_000)] = Field(
         default=100_000,
-        ge=1,
-        le=10_000_000,
         description="The most deliveries that one consumer may hold unsettled; until it settles "
         "some, it gets no new ones.",
     )

@@ -10,7 +10,16 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, ByteSize
 
-__all__ = ["Duration", "Size", "parse_duration", "parse_size", "show_duration", "show_size"]
+__all__ = [
+    "Duration",
+    "Number",
+    "Size",
+    "parse_duration",
+    "parse_number",
+    "parse_size",
+    "show_duration",
+    "show_size",
+]
 
 _UNITS_MS = {"w": 604_800_000, "d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1000, "ms": 1}
 _ALIASES = {"min": "m", "sec": "s"}
@@ -43,6 +52,13 @@ def parse_size(value: object) -> int | str:
     if isinstance(value, int | str) and not isinstance(value, bool):
         return value
     raise ValueError("a size is written like 64MiB, or as a whole number of bytes")
+
+
+def parse_number(value: object) -> int | str:
+    """Refuse what is no whole number; ``true`` is not 1 here."""
+    if isinstance(value, int | str) and not isinstance(value, bool):
+        return value
+    raise ValueError("a whole number is wanted")
 
 
 def _plain_parts(text: str) -> list[tuple[str, str]]:
@@ -80,4 +96,5 @@ def show_size(size: int) -> str:
 
 
 Duration = Annotated[timedelta, BeforeValidator(parse_duration)]
+Number = Annotated[int, BeforeValidator(parse_number)]
 Size = Annotated[ByteSize, BeforeValidator(parse_size)]

@@ -1,0 +1,20 @@
+"""Text that came from outside, made safe to print: no terminal acts upon it."""
+
+__all__ = ["escaped", "quoted"]
+
+
+def escaped(text: str) -> str:
+    """Write what a terminal would act upon, or not show, as an escape sequence."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else _escape_of(each) for each in text)
+
+
+def quoted(value: object, *, longest: int = 80) -> str:
+    """Return a value in quotes, escaped and cut."""
+    shown = ascii(value)
+    return shown if len(shown) <= longest else f"{shown[: longest - 3]}..."
+
+
+def _escape_of(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")

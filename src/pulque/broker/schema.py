@@ -1,0 +1,146 @@
+"""The list of all settings, read off the models: keys, kinds, limits, defaults, descriptions.
+
+The loader names allowed keys with it, ``pulque config show`` prints in its order, and the
+reference page is made from it; so none of them can forget a setting.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import lru_cache
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Le
+from pydantic import BaseModel, ByteSize
+from pydantic.fields import FieldInfo
+
+from pulque.broker.config import BrokerSettings
+from pulque.broker.units import show_duration, show_size
+
+__all__ = ["Setting", "Value", "environment_name", "settings_of", "show_value", "values_of"]
+
+Value = str | int | Path | timedelta | None
+
+_KINDS: dict[type, str] = {
+    ByteSize: "size",
+    Path: "path",
+    bool: "yes or no",
+    int: "whole number",
+    str: "text",
+    timedelta: "duration",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting and all that can be said about it."""
+
+    key: str
+    """With dots: ``storage.retention``."""
+    kind: str
+    """What a value is, in words."""
+    allowed: str
+    """The limits, in words; empty where there are none."""
+    default: Value
+    is_required: bool
+    description: str
+
+    @property
+    def section(self) -> str:
+        """The part of the key before the dot; empty at the top."""
+        return self.key.rpartition(".")[0]
+
+
+@lru_cache(maxsize=1)
+def settings_of() -> dict[str, Setting]:
+    """Return every setting of a broker by its key, in the order of the models."""
+    return {setting.key: setting for setting in _walk(BrokerSettings, "")}
+
+
+def environment_name(key: str) -> str:
+    """Return the variable that sets a key."""
+    return "PULQUE_BROKER__" + key.replace(".", "__").upper()
+
+
+def values_of(settings: BrokerSettings) -> dict[str, Value]:
+    """Return the value of every setting by its key."""
+    values: dict[str, Value] = {}
+    for key in settings_of():
+        value: Any = settings
+        for part in key.split("."):
+            value = getattr(value, part)
+        values[key] = value
+    return values
+
+
+def show_value(value: object) -> str:
+    """Write a value as one would in a file of settings, without quotes."""
+    match value:
+        case None:
+            return ""
+        case timedelta():
+            return show_duration(value)
+        case ByteSize():
+            return show_size(value)
+        case _:
+            return str(value)
+
+
+def _walk(model: type[BaseModel], prefix: str) -> Iterator[Setting]:
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from _walk(kind, f"{prefix}{name}.")
+        else:
+            yield _setting(f"{prefix}{name}", field)
+
+
+def _setting(key: str, field: FieldInfo) -> Setting:
+    kind, metadata = _unwrapped(field.annotation)
+    limits = [*field.metadata, *metadata]
+    return Setting(
+        key=key,
+        kind="one of" if get_origin(kind) is Literal else _KINDS[kind],
+        allowed=_allowed(kind, limits),
+        default=None if field.is_required() else field.default,
+        is_required=field.is_required(),
+        description=field.description or "",
+    )
+
+
+def _unwrapped(kind: Any) -> tuple[Any, list[object]]:
+    """Look inside ``… | None`` and ``Annotated``."""
+    metadata: list[object] = []
+    if get_origin(kind) in (Union, UnionType):
+        kind = next(each for each in get_args(kind) if each is not type(None))
+    if get_origin(kind) is Annotated:
+        kind, *metadata = get_args(kind)
+    for each in list(metadata):
+        if isinstance(each, FieldInfo):
+            metadata += each.metadata
+    return kind, metadata
+
+
+def _allowed(kind: object, metadata: list[object]) -> str:
+    if get_origin(kind) is Literal:
+        return ", ".join(get_args(kind))
+    least = next((each.ge for each in metadata if isinstance(each, Ge)), None)
+    most = next((each.le for each in metadata if isinstance(each, Le)), None)
+    shown = [_show_limit(each, kind) for each in (least, most)]
+    match shown:
+        case [str(low), str(high)]:
+            return f"{low} to {high}"
+        case [str(low), None]:
+            return f"{low} or more"
+        case [None, str(high)]:
+            return f"up to {high}"
+        case _:
+            return ""
+
+
+def _show_limit(limit: object, kind: object) -> str | None:
+    if limit is None:
+        return None
+    return show_size(int(str(limit))) if kind is ByteSize else show_value(limit)
