@@ -10,7 +10,7 @@ from struct import Struct
 from typing import ClassVar, Self
 
 from pulque.errors import RemoteProtocolError, UnsupportedError
-from pulque.model.positions import Tenure, Epoch, StartCount
+from pulque.model.positions import Epoch, StartCount, Tenure
 from pulque.wire.codec import Reader, Writer
 from pulque.wire.frame import Frame, pack_frame_header
 

@@ -1,0 +1,223 @@
+"""Any request and any answer, and how to take them through a connection."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TypeVar
+
+from hypothesis import strategies as st
+
+from pulque.errors import ErrorCode
+from pulque.model.names import PartitionName, Subject
+from pulque.model.positions import Tenure
+from pulque.model.routes import PartitionRoute
+from pulque.model.routes import Route as RouteOfSubject
+from pulque.wire.frame import Frame, FrameReader
+from pulque.wire.requests import (
+    Acks,
+    Heartbeat,
+    Hello,
+    Nacked,
+    Positions,
+    Pull,
+    Read,
+    Request,
+    Route,
+    Seal,
+    Send,
+    Settle,
+    Status,
+    Wanted,
+)
+from pulque.wire.responses import (
+    Beaten,
+    Delivered,
+    Located,
+    Outcome,
+    Pulled,
+    ReadBack,
+    Response,
+    Routed,
+    Sealed,
+    Sent,
+    Settled,
+    State,
+    StatusReport,
+    Welcome,
+)
+
+__all__ = [
+    "REQUESTS",
+    "RESPONSES",
+    "copied",
+    "epochs",
+    "feed",
+    "frame_of",
+    "request_ids",
+    "requests",
+    "responses",
+]
+
+_T = TypeVar("_T")
+
+u8 = st.integers(0, 2**8 - 1)
+u16 = st.integers(0, 2**16 - 1)
+u32 = st.integers(0, 2**32 - 1)
+u64 = st.integers(0, 2**64 - 1)
+i64 = st.integers(-(2**63), 2**63 - 1)
+request_ids = u32
+epochs = u32
+text = st.text(st.characters(codec="utf-8"), max_size=12)
+blob = st.binary(max_size=60)
+tenures = st.builds(Tenure, u32, u32)
+codes = st.sampled_from(ErrorCode)
+
+
+def _few(of: st.SearchStrategy[_T]) -> st.SearchStrategy[tuple[_T, ...]]:
+    return st.lists(of, max_size=4).map(tuple)
+
+
+REQUESTS: dict[type[Request], st.SearchStrategy[Request]] = {
+    Hello: st.builds(
+        Hello, min_version=u8, max_version=u8, client=text, mechanism=text, credentials=blob
+    ),
+    Route: st.builds(Route, subject=text),
+    Send: st.builds(
+        Send, acks=st.sampled_from(Acks), timeout_ms=u32, batches=_few(st.tuples(text, blob))
+    ),
+    Pull: st.builds(
+        Pull,
+        group=text,
+        consumer=text,
+        incarnation=u64,
+        max_messages=u32,
+        max_bytes=u32,
+        timeout_ms=u32,
+        start_at=i64,
+        wanted=_few(st.builds(Wanted, partition=text, expected=i64)),
+    ),
+    Settle: st.builds(
+        Settle,
+        partition=text,
+        group=text,
+        consumer=text,
+        incarnation=u64,
+        tenure=tenures,
+        first=u64,
+        last=u64,
+        nacked=_few(st.builds(Nacked, sequence=u64, delay_ms=i64, reason=text)),
+    ),
+    Heartbeat: st.builds(
+        Heartbeat, group=text, consumer=text, incarnation=u64, is_leaving=st.booleans()
+    ),
+    Read: st.builds(
+        Read, partition=text, sequence=u64, max_messages=u32, max_bytes=u32, timeout_ms=u32
+    ),
+    Positions: st.builds(Positions, partition=text, at_ms=i64),
+    Status: st.builds(Status),
+    Seal: st.builds(Seal),
+}
+RESPONSES: dict[type[Response], st.SearchStrategy[Response]] = {
+    Welcome: st.builds(
+        Welcome,
+        version=u8,
+        broker=text,
+        tenure=tenures,
+        max_payload=u32,
+        max_message=u32,
+        lease_ms=u32,
+    ),
+    Routed: st.builds(
+        Routed,
+        st.builds(
+            RouteOfSubject,
+            subject=text.map(Subject),
+            version=u32,
+            partitions=_few(
+                st.builds(
+                    PartitionRoute,
+                    partition=text.map(PartitionName),
+                    broker_group=text,
+                    host=text,
+                    port=u16,
+                )
+            ),
+        ),
+    ),
+    Sent: st.builds(
+        Sent,
+        _few(
+            st.builds(
+                Outcome,
+                code=codes,
+                is_duplicate=st.booleans(),
+                first_sequence=u64,
+                stored_at_ms=i64,
+                text=text,
+            )
+        ),
+    ),
+    Pulled: st.builds(
+        Pulled,
+        states=_few(st.builds(State, code=codes, settled=u64, next_pull=u64)),
+        deliveries=_few(
+            st.builds(
+                Delivered,
+                index=u16,
+                tenure=tenures,
+                first_pull=u64,
+                first_sequence=u64,
+                count=u32,
+                records=st.one_of(blob, _few(blob)),
+            )
+        ),
+    ),
+    Settled: st.builds(Settled, settled=u64),
+    Beaten: st.builds(Beaten, lease_ms=u32),
+    ReadBack: st.builds(
+        ReadBack,
+        first_sequence=u64,
+        count=u32,
+        start=u64,
+        end=u64,
+        records=st.one_of(blob, _few(blob)),
+    ),
+    Located: st.builds(Located, start=u64, end=u64, at=u64),
+    StatusReport: st.builds(StatusReport, report=blob),
+    Sealed: st.builds(Sealed, end=u64),
+}
+requests: st.SearchStrategy[Request] = st.one_of(*REQUESTS.values())
+responses: st.SearchStrategy[Response] = st.one_of(*RESPONSES.values())
+
+
+def feed(reader: FrameReader, data: bytes) -> None:
+    """Put bytes into a reader as a socket does: as many at a time as there is room for."""
+    while data:
+        room = reader.buffer()
+        count = min(len(room), len(data))
+        room[:count] = data[:count]
+        reader.received(count)
+        data = data[count:]
+
+
+def frame_of(buffers: Iterable[bytes | memoryview]) -> Frame:
+    """Return the one frame that these buffers are."""
+    reader = FrameReader()
+    feed(reader, b"".join(buffers))
+    frame = reader.next_frame()
+    assert frame is not None
+    assert not reader.is_inside_frame
+    return frame
+
+
+def copied(response: Response) -> Response:
+    """Return an answer with records in one piece, to compare what was sent with what came."""
+    if isinstance(response, ReadBack):
+        return replace(response, records=_joined(response.records))
+    if isinstance(response, Pulled):
+        deliveries = (replace(d, records=_joined(d.records)) for d in response.deliveries)
+        return replace(response, deliveries=tuple(deliveries))
+    return response
+
+
+def _joined(records: bytes | memoryview | tuple[bytes | memoryview, ...]) -> bytes:
+    return b"".join(records) if isinstance(records, tuple) else bytes(records)
