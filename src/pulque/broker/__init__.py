@@ -1,1 +1,1 @@
-"""."""
+"""The data path, one file per step: receive, commit, pull, settle, retry."""

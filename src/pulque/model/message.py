@@ -221,6 +221,10 @@ class Message:
         """When the broker stored it."""
         return self._batch.stored_at_ms
 
+    def source(self) -> tuple[StoredBatch, int]:
+        """Return the batch that it is in, and its index there."""
+        return self._batch, self._index
+
     def __repr__(self) -> str:
         return (
             f"<{type(self).__name__} {self.id} {self.partition}/{self.sequence} "

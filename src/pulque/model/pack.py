@@ -69,18 +69,22 @@ def encode_tags(tags: Iterable[str]) -> bytes:
     return encoded
 
 
-def encode_headers(headers: Mapping[str, str]) -> bytes:
+def encode_headers(headers: Mapping[str, str], *, is_system: bool = False) -> bytes:
     """Return headers as they stand in a record: names and values, parted by NULs.
+
+    Args:
+        headers: Names and values.
+        is_system: Whether the system adds headers of its own to a user's, past the limits.
 
     Raises:
         UsageError: A name or value holds a NUL, a name is empty, or they are too many or large.
     """
-    if len(headers) > MAX_HEADERS:
+    if len(headers) > MAX_HEADERS and not is_system:
         raise UsageError(f"{len(headers)} headers; at most {MAX_HEADERS} are allowed")
     if not all(headers) or any("\0" in text for text in chain.from_iterable(headers.items())):
         raise UsageError("header names must not be empty, and neither name nor value hold a NUL")
     encoded = _encode("\0".join(chain.from_iterable(headers.items())), "header")
-    if len(encoded) > MAX_HEADERS_SIZE:
+    if len(encoded) > MAX_HEADERS_SIZE and not is_system:
         raise UsageError(
             f"headers of {len(encoded)} bytes; at most {MAX_HEADERS_SIZE} are allowed"
         )

@@ -5,7 +5,7 @@ recovery are the same code on the same input. Each group has one next sequence p
 no ack position of its own; each consumer has its subscription.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -163,14 +163,16 @@ class Consumption:
             if state.pending
         ]
 
-    def clip(self, partition: PartitionId, end: ConsumeSequence) -> None:
+    def clip(self, ends: Mapping[PartitionId, ConsumeSequence]) -> None:
         """Set every position beyond a partition's recovered end back to that end."""
         for key, state in self.groups.items():
-            if key[0] == partition and state.next_sequence > end:
+            end = ends.get(key[0], ConsumeSequence(0))
+            if state.next_sequence > end:
                 state.next_sequence = end
                 self.changed_groups.add(key)
         for subscription in self.subscriptions.values():
-            if subscription.partition == partition and subscription.held:
+            end = ends.get(subscription.partition, ConsumeSequence(0))
+            if any(h.first_sequence + h.length > end for h in subscription.held):
                 subscription.clip(end)
                 self.changed_subscriptions.add(subscription.id)
 
@@ -204,7 +206,8 @@ class Consumption:
     def _pulled(self, action: Pulled) -> list[Effect]:
         subscription = self.subscriptions[action.subscription]
         if action.first_pull < subscription.next_pull:
-            return []  # a checkpoint had it already
+            # A recovery in between set the consumer back; the log has that only in this fact.
+            subscription.rewind(action.first_pull)
         subscription.pulled(action.tenure, action.first_sequence, action.count)
         key = (subscription.partition, subscription.group)
         state = self.groups.setdefault(key, GroupState(action.first_sequence))

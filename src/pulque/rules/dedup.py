@@ -112,6 +112,14 @@ class Dedup:
         window.seen_at_ms = now_ms
         self._changed.add(key)
 
+    def take_back(self, partition: PartitionId, header: BatchHeader) -> None:
+        """Forget a batch that was appended and could not be written: it may come again."""
+        window = self._windows.get((partition, header.producer_id))
+        if window is not None and window.incarnation == header.incarnation:
+            at = header.producer_sequence - window.base
+            if 0 <= at < len(window.firsts):
+                window.firsts[at] = _ABSENT
+
     def forget_idle(self, now_ms: int) -> None:
         """Forget producers without a name that were silent for ten minutes."""
         idle = [

@@ -176,20 +176,18 @@ class Subscription:
         return [(self.sequence_of(n.sequence), n) for n in nacked]
 
     def clip(self, end: ConsumeSequence) -> None:
-        """Forget deliveries of messages at or beyond ``end``, which a power cut took away.
-
-        The numbering of deliveries goes on; those that are gone count as settled for nobody.
-        """
-        kept: deque[HeldRange] = deque()
+        """Forget deliveries of messages at or beyond ``end``, which a power cut took away."""
         for held in self.held:
-            length = min(held.length, max(end - held.first_sequence, 0))
-            if length:
-                kept.append(held._replace(length=length))
+            length = max(end - held.first_sequence, 0)
             if length < held.length:
-                # Pull sequences must stay without gaps: what follows cannot be kept either.
-                break
-        self.held = kept
-        self.next_pull = kept[-1].end_pull if kept else self.settled
+                # Pull sequences have no gaps: what follows cannot be kept either.
+                self.rewind(PullSequence(held.first_pull + length))
+                return
+
+    def rewind(self, next_pull: PullSequence) -> None:
+        """Forget the deliveries from ``next_pull`` on."""
+        self.held = deque(part for h in self.held if (part := h.part(0, next_pull)).length)
+        self.next_pull = max(next_pull, self.settled)
 
 
 def _continues(last: HeldRange, new: HeldRange) -> bool:

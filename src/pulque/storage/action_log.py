@@ -34,7 +34,7 @@ from pulque.storage.listener import Listener
 from pulque.storage.options import StorageOptions
 from pulque.storage.segment import Segment
 
-__all__ = ["DIRECTORY", "ActionLog", "decode_action", "encode_action"]
+__all__ = ["DIRECTORY", "ActionLog", "decode_action", "encode_action", "walk_actions"]
 
 DIRECTORY = "actions"
 _HEAD = Struct("<II")
@@ -191,18 +191,13 @@ class ActionLog:
             if segment.end <= start:
                 continue
             data = segment.read(segment.base, segment.end - segment.base)
-            at = max(start - segment.base, 0)
-            while at < len(data):
-                size = _valid_size(data, at, segment.base)
-                if size is None:
-                    after = _next_valid(data, at, segment.base)
+            for at, size, fact in walk_actions(data, segment.base, max(start - segment.base, 0)):
+                if fact is None:
                     self._listener.corruption_found(
-                        segment.path, segment.base + at, after - at, "facts cannot be read"
+                        segment.path, segment.base + at, size, "facts cannot be read"
                     )
-                    at = after
-                    continue
-                yield decode_action(data[at + _HEAD.size : at + size])
-                at += size
+                else:
+                    yield decode_action(fact)
 
     def sync_steps(self) -> list[object]:
         """Return what makes all facts durable, as calls without arguments; empty if they are."""
@@ -258,6 +253,22 @@ class ActionLog:
         self._files.sync_directory(DIRECTORY)
         segment.end = offset
         self._listener.tail_cut(segment.path, offset, lost)
+
+
+def walk_actions(data: bytes, base: int, at: int = 0) -> Iterator[tuple[int, int, bytes | None]]:
+    """Yield place, size and encoded fact of every record in a segment's bytes from ``at`` on.
+
+    The fact is None for a range that cannot be read.
+    """
+    while at < len(data):
+        size = _valid_size(data, at, base)
+        if size is None:
+            after = _next_valid(data, at, base)
+            yield at, after - at, None
+            at = after
+        else:
+            yield at, size, data[at + _HEAD.size : at + size]
+            at += size
 
 
 def _encode_nacked(nacked: NackedDelivery) -> bytes:

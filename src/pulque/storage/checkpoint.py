@@ -19,7 +19,7 @@ import google_crc32c
 from pulque.storage.files import FileSystem
 from pulque.storage.listener import Listener
 
-__all__ = ["DIRECTORY", "Checkpoints"]
+__all__ = ["DIRECTORY", "Checkpoints", "read_checkpoint"]
 
 DIRECTORY = "checkpoints"
 _HEAD = Struct("<4sIII")
@@ -46,7 +46,7 @@ class Checkpoints:
         """Return the newest state that is whole; empty if there is none."""
         for name in reversed(self._names()):
             self._number = max(self._number, int(name.partition(".")[0]))
-            found = self._read(f"{DIRECTORY}/{name}")
+            found = read_checkpoint(self._files, f"{DIRECTORY}/{name}")
             if isinstance(found, dict):
                 self._state = found
                 return dict(found)
@@ -88,24 +88,26 @@ class Checkpoints:
     def _names(self) -> list[str]:
         return [n for n in self._files.list(DIRECTORY) if n.endswith(".checkpoint")]
 
-    def _read(self, path: str) -> dict[bytes, bytes] | str:
-        file = self._files.open(path, writable=False)
-        try:
-            data = file.read(file.size(), 0)
-        finally:
-            file.close()
-        if len(data) < _HEAD.size:
-            return "it has no header"
-        magic, version, crc, count = _HEAD.unpack_from(data)
-        if magic != _MAGIC or version != _VERSION:
-            return f"magic {magic!r} or version {version} is not ours"
-        if google_crc32c.value(data[_HEAD.size :]) != crc:
-            return "its crc does not match"
-        state = {}
-        at = _HEAD.size
-        for _ in range(count):
-            key_size, value_size = _ITEM.unpack_from(data, at)
-            at += _ITEM.size
-            state[data[at : at + key_size]] = data[at + key_size : at + key_size + value_size]
-            at += key_size + value_size
-        return state
+
+def read_checkpoint(files: FileSystem, path: str) -> dict[bytes, bytes] | str:
+    """Return the state in a checkpoint's file, or in words what is wrong with it."""
+    file = files.open(path, writable=False)
+    try:
+        data = file.read(file.size(), 0)
+    finally:
+        file.close()
+    if len(data) < _HEAD.size:
+        return "it has no header"
+    magic, version, crc, count = _HEAD.unpack_from(data)
+    if magic != _MAGIC or version != _VERSION:
+        return f"magic {magic!r} or version {version} is not ours"
+    if google_crc32c.value(data[_HEAD.size :]) != crc:
+        return "its crc does not match"
+    state = {}
+    at = _HEAD.size
+    for _ in range(count):
+        key_size, value_size = _ITEM.unpack_from(data, at)
+        at += _ITEM.size
+        state[data[at : at + key_size]] = data[at + key_size : at + key_size + value_size]
+        at += key_size + value_size
+    return state

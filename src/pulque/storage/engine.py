@@ -90,12 +90,12 @@ class Engine:
         """How often this directory was opened, this time included."""
         files.make_directory(message_log.DIRECTORY)
         self._checkpoints = Checkpoints(files, listener)
-        self.state = self._checkpoints.load()
-        """The checkpoint that was recovered from; emptied by ``forget_state``."""
-        self._mark = Mark.decode(self.state)
+        state = self._checkpoints.load()
+        self._mark = Mark.decode(state)
         self._previous_actions = self._mark.action_offset
         self.partitions = Partitions()
-        self.partitions.load(self.state)
+        self.partitions.load(state)
+        observer.checkpoint_loaded(state)
         recovered = recover_message_log(files, listener, self.partitions, self._mark, observer)
         self._log = MessageLog(files, options, listener, recovered.segments)
         self._log.batches = recovered.batches
@@ -365,10 +365,6 @@ class Engine:
     def replay_actions(self) -> Iterator[Action]:
         """Yield the facts since the checkpoint that was recovered from."""
         return self.actions.replay(ActionOffset(self._mark.action_offset))
-
-    def forget_state(self) -> None:
-        """Free what was kept of the checkpoint for recovery."""
-        self.state = {}
 
     def begin_checkpoint(self, changes: dict[bytes, bytes | None]) -> CheckpointJob:
         """Return the work of writing a checkpoint of now.

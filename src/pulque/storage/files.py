@@ -20,7 +20,7 @@ from pulque.errors import DataDirectoryError, StorageError, StorageFullError
 
 __all__ = ["Buffer", "File", "FileSystem", "OsFileSystem", "WouldBlockError"]
 
-Buffer = bytes | bytearray | memoryview
+Buffer = bytes | memoryview
 
 _MOST_BUFFERS = 1024  # IOV_MAX of Linux
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)

@@ -33,7 +33,10 @@ MARK_KEY = b"mark"
 
 
 class Observer(Protocol):
-    """Sees every batch that was stored since the checkpoint, in order."""
+    """Sees the checkpoint, then every batch that was stored since, in order."""
+
+    def checkpoint_loaded(self, state: dict[bytes, bytes]) -> None:
+        """Take in the state that the replay starts from; empty if there is no checkpoint."""
 
     def batch_stored(self, partition: Partition, entry: Entry, batch: bytes) -> None:
         """Take in one batch, as after a live append."""

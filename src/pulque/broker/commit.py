@@ -1,0 +1,142 @@
+"""Group commit: many appends, one write; many waiting sends, one sync.
+
+All batches that arrive in one turn of the event loop are written together when the turn ends.
+Those that ask for the disk then wait for a sync in a thread; whatever arrives meanwhile shares
+the next one. A failed sync is never repeated: the pages may be gone, so the broker stops.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from pulque.errors import PulqueError, StorageError, StorageFullError
+from pulque.model.positions import MessageOffset
+from pulque.storage.engine import Engine
+from pulque.storage.message_log import Appended, SyncJob
+from pulque.storage.partitions import Partition
+
+__all__ = ["Committer"]
+
+Done = Callable[[Appended, PulqueError | None], None]
+"""Called once for each append: with None when it is confirmed, else with what went wrong."""
+
+
+class Committer:
+    """Takes appends to the disk and tells when they are confirmed."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        sync_interval_s: float,
+        wake: Callable[[list[Partition]], None],
+        fail: Callable[[PulqueError], None],
+    ) -> None:
+        self._engine = engine
+        self._interval_s = sync_interval_s
+        self._wake = wake
+        self._fail = fail
+        """Called when the disk failed and the broker must stop."""
+        self._loop = asyncio.get_running_loop()
+        self._thread = ThreadPoolExecutor(1, "pulque-sync")
+        self._queued: list[tuple[Appended, Done]] = []
+        self._waiting: deque[tuple[MessageOffset, Appended, Done]] = deque()
+        self._is_flush_scheduled = False
+        self._is_syncing = False
+        self._wants_actions = False
+        self._timer = self._loop.call_later(sync_interval_s, self._tick)
+        self.waiting_bytes = 0
+        """Of batches that are not confirmed yet."""
+        self.syncs = 0
+
+    def submit(self, appended: Appended, done: Done) -> None:
+        """Write and confirm an append that the engine has queued."""
+        self.waiting_bytes += len(appended.batch)
+        self._queued.append((appended, done))
+        self.schedule()
+
+    def schedule(self) -> None:
+        """See to it that the engine's queue is written when this turn of the loop ends."""
+        if not self._is_flush_scheduled:
+            self._is_flush_scheduled = True
+            self._loop.call_soon(self._flush)
+
+    async def close(self) -> None:
+        """Sync everything and stop."""
+        self._timer.cancel()
+        self._flush()
+        while self._is_syncing:
+            await asyncio.sleep(0.005)
+        job = self._engine.begin_sync(actions=True)
+        if job is not None:
+            await self._loop.run_in_executor(self._thread, job.run)
+            self._finish(job)
+        self._thread.shutdown()
+
+    def _flush(self) -> None:
+        self._is_flush_scheduled = False
+        error: PulqueError | None = None
+        confirmed: list[Partition] = []
+        try:
+            confirmed = self._engine.write()
+        except StorageFullError as problem:
+            error = problem
+        except StorageError as problem:
+            error = problem
+            self._fail(problem)
+        queued, self._queued = self._queued, []
+        for appended, done in queued:
+            if not appended.is_written:
+                self._end(appended, done, error or StorageFullError("there was no room"))
+            elif appended.wants_disk:
+                self._waiting.append((appended.end, appended, done))
+            else:
+                self._end(appended, done, None)
+        if confirmed:
+            self._wake(confirmed)
+        if self._waiting:
+            self._start_sync()
+
+    def _end(self, appended: Appended, done: Done, error: PulqueError | None) -> None:
+        self.waiting_bytes -= len(appended.batch)
+        done(appended, error)
+
+    def _tick(self) -> None:
+        self._timer = self._loop.call_later(self._interval_s, self._tick)
+        self._wants_actions = True
+        self._start_sync()
+
+    def _start_sync(self) -> None:
+        if self._is_syncing:
+            return
+        job = self._engine.begin_sync(actions=self._wants_actions)
+        self._wants_actions = False
+        if job is None:
+            return
+        self._is_syncing = True
+        self.syncs += 1
+        running = self._loop.run_in_executor(self._thread, job.run)
+        running.add_done_callback(lambda future: self._synced(job, future))
+
+    def _synced(self, job: SyncJob, future: "asyncio.Future[None]") -> None:
+        self._is_syncing = False
+        problem = future.exception()
+        if problem is not None:
+            failure = StorageError(f"the log cannot be synced: {problem}")
+            self._fail(failure)
+            while self._waiting:
+                _, appended, done = self._waiting.popleft()
+                self._end(appended, done, failure)
+            return
+        self._finish(job)
+        if self._waiting or self._wants_actions:
+            self._start_sync()
+
+    def _finish(self, job: SyncJob) -> None:
+        confirmed = self._engine.finish_sync(job)
+        while self._waiting and self._waiting[0][0] <= job.end:
+            _, appended, done = self._waiting.popleft()
+            self._end(appended, done, None)
+        if confirmed:
+            self._wake(confirmed)

@@ -1,0 +1,145 @@
+"""What a broker does by the clock: leases, checkpoints, indexes, retention, room on the disk."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+from pulque.broker.settle import Settler
+from pulque.clock import Clock
+from pulque.errors import CorruptionError, PulqueError, StorageFullError
+from pulque.rules.consumption import Consumption
+from pulque.rules.consumption_state import encode_changes
+from pulque.rules.dedup import Dedup
+from pulque.rules.retention import SegmentAge, expired_segments
+from pulque.storage.engine import Engine
+
+__all__ = ["Housekeeper", "Rhythm"]
+
+_TICK_S = 0.25
+_CHECKPOINT_LEAST_MS = 1000
+_CHECKPOINT_SHARE = 25
+"""Capturing a checkpoint may take this fraction of the event loop's time."""
+_SWEEP_MS = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class Rhythm:
+    """How often things are done."""
+
+    checkpoint_records: int
+    checkpoint_ms: int
+    lease_check_ms: int
+    retention_ms: int
+    retention_bytes: int | None
+
+
+class Housekeeper:
+    """Runs beside the data path on the same event loop; disk work goes to a thread."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        consumption: Consumption,
+        dedup: Dedup,
+        settler: Settler,
+        clock: Clock,
+        executor: Executor,
+        rhythm: Rhythm,
+        *,
+        log: Callable[..., None],
+        fail: Callable[[PulqueError], None],
+    ) -> None:
+        self._engine = engine
+        self._consumption = consumption
+        self._dedup = dedup
+        self._settler = settler
+        self._clock = clock
+        self._executor = executor
+        self._rhythm = rhythm
+        self._log = log
+        self._fail = fail
+        now_ms = clock.monotonic_ms()
+        self._checkpoint_at_ms = now_ms
+        self._not_before_ms = now_ms
+        self._leases_at_ms = now_ms
+        self._sweep_at_ms = now_ms
+
+    async def run(self) -> None:
+        """Keep house until cancelled."""
+        while True:
+            await asyncio.sleep(_TICK_S)
+            try:
+                await self._tick()
+            except StorageFullError as error:
+                self._log("housekeeping_delayed", reason=str(error))
+            except CorruptionError as error:
+                self._log("corruption_found", reason=str(error))
+
+    async def checkpoint(self) -> None:
+        """Write a checkpoint of now."""
+        began_ms = self._clock.monotonic_ms()
+        changes: dict[bytes, bytes | None] = {**self._dedup.encode_changes()}
+        changes.update(encode_changes(self._consumption))
+        job = self._engine.begin_checkpoint(changes)
+        taken_ms = self._clock.monotonic_ms() - began_ms
+        self._checkpoint_at_ms = began_ms
+        self._not_before_ms = began_ms + max(_CHECKPOINT_LEAST_MS, taken_ms * _CHECKPOINT_SHARE)
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(self._executor, job.run)
+        except StorageFullError:
+            self._engine.abandon_checkpoint()
+            raise
+        except PulqueError as error:
+            self._fail(error)
+            return
+        self._engine.finish_checkpoint(job)
+
+    async def _tick(self) -> None:
+        now_ms = self._clock.monotonic_ms()
+        self._engine.check_room()
+        if now_ms - self._leases_at_ms >= self._rhythm.lease_check_ms:
+            self._leases_at_ms = now_ms
+            for group, consumer in self._settler.lose_silent():
+                self._log("consumer_lost", group=group, consumer=consumer)
+        if self._engine.actions.needs_roll():
+            self._engine.actions.start_segment(self._consumption.open_facts())
+        if self._is_checkpoint_due(now_ms):
+            await self.checkpoint()
+        await self._index_sealed()
+        await self._retain()
+        if now_ms - self._sweep_at_ms >= _SWEEP_MS:
+            self._sweep_at_ms = now_ms
+            self._dedup.forget_idle(self._clock.now_ms())
+
+    def _is_checkpoint_due(self, now_ms: int) -> bool:
+        records = self._engine.records_since_checkpoint
+        if not records or now_ms < self._not_before_ms:
+            return False
+        return (
+            records >= self._rhythm.checkpoint_records
+            or now_ms - self._checkpoint_at_ms >= self._rhythm.checkpoint_ms
+        )
+
+    async def _index_sealed(self) -> None:
+        loop = asyncio.get_running_loop()
+        while (job := self._engine.begin_index()) is not None:
+            await loop.run_in_executor(self._executor, job.run)
+            self._engine.finish_index(job)
+
+    async def _retain(self) -> None:
+        now_ms = self._clock.now_ms()
+        segments = self._engine.segments
+        ages = [
+            SegmentAge(segment.end - segment.base, after.opened_at_ms)
+            for segment, after in zip(segments, segments[1:], strict=False)
+        ]
+        expired = expired_segments(
+            ages,
+            now_ms=now_ms,
+            retention_ms=self._rhythm.retention_ms,
+            retention_bytes=self._rhythm.retention_bytes,
+        )
+        for _ in range(expired):
+            self._engine.remove_oldest()

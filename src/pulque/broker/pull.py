@@ -1,0 +1,447 @@
+"""Consume log → Pulled → consumer, and the long poll.
+
+A pull is tried in two steps. The first looks, reads and changes nothing: if the disk would have
+to be asked, it stops, a thread warms the page cache, and it is tried again. The second writes the
+facts and applies them. A pull that finds nothing waits, as an object in a dictionary: no task, no
+thread, one timer.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+
+from pulque.clock import Clock
+from pulque.errors import (
+    ErrorCode,
+    InvalidRequestError,
+    NotAllowedError,
+    PulqueError,
+)
+from pulque.model.actions import Action, GroupOpened, Pulled, SubscriptionOpened
+from pulque.model.names import (
+    ConsumerId,
+    Group,
+    owner_of,
+    parse_consumer_id,
+    parse_group,
+    parse_partition,
+)
+from pulque.model.positions import ConsumeSequence, PullSequence, Tenure
+from pulque.rules.consumption import Consumption
+from pulque.rules.lease import Leases
+from pulque.rules.subscription import HeldRange, Subscription
+from pulque.storage.consume_log import Span
+from pulque.storage.engine import Engine
+from pulque.storage.files import Buffer, WouldBlockError
+from pulque.storage.partitions import Partition
+from pulque.wire.requests import FROM_SETTLED, LATEST, Pull
+from pulque.wire.responses import Delivered, State
+from pulque.wire.responses import Pulled as PulledAnswer
+
+__all__ = ["Puller", "WaitingPull"]
+
+_LONGEST_WAIT_MS = 60_000
+_MOST_PARTITIONS = 10_000
+
+
+@dataclass(eq=False, slots=True)
+class WaitingPull:
+    """A pull that has not been answered."""
+
+    request: Pull
+    group: Group
+    consumer: ConsumerId
+    answer: "Callable[[PulledAnswer], None]"
+    refuse: "Callable[[PulqueError], None]"
+    owner: object
+    """Whose connection it came over."""
+    timer: asyncio.TimerHandle | None = None
+    is_over: bool = False
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What one pull would hand out; nothing has happened yet."""
+
+    messages: int
+    room: int
+    facts: list[Action] = field(default_factory=list)
+    states: list[tuple[ErrorCode, Subscription | None, int]] = field(default_factory=list)
+    """Per partition: an error, the subscription, and how many new deliveries follow."""
+    deliveries: list[tuple[int, HeldRange, tuple[Buffer, ...]]] = field(default_factory=list)
+    new: list[tuple[int, SubscriptionOpened | Subscription, Span, tuple[Buffer, ...]]] = field(
+        default_factory=list
+    )
+    is_lost: bool = False
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to say."""
+        return not self.deliveries and not self.new and not self.is_lost
+
+    def take(self, messages: int, buffers: tuple[Buffer, ...]) -> None:
+        """Use up some of what was asked for."""
+        self.messages -= messages
+        self.room -= sum(map(len, buffers))
+
+
+class Puller:
+    """Hands messages to consumers."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        consumption: Consumption,
+        leases: Leases,
+        clock: Clock,
+        executor: Executor,
+        *,
+        tenure: Tenure,
+        max_messages: int,
+        max_bytes: int,
+        max_held: int,
+    ) -> None:
+        self._engine = engine
+        self._consumption = consumption
+        self._leases = leases
+        self._clock = clock
+        self._executor = executor
+        self._tenure = tenure
+        self._max_messages = max_messages
+        self._max_bytes = max_bytes
+        self._max_held = max_held
+        self._loop = asyncio.get_running_loop()
+        self._waiting: dict[str, dict[Group, deque[WaitingPull]]] = {}
+        """By partition name, as a partition may come into being while a pull waits for it."""
+        self._by_owner: dict[object, set[WaitingPull]] = {}
+        self.delivered = 0
+        self.waiting = 0
+
+    # -- requests ----------------------------------------------------------------------------
+
+    def pull(
+        self,
+        request: Pull,
+        owner: object,
+        answer: Callable[[PulledAnswer], None],
+        refuse: Callable[[PulqueError], None],
+    ) -> None:
+        """Answer a pull as soon as there is something, at the latest when its time is up."""
+        waiting = WaitingPull(
+            request,
+            parse_group(request.group),
+            parse_consumer_id(request.consumer),
+            answer,
+            refuse,
+            owner,
+        )
+        self._check(request, waiting.group)
+        self._leases.renew(waiting.group, waiting.consumer, self._clock.monotonic_ms())
+        if self._try(waiting):
+            return
+        if not request.timeout_ms:
+            self._end(waiting, self._plan_nothing(waiting))
+            return
+        self._wait(waiting)
+
+    def wake(self, partitions: list[Partition]) -> None:
+        """Serve pulls that wait for messages of these partitions."""
+        for partition in partitions:
+            groups = self._waiting.get(partition.name)
+            if groups:
+                for group in list(groups):
+                    self._wake_group(partition, group, groups)
+
+    def closed(self, owner: object) -> None:
+        """Forget the pulls of a connection that is gone."""
+        for waiting in self._by_owner.pop(owner, set()).copy():
+            self._stop_waiting(waiting)
+
+    # -- waiting -----------------------------------------------------------------------------
+
+    def _wait(self, waiting: WaitingPull) -> None:
+        wait_ms = min(waiting.request.timeout_ms, _LONGEST_WAIT_MS)
+        waiting.timer = self._loop.call_later(wait_ms / 1000, self._time_is_up, waiting)
+        self._by_owner.setdefault(waiting.owner, set()).add(waiting)
+        self.waiting += 1
+        for wanted in waiting.request.wanted:
+            groups = self._waiting.setdefault(wanted.partition, {})
+            groups.setdefault(waiting.group, deque()).append(waiting)
+
+    def _stop_waiting(self, waiting: WaitingPull) -> None:
+        if waiting.is_over:
+            return
+        waiting.is_over = True
+        if waiting.timer is None:
+            return
+        waiting.timer.cancel()
+        self.waiting -= 1
+        owned = self._by_owner.get(waiting.owner)
+        if owned is not None:
+            owned.discard(waiting)
+            if not owned:
+                del self._by_owner[waiting.owner]
+        for wanted in waiting.request.wanted:
+            groups = self._waiting.get(wanted.partition, {})
+            queue = groups.get(waiting.group)
+            if queue is not None:
+                # Those that are over are skipped when their turn comes, and dropped here.
+                while queue and queue[0].is_over:
+                    queue.popleft()
+                if not queue:
+                    del groups[waiting.group]
+                    if not groups:
+                        del self._waiting[wanted.partition]
+
+    def _time_is_up(self, waiting: WaitingPull) -> None:
+        self._end(waiting, self._plan_nothing(waiting))
+
+    def _wake_group(
+        self, partition: Partition, group: Group, groups: dict[Group, deque[WaitingPull]]
+    ) -> None:
+        while queue := groups.get(group):
+            waiting = queue[0]
+            if waiting.is_over:
+                queue.popleft()
+                continue
+            state = self._consumption.groups.get((partition.id, group))
+            if state is not None and state.next_sequence >= partition.confirmed:
+                return
+            if not self._try(waiting):
+                return
+
+    # -- trying ------------------------------------------------------------------------------
+
+    def _try(self, waiting: WaitingPull, *, may_block: bool = False) -> bool:
+        """Answer a pull if there is something; say whether it is dealt with."""
+        try:
+            plan = self._plan(waiting, may_block=may_block)
+            if plan.is_empty:
+                return False
+            self._end(waiting, plan)
+        except WouldBlockError:
+            self._warm(waiting)
+        except PulqueError as error:
+            self._stop_waiting(waiting)
+            waiting.refuse(error)
+        return True
+
+    def _warm(self, waiting: WaitingPull) -> None:
+        """Have a thread read what the pull needs, then try again."""
+        self._stop_waiting(waiting)
+        waiting.is_over = False
+        waiting.timer = None
+
+        def again(_: object) -> None:
+            if not self._try(waiting, may_block=True):
+                if waiting.request.timeout_ms:
+                    self._wait(waiting)
+                else:
+                    self._end(waiting, self._plan_nothing(waiting))
+
+        def read() -> None:
+            try:
+                self._plan(waiting, may_block=True)
+            except (PulqueError, OSError):
+                pass  # the second try meets the same and answers it
+
+        self._loop.run_in_executor(self._executor, read).add_done_callback(again)
+
+    def _plan(self, waiting: WaitingPull, *, may_block: bool) -> _Plan:
+        request = waiting.request
+        plan = _Plan(
+            min(request.max_messages, self._max_messages), min(request.max_bytes, self._max_bytes)
+        )
+        for index, wanted in enumerate(request.wanted):
+            partition = self._engine.partition(wanted.partition)
+            if partition is None:
+                plan.states.append(_state_of_nothing(wanted.expected))
+                plan.is_lost = plan.is_lost or wanted.expected > 0
+                continue
+            opening = self._consumption.opened(
+                partition.id, waiting.group, waiting.consumer, request.incarnation
+            )
+            if opening is not None:
+                plan.facts.append(opening)
+            found = self._consumption.subscription(partition.id, waiting.group, waiting.consumer)
+            held, next_pull = (0, 0) if found is None else (found.held_count, found.next_pull)
+            if wanted.expected > next_pull:
+                plan.states.append((ErrorCode.POSITION_LOST, found, 0))
+                plan.is_lost = True
+                continue
+            if found is not None and held:
+                self._plan_held(plan, index, partition, found, wanted.expected, may_block)
+            if plan.messages > 0 and plan.room > 0 and held < self._max_held:
+                self._plan_new(plan, index, waiting, partition, opening or found, may_block)
+            else:
+                plan.states.append((ErrorCode.NONE, found, 0))
+        return plan
+
+    def _plan_held(
+        self,
+        plan: _Plan,
+        index: int,
+        partition: Partition,
+        subscription: Subscription,
+        expected: int,
+        may_block: bool,
+    ) -> None:
+        """Plan to hand out again what the consumer holds."""
+        start = subscription.settled if expected == FROM_SETTLED else expected
+        for held in subscription.held_from(max(start, subscription.settled)):
+            if plan.messages <= 0 or plan.room <= 0:
+                return
+            end = ConsumeSequence(held.first_sequence + min(held.length, plan.messages))
+            span = self._engine.span(
+                partition,
+                held.first_sequence,
+                max_messages=plan.messages,
+                max_bytes=plan.room,
+                end=end,
+                may_block=may_block,
+            )
+            # What retention took away cannot be handed out: the run has a hole there.
+            length = (span.end if span.pieces else end) - held.first_sequence
+            part = held._replace(length=length)
+            buffers = tuple(self._engine.read(partition, span, may_block=may_block))
+            plan.deliveries.append((index, part, buffers))
+            plan.take(length, buffers)
+
+    def _plan_new(
+        self,
+        plan: _Plan,
+        index: int,
+        waiting: WaitingPull,
+        partition: Partition,
+        subscription: SubscriptionOpened | Subscription | None,
+        may_block: bool,
+    ) -> None:
+        """Plan to hand out messages that nobody of the group was handed yet."""
+        known = subscription if isinstance(subscription, Subscription) else None
+        group = self._consumption.groups.get((partition.id, waiting.group))
+        if group is None:
+            start = _start_of(waiting.request.start_at, partition)
+            plan.facts.append(GroupOpened(partition.id, waiting.group, start))
+        else:
+            start = group.next_sequence
+        if start >= partition.confirmed or subscription is None:
+            plan.states.append((ErrorCode.NONE, known, 0))
+            return
+        span = self._engine.span(
+            partition,
+            start,
+            max_messages=plan.messages,
+            max_bytes=plan.room,
+            may_block=may_block,
+        )
+        if not span.pieces:
+            plan.states.append((ErrorCode.NONE, known, 0))
+            return
+        buffers = tuple(self._engine.read(partition, span, may_block=may_block))
+        plan.new.append((index, subscription, span, buffers))
+        plan.states.append((ErrorCode.NONE, known, span.length))
+        plan.take(span.length, buffers)
+
+    # -- doing -------------------------------------------------------------------------------
+
+    def _end(self, waiting: WaitingPull, plan: _Plan) -> None:
+        """Write the facts of a plan, apply them, and answer."""
+        try:
+            for fact in plan.facts:
+                self._record(fact)
+            deliveries = [
+                Delivered(
+                    index, held.tenure, held.first_pull, held.first_sequence, held.length, buffers
+                )
+                for index, held, buffers in plan.deliveries
+            ]
+            deliveries += [self._hand_out(*new) for new in plan.new]
+        except PulqueError as error:
+            self._stop_waiting(waiting)
+            waiting.refuse(error)
+            return
+        self._stop_waiting(waiting)
+        states = tuple(self._states(waiting, plan))
+        waiting.answer(PulledAnswer(states, tuple(deliveries)))
+
+    def _hand_out(
+        self,
+        index: int,
+        subscription: SubscriptionOpened | Subscription,
+        span: Span,
+        buffers: tuple[Buffer, ...],
+    ) -> Delivered:
+        number = (
+            subscription.id
+            if isinstance(subscription, Subscription)
+            else subscription.subscription
+        )
+        first_pull = self._consumption.subscriptions[number].next_pull
+        self._record(
+            Pulled(
+                number,
+                self._tenure,
+                first_pull,
+                span.first_sequence,
+                span.length,
+                self._clock.now_ms(),
+            )
+        )
+        self.delivered += span.length
+        return Delivered(
+            index, self._tenure, first_pull, span.first_sequence, span.length, buffers
+        )
+
+    def _record(self, fact: Action) -> None:
+        self._engine.append_action(fact)
+        self._consumption.handle(fact)
+
+    def _states(self, waiting: WaitingPull, plan: _Plan) -> Iterator[State]:
+        for (code, _, _), wanted in zip(plan.states, waiting.request.wanted, strict=True):
+            partition = self._engine.partition(wanted.partition)
+            found = (
+                self._consumption.subscription(partition.id, waiting.group, waiting.consumer)
+                if partition is not None
+                else None
+            )
+            if found is None:
+                yield State(code, PullSequence(0), PullSequence(0))
+            else:
+                yield State(code, found.settled, found.next_pull)
+
+    def _plan_nothing(self, waiting: WaitingPull) -> _Plan:
+        plan = _Plan(0, 0)
+        plan.states = [(ErrorCode.NONE, None, 0) for _ in waiting.request.wanted]
+        return plan
+
+    def _check(self, request: Pull, group: Group) -> None:
+        if not 1 <= len(request.wanted) <= _MOST_PARTITIONS:
+            raise InvalidRequestError(
+                f"a pull from {len(request.wanted)} partitions; 1 to {_MOST_PARTITIONS} are allowed"
+            )
+        if not request.max_messages or not request.max_bytes:
+            raise InvalidRequestError("a pull must ask for at least one message and one byte")
+        for wanted in request.wanted:
+            owner = owner_of(parse_partition(wanted.partition))
+            if owner is not None and owner != group:
+                raise NotAllowedError(f"{wanted.partition} belongs to group {owner}, not {group}")
+            if request.start_at == LATEST and owner is None:
+                # A group that starts at the end needs an end to start from.
+                self._engine.create_partition(
+                    parse_partition(wanted.partition), self._clock.now_ms()
+                )
+
+
+def _start_of(start_at: int, partition: Partition) -> ConsumeSequence:
+    if owner_of(partition.name) is not None:
+        return partition.start
+    if start_at == LATEST:
+        return partition.confirmed
+    return ConsumeSequence(min(max(start_at, partition.start), partition.confirmed))
+
+
+def _state_of_nothing(expected: int) -> tuple[ErrorCode, Subscription | None, int]:
+    code = ErrorCode.POSITION_LOST if expected > 0 else ErrorCode.NONE
+    return code, None, 0

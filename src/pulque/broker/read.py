@@ -1,0 +1,143 @@
+"""Reading without a group: messages from a sequence on, and where a partition begins and ends."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+from pulque.errors import InvalidRequestError, PulqueError, UnknownSubjectError
+from pulque.model.names import parse_partition
+from pulque.model.positions import ConsumeSequence
+from pulque.storage.engine import Engine
+from pulque.storage.files import WouldBlockError
+from pulque.storage.partitions import Partition
+from pulque.wire.requests import NO_TIME, Positions, Read
+from pulque.wire.responses import Located, ReadBack
+
+__all__ = ["Browser"]
+
+_LONGEST_WAIT_MS = 60_000
+
+
+@dataclass(eq=False, slots=True)
+class _WaitingRead:
+    request: Read
+    answer: Callable[[ReadBack], None]
+    refuse: Callable[[PulqueError], None]
+    owner: object
+    timer: asyncio.TimerHandle | None = None
+
+
+class Browser:
+    """Shows what is stored, without effect."""
+
+    def __init__(
+        self, engine: Engine, executor: Executor, *, max_messages: int, max_bytes: int
+    ) -> None:
+        self._engine = engine
+        self._executor = executor
+        self._max_messages = max_messages
+        self._max_bytes = max_bytes
+        self._loop = asyncio.get_running_loop()
+        self._waiting: dict[str, list[_WaitingRead]] = {}
+
+    def read(
+        self,
+        request: Read,
+        owner: object,
+        answer: Callable[[ReadBack], None],
+        refuse: Callable[[PulqueError], None],
+    ) -> None:
+        """Answer a read as soon as there is something, at the latest when its time is up."""
+        parse_partition(request.partition)
+        if not request.max_messages or not request.max_bytes:
+            raise InvalidRequestError("a read must ask for at least one message and one byte")
+        waiting = _WaitingRead(request, answer, refuse, owner)
+        if not self._try(waiting):
+            wait_ms = min(request.timeout_ms, _LONGEST_WAIT_MS)
+            self._waiting.setdefault(request.partition, []).append(waiting)
+            waiting.timer = self._loop.call_later(wait_ms / 1000, self._time_is_up, waiting)
+
+    def positions(self, request: Positions, answer: Callable[[Located], None]) -> None:
+        """Say where a partition begins and ends, and what was first at an instant."""
+        partition = self._engine.partition(parse_partition(request.partition))
+        if partition is None:
+            raise UnknownSubjectError(f"no message was ever sent to {request.partition} here")
+        if request.at_ms == NO_TIME:
+            answer(Located(partition.start, partition.confirmed, partition.confirmed))
+            return
+        at_ms = request.at_ms
+        found = self._loop.run_in_executor(self._executor, self._engine.at_time, partition, at_ms)
+        found.add_done_callback(
+            lambda f: answer(Located(partition.start, partition.confirmed, f.result()))
+        )
+
+    def wake(self, partitions: list[Partition]) -> None:
+        """Serve reads that wait for messages of these partitions."""
+        for partition in partitions:
+            for waiting in self._waiting.get(partition.name, [])[:]:
+                if self._try(waiting):
+                    self._stop_waiting(waiting)
+
+    def closed(self, owner: object) -> None:
+        """Forget the reads of a connection that is gone."""
+        for queue in list(self._waiting.values()):
+            for waiting in [w for w in queue if w.owner is owner]:
+                self._stop_waiting(waiting)
+
+    def _try(self, waiting: _WaitingRead, *, may_block: bool = False) -> bool:
+        partition = self._engine.partition(waiting.request.partition)
+        sequence = ConsumeSequence(waiting.request.sequence)
+        if partition is None or sequence >= partition.confirmed:
+            return False
+        try:
+            waiting.answer(self._read(partition, waiting.request, may_block=may_block))
+        except WouldBlockError:
+            request = waiting.request
+
+            def warm() -> ReadBack:
+                return self._read(partition, request, may_block=True)
+
+            def done(future: "asyncio.Future[ReadBack]") -> None:
+                problem = future.exception()
+                if isinstance(problem, PulqueError):
+                    waiting.refuse(problem)
+                else:
+                    waiting.answer(future.result())
+
+            self._loop.run_in_executor(self._executor, warm).add_done_callback(done)
+        except PulqueError as error:
+            waiting.refuse(error)
+        return True
+
+    def _read(self, partition: Partition, request: Read, *, may_block: bool) -> ReadBack:
+        span = self._engine.span(
+            partition,
+            ConsumeSequence(request.sequence),
+            max_messages=min(request.max_messages, self._max_messages),
+            max_bytes=min(request.max_bytes, self._max_bytes),
+            may_block=may_block,
+        )
+        records = tuple(self._engine.read(partition, span, may_block=may_block))
+        return ReadBack(
+            span.first_sequence, span.length, partition.start, partition.confirmed, records
+        )
+
+    def _time_is_up(self, waiting: _WaitingRead) -> None:
+        self._stop_waiting(waiting)
+        partition = self._engine.partition(waiting.request.partition)
+        nothing = ConsumeSequence(0)
+        start, end = (
+            (nothing, nothing) if partition is None else (partition.start, partition.confirmed)
+        )
+        sequence = ConsumeSequence(min(max(waiting.request.sequence, start), end))
+        waiting.answer(ReadBack(sequence, 0, start, end, b""))
+
+    def _stop_waiting(self, waiting: _WaitingRead) -> None:
+        if waiting.timer is not None:
+            waiting.timer.cancel()
+        queue = self._waiting.get(waiting.request.partition, [])
+        if waiting in queue:
+            queue.remove(waiting)
+        if not queue:
+            self._waiting.pop(waiting.request.partition, None)

@@ -1,0 +1,208 @@
+"""Send → message log → confirmed → answer.
+
+Each batch of a send is checked, deduplicated and appended on its own, and has an outcome of its
+own. The work per batch does not grow with the messages in it: the header and the size column
+are read as a whole, the records are never opened.
+"""
+
+from collections.abc import Callable
+
+from pulque.broker.columns import total_and_largest
+from pulque.broker.commit import Committer
+from pulque.clock import Clock
+from pulque.errors import (
+    ErrorCode,
+    InvalidBatchError,
+    InvalidRequestError,
+    MessageTooLargeError,
+    NotAllowedError,
+    OverloadedError,
+    PulqueError,
+    UnsupportedError,
+)
+from pulque.model.batch import BatchHeader, Flag, layout_of, read_header, seed_of, verify_crc
+from pulque.model.names import owner_of, parse_partition
+from pulque.model.positions import ConsumeSequence
+from pulque.rules.dedup import Dedup
+from pulque.storage.engine import Engine
+from pulque.storage.message_log import Appended
+from pulque.storage.partitions import Partition
+from pulque.wire.requests import Acks, Send
+from pulque.wire.responses import Outcome, Sent
+
+__all__ = ["Receiver", "check_batch"]
+
+_MOST_RECORDS = 64 * 1024 * 1024
+"""What a compressed batch may become."""
+_MOST_BATCHES = 1024
+_NO_SEQUENCE = ConsumeSequence(0)
+
+
+def check_batch(batch: bytes, seed: int, *, max_batch: int, max_message: int) -> BatchHeader:
+    """Return the header of a batch that may be stored.
+
+    Raises:
+        RejectedError: It may not.
+    """
+    if len(batch) > max_batch:
+        raise MessageTooLargeError(
+            f"a batch of {len(batch)} bytes; at most {max_batch} are allowed"
+        )
+    header = read_header(batch)
+    if not verify_crc(batch, seed):
+        raise InvalidBatchError("the batch's crc does not match its bytes and its partition")
+    if header.flags & Flag.DUE:
+        raise UnsupportedError("this broker holds no delayed messages: a due time is not allowed")
+    total, largest = total_and_largest(batch, header.count)
+    if largest > max_message:
+        raise MessageTooLargeError(
+            f"a message of {largest} bytes; at most {max_message} are allowed"
+        )
+    columns = header.count * layout_of(header.flags).record_width
+    if columns + total != header.records_size or header.records_size > _MOST_RECORDS:
+        raise InvalidBatchError(
+            f"messages of {total} bytes and columns of {columns} do not make records of "
+            f"{header.records_size} bytes (at most {_MOST_RECORDS} are allowed)"
+        )
+    return header
+
+
+class _PendingSend:
+    """One send whose outcomes come in."""
+
+    __slots__ = ("_answer", "_missing", "_outcomes")
+
+    def __init__(self, count: int, answer: Callable[[Sent], None]) -> None:
+        self._outcomes: list[Outcome | None] = [None] * count
+        self._missing = count
+        self._answer = answer
+
+    def put(self, index: int, outcome: Outcome) -> None:
+        self._outcomes[index] = outcome
+        self._missing -= 1
+        if not self._missing:
+            self._answer(Sent(tuple(o for o in self._outcomes if o is not None)))
+
+
+class Receiver:
+    """Takes in what producers send."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        committer: Committer,
+        dedup: Dedup,
+        clock: Clock,
+        *,
+        max_batch: int,
+        max_message: int,
+        max_waiting: int,
+    ) -> None:
+        self._engine = engine
+        self._committer = committer
+        self._dedup = dedup
+        self._clock = clock
+        self._max_batch = max_batch
+        self._max_message = max_message
+        self._max_waiting = max_waiting
+        self.messages = 0
+        self.batches = 0
+        self.refused = 0
+        self._unconfirmed: dict[tuple[int, int], list[tuple[_PendingSend, int]]] = {}
+        """Who waits for an append that is not confirmed: also the same batch, sent again."""
+
+    def send(self, request: Send, answer: Callable[[Sent], None]) -> None:
+        """Store the batches of a send, and answer once each has its outcome."""
+        if not 1 <= len(request.batches) <= _MOST_BATCHES:
+            raise InvalidRequestError(
+                f"a send of {len(request.batches)} batches; 1 to {_MOST_BATCHES} are allowed"
+            )
+        pending = _PendingSend(len(request.batches), answer)
+        wants_disk = request.acks is Acks.DISK
+        for index, (name, batch) in enumerate(request.batches):
+            try:
+                self._store(name, bytes(batch), pending, index, wants_disk=wants_disk)
+            except PulqueError as error:
+                self.refused += 1
+                pending.put(index, _failed(error))
+
+    def _store(
+        self, name: str, batch: bytes, pending: _PendingSend, index: int, *, wants_disk: bool
+    ) -> None:
+        if self._committer.waiting_bytes > self._max_waiting:
+            raise OverloadedError(
+                f"{self._committer.waiting_bytes} bytes wait for the disk; "
+                f"at most {self._max_waiting} are allowed"
+            )
+        partition = self._engine.partition(name)
+        if partition is None or name[0] == "%":
+            seed = seed_of(_sendable(name))
+        else:
+            seed = partition.seed
+        header = check_batch(batch, seed, max_batch=self._max_batch, max_message=self._max_message)
+        now_ms = self._clock.now_ms()
+        if partition is None:
+            partition = self._engine.create_partition(parse_partition(name), now_ms)
+        stored = self._dedup.find(partition.id, header)
+        if stored is not None:
+            self._answer_again(partition, stored, pending, index)
+            return
+        appended = self._engine.append(
+            partition, batch, header, now_ms=now_ms, wants_disk=wants_disk
+        )
+        entry = appended.entry
+        self._dedup.stored(partition.id, header, entry.first_sequence, now_ms)
+        self._unconfirmed[partition.id, entry.first_sequence] = [(pending, index)]
+        self._committer.submit(appended, self._done)
+
+    def _done(self, appended: Appended, error: PulqueError | None) -> None:
+        entry = appended.entry
+        if error is None:
+            self.messages += entry.count
+            self.batches += 1
+            outcome = Outcome(
+                ErrorCode.NONE,
+                is_duplicate=False,
+                first_sequence=entry.first_sequence,
+                stored_at_ms=entry.stored_at_ms,
+            )
+        else:
+            self.refused += 1
+            self._dedup.take_back(entry.partition, read_header(appended.batch))
+            outcome = _failed(error)
+        for pending, index in self._unconfirmed.pop((entry.partition, entry.first_sequence)):
+            pending.put(index, outcome)
+
+    def _answer_again(
+        self, partition: Partition, first: ConsumeSequence, pending: _PendingSend, index: int
+    ) -> None:
+        """Answer a batch that is stored, once it is confirmed."""
+        waiting = self._unconfirmed.get((partition.id, first))
+        if waiting is not None:
+            waiting.append((pending, index))
+            return
+        span = self._engine.span(partition, first, max_messages=1, max_bytes=1)
+        stored_at_ms = span.pieces[0].entry.stored_at_ms if span.pieces else 0
+        pending.put(
+            index,
+            Outcome(
+                ErrorCode.NONE, is_duplicate=True, first_sequence=first, stored_at_ms=stored_at_ms
+            ),
+        )
+
+
+def _sendable(name: str) -> str:
+    partition = parse_partition(name)
+    if owner_of(partition) is not None:
+        raise NotAllowedError(f"partition {name} belongs to a group: only the broker sends to it")
+    return partition
+
+
+def _failed(error: PulqueError) -> Outcome:
+    return Outcome(
+        error.code,
+        is_duplicate=False,
+        first_sequence=_NO_SEQUENCE,
+        stored_at_ms=0,
+        text=str(error)[:2000],
+    )

@@ -1,0 +1,194 @@
+"""From frames to the parts of the broker and back: who may ask what, and where it goes."""
+
+from collections.abc import Callable
+from typing import assert_never
+
+from pulque.broker.pull import Puller
+from pulque.broker.read import Browser
+from pulque.broker.receive import Receiver
+from pulque.broker.settle import Settler
+from pulque.clock import Clock
+from pulque.errors import ProtocolError, PulqueError, RemoteProtocolError, UnsupportedError
+from pulque.model.names import PartitionName, parse_subject
+from pulque.model.positions import Tenure
+from pulque.model.routes import PartitionRoute
+from pulque.model.routes import Route as RouteOf
+from pulque.net.server import Connection
+from pulque.storage.engine import Engine
+from pulque.wire.frame import MAX_PAYLOAD, Frame
+from pulque.wire.requests import (
+    Heartbeat,
+    Hello,
+    Positions,
+    Pull,
+    Read,
+    Request,
+    Route,
+    Seal,
+    Send,
+    Settle,
+    Status,
+    decode_request,
+)
+from pulque.wire.responses import (
+    Response,
+    Routed,
+    Sealed,
+    StatusReport,
+    Welcome,
+    encode_error,
+    encode_response,
+)
+from pulque.wire.versions import agree
+
+__all__ = ["RequestHandler"]
+
+
+class _Answerer:
+    """Where the answer to one request goes."""
+
+    __slots__ = ("_connection", "_epoch", "_request_id")
+
+    def __init__(self, connection: Connection, request_id: int, epoch: int) -> None:
+        self._connection = connection
+        self._request_id = request_id
+        self._epoch = epoch
+
+    def answer(self, response: Response) -> None:
+        """Send the answer."""
+        self._connection.send(encode_response(response, self._request_id, self._epoch))
+
+    def refuse(self, error: PulqueError) -> None:
+        """Send an error."""
+        self._connection.send([encode_error(error, self._request_id, self._epoch)])
+
+    def answer_held(self, response: Response) -> None:
+        """Send the answer to a request that was held."""
+        self._connection.waiting -= 1
+        self.answer(response)
+
+    def refuse_held(self, error: PulqueError) -> None:
+        """Send an error to a request that was held."""
+        self._connection.waiting -= 1
+        self.refuse(error)
+
+
+class RequestHandler:
+    """Answers every opcode."""
+
+    def __init__(
+        self,
+        name: str,
+        tenure: Tenure,
+        *,
+        receiver: Receiver,
+        puller: Puller,
+        settler: Settler,
+        browser: Browser,
+        engine: Engine,
+        clock: Clock,
+        status: Callable[[], bytes],
+        max_message: int,
+        lease_ms: int,
+    ) -> None:
+        self._name = name
+        self._tenure = tenure
+        self._receiver = receiver
+        self._puller = puller
+        self._settler = settler
+        self._browser = browser
+        self._engine = engine
+        self._clock = clock
+        self._status = status
+        self._max_message = max_message
+        self._lease_ms = lease_ms
+
+    def handle(self, connection: Connection, frame: Frame) -> None:
+        """Answer a frame, now or when there is something to answer."""
+        answerer = _Answerer(connection, frame.request_id, self._tenure.epoch)
+        try:
+            request = decode_request(frame)
+            if connection.is_welcome:
+                self._dispatch(connection, request, answerer)
+            else:
+                self._greet(connection, request, answerer)
+        except ProtocolError as error:
+            connection.refuse(error, frame.request_id)
+        except PulqueError as error:
+            answerer.refuse(error)
+
+    def closed(self, connection: Connection) -> None:
+        """Forget what a connection was waiting for."""
+        self._puller.closed(connection)
+        self._browser.closed(connection)
+
+    def _greet(self, connection: Connection, request: Request, answerer: _Answerer) -> None:
+        if not isinstance(request, Hello):
+            raise RemoteProtocolError("the first frame on a connection must be a Hello")
+        if request.mechanism:
+            raise UnsupportedError(
+                f"authentication by {request.mechanism!r} is not known; this broker knows none"
+            )
+        version = agree(request.min_version, request.max_version)
+        connection.welcome()
+        answerer.answer(
+            Welcome(
+                version, self._name, self._tenure, MAX_PAYLOAD, self._max_message, self._lease_ms
+            )
+        )
+
+    def _dispatch(self, connection: Connection, request: Request, answerer: _Answerer) -> None:
+        match request:
+            case Send():
+                self._receiver.send(request, answerer.answer)
+            case Pull():
+                connection.waiting += 1
+                self._hold(
+                    answerer,
+                    lambda: self._puller.pull(
+                        request, connection, answerer.answer_held, answerer.refuse_held
+                    ),
+                )
+            case Settle():
+                answerer.answer(self._settler.settle(request))
+            case Heartbeat():
+                answerer.answer(self._settler.heartbeat(request))
+            case Read():
+                connection.waiting += 1
+                self._hold(
+                    answerer,
+                    lambda: self._browser.read(
+                        request, connection, answerer.answer_held, answerer.refuse_held
+                    ),
+                )
+            case Positions():
+                self._browser.positions(request, answerer.answer)
+            case Route():
+                answerer.answer(self._route(connection, request))
+            case Status():
+                answerer.answer(StatusReport(self._status()))
+            case Seal():
+                answerer.answer(self._seal())
+            case Hello():
+                raise RemoteProtocolError("a second Hello on one connection")
+            case _:
+                assert_never(request)
+
+    @staticmethod
+    def _hold(answerer: _Answerer, begin: Callable[[], None]) -> None:
+        try:
+            begin()
+        except PulqueError as error:
+            answerer.refuse_held(error)
+
+    def _route(self, connection: Connection, request: Route) -> Routed:
+        """A lone broker serves every subject itself."""
+        subject = parse_subject(request.subject)
+        host, port = connection.local_address
+        here = PartitionRoute(PartitionName(subject), self._name, host, port)
+        return Routed(RouteOf(subject, 1, (here,)))
+
+    def _seal(self) -> Sealed:
+        if self._engine.open_batches:
+            self._engine.roll(self._clock.now_ms())
+        return Sealed(self._engine.segments[-1].base)

@@ -1,0 +1,217 @@
+"""Redeliver → the group's retry partition.
+
+Single messages are taken out of their batches in a worker thread, packed anew with their next
+attempt, and appended like any other batch. Until that is in the log the redelivery is pending
+and part of every checkpoint; each retry names its origin, so that a replay performs only those
+that the log does not have yet.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from itertools import groupby
+
+from pulque.broker.commit import Committer
+from pulque.clock import Clock
+from pulque.errors import PulqueError, StorageFullError
+from pulque.model.batch import Flag, read_header, seed_of
+from pulque.model.message import Message, StoredBatch
+from pulque.model.names import Group, PartitionName, owner_of, retry_partition, subject_of
+from pulque.model.pack import BatchPacker, encode_headers
+from pulque.model.positions import ConsumeSequence
+from pulque.model.record import ENVELOPE_SIZE, Envelope, read_envelope
+from pulque.rules.consumption import Consumption, Redeliver, Redelivery
+from pulque.rules.retry import ORIGIN_HEADER, REASON_HEADER, decide
+from pulque.storage.engine import Engine
+from pulque.storage.files import Buffer
+from pulque.storage.message_log import Appended
+from pulque.storage.partitions import Partition
+
+__all__ = ["Redeliverer", "messages_of", "origins_of"]
+
+_MOST_MESSAGES = 500
+_MOST_BYTES = 1024 * 1024
+_TRY_AGAIN_S = 1.0
+
+
+def messages_of(partition: PartitionName, records: Iterator[Buffer]) -> Iterator[Message]:
+    """Yield every message of records as they are served."""
+    data = b"".join(records)
+    at = 0
+    while at < len(data):
+        envelope = read_envelope(data, at)
+        if not isinstance(envelope, Envelope):
+            return
+        batch = StoredBatch(
+            data[at + ENVELOPE_SIZE : at + envelope.size],
+            partition=partition,
+            first_sequence=envelope.first_sequence,
+            stored_at_ms=envelope.stored_at_ms,
+        )
+        for i in range(len(batch)):
+            yield Message(batch, i)
+        at += envelope.size
+
+
+def origins_of(
+    partition: PartitionName, batch: bytes
+) -> Iterator[tuple[PartitionName, Group, ConsumeSequence]]:
+    """Yield which deliveries the messages of a stored retry batch stem from."""
+    group = owner_of(partition)
+    if group is None:
+        return
+    stored = StoredBatch(
+        batch, partition=partition, first_sequence=ConsumeSequence(0), stored_at_ms=0
+    )
+    for i in range(len(stored)):
+        name, _, sequence = Message(stored, i).headers.get(ORIGIN_HEADER, "").rpartition("/")
+        if name:
+            yield PartitionName(name), group, ConsumeSequence(int(sequence))
+
+
+class Redeliverer:
+    """Performs redeliveries, one group after the other."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        consumption: Consumption,
+        committer: Committer,
+        clock: Clock,
+        executor: Executor,
+        log: Callable[..., None],
+    ) -> None:
+        self._engine = engine
+        self._consumption = consumption
+        self._committer = committer
+        self._clock = clock
+        self._executor = executor
+        self._log = log
+        self._queue: asyncio.Queue[Redeliver] = asyncio.Queue()
+        self.redelivered = 0
+
+    def perform(self, effect: Redeliver) -> None:
+        """Begin a redelivery."""
+        self._queue.put_nowait(effect)
+
+    async def run(self) -> None:
+        """Perform redeliveries until cancelled."""
+        while True:
+            effect = await self._queue.get()
+            wanted = sorted(effect.redeliveries, key=lambda r: r.sequence)
+            for at in range(0, len(wanted), _MOST_MESSAGES):
+                await self._redeliver(effect, wanted[at : at + _MOST_MESSAGES])
+
+    async def _redeliver(self, effect: Redeliver, wanted: list[Redelivery]) -> None:
+        partition = self._engine.partitions.by_id[effect.partition]
+        loop = asyncio.get_running_loop()
+        target = retry_partition(subject_of(partition.name), effect.group)
+        batches, missing = await loop.run_in_executor(
+            self._executor, self._pack, partition, target, wanted
+        )
+        for batch, sequences in batches:
+            await self._append(target, batch)
+            self._consumption.redelivered(effect.partition, effect.group, sequences)
+            self.redelivered += len(sequences)
+        if missing:
+            self._log("redelivery_impossible", partition=partition.name, sequences=missing[:10])
+            self._consumption.redelivered(effect.partition, effect.group, missing)
+
+    async def _append(self, target: PartitionName, batch: bytes) -> None:
+        """Append a retry batch; without room it waits until there is."""
+        while True:
+            try:
+                await self._append_once(target, batch)
+            except StorageFullError as error:
+                self._log("redelivery_delayed", partition=target, reason=str(error))
+                await asyncio.sleep(_TRY_AGAIN_S)
+            else:
+                return
+
+    async def _append_once(self, target: PartitionName, batch: bytes) -> None:
+        now_ms = self._clock.now_ms()
+        partition = self._engine.create_partition(target, now_ms)
+        appended = self._engine.append(
+            partition,
+            batch,
+            read_header(batch),
+            now_ms=now_ms,
+            wants_disk=False,
+            from_reserve=True,
+        )
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def done(_: Appended, error: PulqueError | None) -> None:
+            if written.done():
+                return
+            if error is None:
+                written.set_result(None)
+            else:
+                written.set_exception(error)
+
+        self._committer.submit(appended, done)
+        await written
+
+    def _pack(
+        self, partition: Partition, target: PartitionName, wanted: list[Redelivery]
+    ) -> tuple[list[tuple[bytes, list[ConsumeSequence]]], list[ConsumeSequence]]:
+        """Return retry batches with what they hold, and what is not stored any more."""
+        batches = []
+        missing = {r.sequence for r in wanted}
+        reasons = {r.sequence: r for r in wanted}
+        packer, packed = BatchPacker(), list[ConsumeSequence]()
+        size = 0
+        for message in self._read(partition, wanted):
+            missing.discard(message.sequence)
+            _add(packer, message, partition.name, reasons[message.sequence])
+            packed.append(message.sequence)
+            size += len(message.body)
+            if size >= _MOST_BYTES:
+                batches.append((_encode(packer, target), packed))
+                packer, packed, size = BatchPacker(), [], 0
+        if packed:
+            batches.append((_encode(packer, target), packed))
+        return batches, sorted(missing)
+
+    def _read(self, partition: Partition, wanted: list[Redelivery]) -> Iterator[Message]:
+        """Yield the messages of ascending sequences, run by run."""
+        numbered = enumerate(r.sequence for r in wanted)
+        for _, run in groupby(numbered, key=lambda pair: pair[1] - pair[0]):
+            sequences = [sequence for _, sequence in run]
+            at, end = sequences[0], ConsumeSequence(sequences[-1] + 1)
+            while at < end:
+                span = self._engine.span(
+                    partition, at, max_messages=end - at, max_bytes=_MOST_BYTES, end=end
+                )
+                if not span.pieces:
+                    break
+                for message in messages_of(
+                    partition.name, iter(self._engine.read(partition, span))
+                ):
+                    if span.first_sequence <= message.sequence < span.end:
+                        yield message
+                at = span.end
+
+
+def _add(
+    packer: BatchPacker, message: Message, source: PartitionName, redelivery: Redelivery
+) -> None:
+    headers = message.headers
+    headers[ORIGIN_HEADER] = f"{source}/{message.sequence}"
+    headers[REASON_HEADER] = redelivery.reason.replace("\0", " ")
+    batch, index = message.source()
+    packer.add_encoded(
+        message.body,
+        key=batch.part(index, Flag.KEYS),
+        order_key=batch.part(index, Flag.ORDER_KEYS),
+        tags=batch.part(index, Flag.TAGS),
+        headers=encode_headers(headers, is_system=True),
+        expires_at_ms=message.expires_at_ms,
+        created_at_ms=message.created_at_ms,
+        attempt=decide(redelivery, message.attempt).attempt,
+        message_id=batch.id_of(index),
+    )
+
+
+def _encode(packer: BatchPacker, target: PartitionName) -> bytes:
+    return packer.encode(seed=seed_of(target), ids=b"\0" * (16 * len(packer)), created_at_ms=0)

@@ -1,0 +1,299 @@
+"""Puts the parts of a broker together, in order, and starts them. Holds no logic.
+
+Nothing is served before the end: the directory is locked, the start counted, both logs replayed,
+a checkpoint written; then the port opens.
+"""
+
+import asyncio
+import json
+import signal
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import structlog
+
+from pulque.broker.commit import Committer
+from pulque.broker.config import BrokerSettings
+from pulque.broker.housekeeping import Housekeeper, Rhythm
+from pulque.broker.listener import LoggingListener
+from pulque.broker.logs import configure_logging
+from pulque.broker.pull import Puller
+from pulque.broker.read import Browser
+from pulque.broker.receive import Receiver
+from pulque.broker.recovery import recover
+from pulque.broker.requests import RequestHandler
+from pulque.broker.retry import Redeliverer
+from pulque.broker.settle import Settler
+from pulque.broker.status import status_report
+from pulque.clock import Clock, SystemClock
+from pulque.errors import PulqueError, StorageError
+from pulque.model.positions import Epoch, Tenure
+from pulque.net.server import ConnectionLimits, FrameServer
+from pulque.rules.lease import Leases
+from pulque.storage.files import OsFileSystem
+from pulque.storage.options import StorageOptions
+from pulque.storage.partitions import Partition
+from pulque.wire.frame import MAX_PAYLOAD
+
+__all__ = ["Broker", "run_broker"]
+
+_READERS = 4
+
+
+def run_broker(settings: BrokerSettings, *, on_ready: Callable[[str], None]) -> None:
+    """Run a broker until SIGTERM or SIGINT.
+
+    Args:
+        settings: The broker's.
+        on_ready: Called with the broker's URL once it serves.
+
+    Raises:
+        PulqueError: It cannot start, or its disk failed.
+    """
+    configure_logging(settings.log)
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_serve(settings, on_ready))
+
+
+async def _serve(settings: BrokerSettings, on_ready: Callable[[str], None]) -> None:
+    broker = Broker(settings)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, broker.stop)
+    await broker.start()
+    try:
+        on_ready(broker.url)
+        await broker.stopped()
+    finally:
+        await broker.close()
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+class Broker:
+    """One broker on one data directory. Lives in one event loop."""
+
+    def __init__(self, settings: BrokerSettings, clock: Clock | None = None) -> None:
+        self._settings = settings
+        self._clock = clock or SystemClock()
+        self._log = structlog.get_logger(component="broker")
+        self._stop = asyncio.Event()
+        self._failure: PulqueError | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self.url = ""
+
+    async def start(self) -> None:
+        """Recover, then serve."""
+        settings, clock = self._settings, self._clock
+        limits = settings.limits
+        settings.storage.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._files = OsFileSystem(str(settings.storage.directory))
+        self._files.lock()
+        began_ms = clock.monotonic_ms()
+        engine, recovered = recover(
+            self._files, _options(settings), LoggingListener(), clock.now_ms()
+        )
+        self._engine = engine
+        consumption, dedup = recovered.consumption, recovered.dedup
+        self._executor = ThreadPoolExecutor(_READERS, "pulque-disk")
+        leases = Leases(_ms(settings.consumption.lease))
+        now_ms = clock.monotonic_ms()
+        for subscription in consumption.subscriptions.values():
+            if subscription.held_count:
+                leases.renew(subscription.group, subscription.consumer, now_ms)
+        tenure = Tenure(Epoch(0), engine.start_count)
+        self._committer = Committer(
+            engine,
+            sync_interval_s=settings.storage.sync_interval.total_seconds(),
+            wake=self._wake,
+            fail=self._fail,
+        )
+        receiver = Receiver(
+            engine,
+            self._committer,
+            dedup,
+            clock,
+            max_batch=limits.max_batch,
+            max_message=limits.max_message,
+            max_waiting=limits.max_in_flight,
+        )
+        self._puller = Puller(
+            engine,
+            consumption,
+            leases,
+            clock,
+            self._executor,
+            tenure=tenure,
+            max_messages=limits.max_pull_messages,
+            max_bytes=limits.max_pull_bytes,
+            max_held=limits.max_held,
+        )
+        self._browser = Browser(
+            engine,
+            self._executor,
+            max_messages=limits.max_pull_messages,
+            max_bytes=limits.max_pull_bytes,
+        )
+        redeliverer = Redeliverer(
+            engine, consumption, self._committer, clock, self._executor, self._log.warning
+        )
+        settler = Settler(engine, consumption, leases, clock, perform=redeliverer.perform)
+        self._housekeeper = Housekeeper(
+            engine,
+            consumption,
+            dedup,
+            settler,
+            clock,
+            self._executor,
+            _rhythm(settings),
+            log=self._log.warning,
+            fail=self._fail,
+        )
+        await self._housekeeper.checkpoint()
+        for effect in consumption.pending():
+            redeliverer.perform(effect)
+
+        def report() -> bytes:
+            parts = (engine, consumption, receiver, self._puller, settler, redeliverer)
+            found = status_report(*parts, self._committer, len(self._server.connections))
+            found["broker"] = settings.name
+            return json.dumps(found).encode()
+
+        handler = RequestHandler(
+            settings.name,
+            tenure,
+            receiver=receiver,
+            puller=self._puller,
+            settler=settler,
+            browser=self._browser,
+            engine=engine,
+            clock=clock,
+            status=report,
+            max_message=limits.max_message,
+            lease_ms=leases.lease_ms,
+        )
+        self._server = FrameServer(handler, _connection_limits(settings), clock, self._log.info)
+        self._tasks = [
+            asyncio.create_task(self._supervise(redeliverer.run())),
+            asyncio.create_task(self._supervise(self._housekeeper.run())),
+        ]
+        host, port = await self._listen()
+        shown = f"[{host}]" if ":" in host else host
+        self.url = f"pulque://{shown}:{port}"
+        self._log.info(
+            "broker_started",
+            url=self.url,
+            start=engine.start_count,
+            replayed_batches=recovered.batches,
+            replayed_facts=recovered.facts,
+            recovery_ms=clock.monotonic_ms() - began_ms,
+        )
+
+    def stop(self) -> None:
+        """Ask the broker to stop."""
+        self._stop.set()
+
+    async def stopped(self) -> None:
+        """Wait until the broker is asked to stop, or has to.
+
+        Raises:
+            PulqueError: Its disk failed.
+        """
+        await self._stop.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    async def close(self) -> None:
+        """Stop serving, sync, write a checkpoint, and give the directory back."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._server.close()
+        if self._failure is None:
+            await self._committer.close()
+            try:
+                await self._housekeeper.checkpoint()
+            except StorageError as error:
+                self._log.warning("last_checkpoint_failed", reason=str(error))
+        self._executor.shutdown()
+        self._engine.close()
+        self._files.unlock()
+        self._log.info("broker_stopped")
+
+    async def _listen(self) -> tuple[str, int]:
+        listen = self._settings.listen
+        try:
+            return await self._server.listen(listen.host, listen.port)
+        except OSError as error:
+            raise PulqueError(
+                f"cannot listen on {listen.host}:{listen.port}: {error.strerror}"
+            ) from error
+
+    async def _supervise(self, work: Coroutine[None, None, None]) -> None:
+        """Run a task that must not end; if it does, the broker stops and says why."""
+        try:
+            await work
+        except asyncio.CancelledError:
+            raise
+        except PulqueError as error:
+            self._fail(error)
+        except Exception as error:
+            self._log.exception("task_failed")
+            self._fail(StorageError(f"an inner task failed: {error!r}"))
+
+    def _wake(self, partitions: list[Partition]) -> None:
+        self._puller.wake(partitions)
+        self._browser.wake(partitions)
+
+    def _fail(self, error: PulqueError) -> None:
+        """Stop taking writes: the process ends and recovers from its logs."""
+        if self._failure is None:
+            self._log.error("broker_failed", reason=str(error))
+            self._failure = error
+        self._stop.set()
+
+
+def _options(settings: BrokerSettings) -> StorageOptions:
+    storage = settings.storage
+    return StorageOptions(
+        segment_bytes=storage.segment_size,
+        segment_batches=storage.segment_batches,
+        segment_age_ms=_ms(storage.segment_age),
+        action_segment_bytes=storage.action_segment_size,
+        tail_cache_bytes=storage.tail_cache,
+        reserve_bytes=storage.reserve,
+    )
+
+
+def _rhythm(settings: BrokerSettings) -> Rhythm:
+    storage = settings.storage
+    return Rhythm(
+        checkpoint_records=storage.checkpoint_records,
+        checkpoint_ms=_ms(storage.checkpoint_interval),
+        lease_check_ms=_ms(settings.consumption.lease_check),
+        retention_ms=_ms(storage.retention),
+        retention_bytes=storage.retention_size,
+    )
+
+
+def _connection_limits(settings: BrokerSettings) -> ConnectionLimits:
+    limits = settings.limits
+    return ConnectionLimits(
+        max_connections=limits.max_connections,
+        max_payload=MAX_PAYLOAD,
+        send_buffer=limits.send_buffer + limits.max_pull_bytes,
+        handshake_ms=_ms(limits.handshake_timeout),
+        frame_ms=_ms(limits.frame_timeout),
+        idle_ms=_ms(limits.idle_timeout),
+    )
+
+
+def _ms(duration: timedelta) -> int:
+    return int(duration.total_seconds() * 1000)

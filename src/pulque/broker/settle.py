@@ -1,0 +1,120 @@
+"""Settled → subscription → retries, and what else a consumer tells: that it lives, or leaves."""
+
+from collections.abc import Callable
+
+from pulque.clock import Clock
+from pulque.errors import InvalidRequestError, StaleSettleError, UnknownGroupError
+from pulque.model.actions import Action, ConsumerLost, NackedDelivery, Settled
+from pulque.model.names import ConsumerId, Group, parse_consumer_id, parse_group
+from pulque.model.positions import PullSequence
+from pulque.rules.consumption import Consumption, Effect, check_incarnation
+from pulque.rules.lease import Leases
+from pulque.storage.engine import Engine
+from pulque.wire.requests import Heartbeat, Settle
+from pulque.wire.responses import Beaten
+from pulque.wire.responses import Settled as SettledAnswer
+
+__all__ = ["Settler"]
+
+_MOST_NACKED = 10_000
+_LONGEST_REASON = 1000
+
+
+class Settler:
+    """Takes in what consumers are done with."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        consumption: Consumption,
+        leases: Leases,
+        clock: Clock,
+        *,
+        perform: Callable[[Effect], None],
+    ) -> None:
+        self._engine = engine
+        self._consumption = consumption
+        self._leases = leases
+        self._clock = clock
+        self._perform = perform
+        self.settled = 0
+        self.nacked = 0
+        self.lost = 0
+
+    def settle(self, request: Settle) -> SettledAnswer:
+        """Settle a range of deliveries.
+
+        Raises:
+            RejectedError: The consumer does not hold them.
+        """
+        group, consumer = parse_group(request.group), parse_consumer_id(request.consumer)
+        partition = self._engine.partition(request.partition)
+        found = (
+            None
+            if partition is None
+            else self._consumption.subscription(partition.id, group, consumer)
+        )
+        if found is None:
+            raise StaleSettleError(
+                f"consumer {consumer} of group {group} was handed nothing of {request.partition}"
+            )
+        check_incarnation(found, request.incarnation)
+        if len(request.nacked) > _MOST_NACKED:
+            raise InvalidRequestError(
+                f"{len(request.nacked)} nacked deliveries in one settle; "
+                f"at most {_MOST_NACKED} are allowed"
+            )
+        self._leases.renew(group, consumer, self._clock.monotonic_ms())
+        sequences = tuple(n.sequence for n in request.nacked)
+        first = found.check_settle(request.tenure, request.first, request.last, sequences)
+        if first is None:
+            return SettledAnswer(found.settled)
+        nacked = tuple(
+            NackedDelivery(PullSequence(n.sequence), n.delay_ms, n.reason[:_LONGEST_REASON])
+            for n in request.nacked
+            if n.sequence >= first
+        )
+        self._record(
+            Settled(found.id, first, PullSequence(request.last), nacked, self._clock.now_ms())
+        )
+        self.settled += request.last - first + 1
+        self.nacked += len(nacked)
+        return SettledAnswer(found.settled)
+
+    def heartbeat(self, request: Heartbeat) -> Beaten:
+        """Renew a lease, or take back what a leaving consumer holds.
+
+        Raises:
+            FencedError: A newer incarnation of the consumer was here.
+            UnknownGroupError: Nobody of this name ever pulled.
+        """
+        group, consumer = parse_group(request.group), parse_consumer_id(request.consumer)
+        found = self._consumption.subscriptions_of(group, consumer)
+        for subscription in found:
+            check_incarnation(subscription, request.incarnation)
+        if request.is_leaving:
+            self._lose(group, consumer, "the consumer left")
+            return Beaten(self._leases.lease_ms)
+        if not found:
+            raise UnknownGroupError(f"consumer {consumer} of group {group} has not pulled yet")
+        self._leases.renew(group, consumer, self._clock.monotonic_ms())
+        return Beaten(self._leases.lease_ms)
+
+    def lose_silent(self) -> list[tuple[Group, ConsumerId]]:
+        """Take back what consumers hold whose lease ran out; return who they were."""
+        expired = self._leases.expired(self._clock.monotonic_ms())
+        for group, consumer in expired:
+            self._lose(group, consumer, f"silent for {self._leases.lease_ms} ms")
+        return expired
+
+    def _lose(self, group: Group, consumer: ConsumerId, reason: str) -> None:
+        for subscription in self._consumption.subscriptions_of(group, consumer):
+            if subscription.held_count:
+                self.lost += subscription.held_count
+                self._record(ConsumerLost(subscription.id, reason, self._clock.now_ms()))
+        self._leases.end(group, consumer)
+
+    def _record(self, fact: Action) -> None:
+        self._engine.append_action(fact)
+        for effect in self._consumption.handle(fact):
+            self._perform(effect)
