@@ -1,0 +1,105 @@
+"""Pulque, a durable message queue: consumers pull, and any number of them share the work.
+
+::
+
+    import pulque
+
+    with pulque.connect() as client:
+        client.send("orders", b"two teas")
+        with client.consumer("orders", group="kitchen") as consumer:
+            for message in consumer:
+                print(message.body)
+                message.ack()
+
+``pulque.aio`` has the same names for asyncio.
+"""
+
+import logging
+
+from pulque.client.client import Client, connect
+from pulque.client.consumer import Consumer
+from pulque.client.looking import PartitionPositions
+from pulque.client.pending import PendingSend, PendingSends
+from pulque.client.producer import Producer
+from pulque.client.receipt import Outgoing, Receipt
+from pulque.client.received import ReceivedMessage
+from pulque.errors import (
+    ConfigError,
+    CorruptionError,
+    DisconnectedError,
+    ErrorCode,
+    FencedError,
+    InvalidBatchError,
+    InvalidNameError,
+    InvalidRequestError,
+    LocalProtocolError,
+    MessageTooLargeError,
+    NotAllowedError,
+    NotLeaderError,
+    OverloadedError,
+    PositionLostError,
+    ProtocolError,
+    PulqueError,
+    RejectedError,
+    RemoteProtocolError,
+    RequestTimeoutError,
+    StaleEpochError,
+    StaleSettleError,
+    StorageError,
+    StorageFullError,
+    UnavailableError,
+    UnknownGroupError,
+    UnknownSubjectError,
+    UnsupportedError,
+    UsageError,
+)
+from pulque.model.message import Message
+from pulque.model.positions import Position
+
+__all__ = [
+    "Client",
+    "ConfigError",
+    "Consumer",
+    "CorruptionError",
+    "DisconnectedError",
+    "ErrorCode",
+    "FencedError",
+    "InvalidBatchError",
+    "InvalidNameError",
+    "InvalidRequestError",
+    "LocalProtocolError",
+    "Message",
+    "MessageTooLargeError",
+    "NotAllowedError",
+    "NotLeaderError",
+    "Outgoing",
+    "OverloadedError",
+    "PartitionPositions",
+    "PendingSend",
+    "PendingSends",
+    "Position",
+    "PositionLostError",
+    "Producer",
+    "ProtocolError",
+    "PulqueError",
+    "Receipt",
+    "ReceivedMessage",
+    "RejectedError",
+    "RemoteProtocolError",
+    "RequestTimeoutError",
+    "StaleEpochError",
+    "StaleSettleError",
+    "StorageError",
+    "StorageFullError",
+    "UnavailableError",
+    "UnknownGroupError",
+    "UnknownSubjectError",
+    "UnsupportedError",
+    "UsageError",
+    "__version__",
+    "connect",
+]
+
+__version__ = "0.1.0"
+
+logging.getLogger("pulque").addHandler(logging.NullHandler())

@@ -1,0 +1,66 @@
+"""How long to wait before trying again: longer each time, and never in step with others."""
+
+from collections.abc import Callable
+
+from pulque.errors import PulqueError
+
+__all__ = ["Backoff", "Retries"]
+
+FIRST = 0.02
+LARGEST = 2.0
+
+
+class Backoff:
+    """Gives waits that double up to a largest one, each shortened by chance.
+
+    Args:
+        draw: Returns a random number in ``0.0..1.0``.
+        first: The first wait, in seconds.
+        largest: No wait is longer.
+    """
+
+    __slots__ = ("_draw", "_first", "_largest", "_wait")
+
+    def __init__(
+        self, draw: Callable[[], float], *, first: float = FIRST, largest: float = LARGEST
+    ) -> None:
+        self._draw = draw
+        self._first = first
+        self._largest = largest
+        self._wait = first
+
+    def next_wait(self) -> float:
+        """Return how long to wait now, in seconds."""
+        wait = self._wait
+        self._wait = min(2 * wait, self._largest)
+        return wait * (0.5 + self._draw() / 2)
+
+    def reset(self) -> None:
+        """Begin again with the first wait: it went well."""
+        self._wait = self._first
+
+
+class Retries:
+    """Decides whether a call that failed is tried again, and when.
+
+    Args:
+        draw: Returns a random number in ``0.0..1.0``.
+        deadline: When the caller wants to know, on the clock that ``next_wait`` is told.
+    """
+
+    __slots__ = ("_backoff", "_deadline")
+
+    def __init__(self, draw: Callable[[], float], deadline: float) -> None:
+        self._backoff = Backoff(draw)
+        self._deadline = deadline
+
+    def next_wait(self, error: PulqueError, now: float) -> float:
+        """Return how long to wait before the next try.
+
+        Raises:
+            PulqueError: ``error`` itself, where another try is of no use or comes too late.
+        """
+        wait = self._backoff.next_wait()
+        if not error.retryable or now + wait >= self._deadline:
+            raise error
+        return wait

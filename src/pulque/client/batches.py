@@ -1,0 +1,153 @@
+"""Batches on their way, and the stream of them that leads to one partition."""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from pulque.client.backoff import Backoff
+from pulque.client.receipt import Receipt
+from pulque.client.routes import Target
+from pulque.errors import PulqueError
+from pulque.model.ids import ID_SIZE, show_id
+from pulque.model.pack import BatchPacker
+from pulque.model.positions import ConsumeSequence
+from pulque.wire.responses import Outcome
+
+__all__ = ["WINDOW", "OutgoingBatch", "Stream"]
+
+log = logging.getLogger("pulque.client")
+
+WINDOW = 32
+"""How far batches without an outcome may be apart; a broker remembers the last 64 it stored."""
+
+
+class Stream:
+    """The batches on their way to one partition, in order. Its owner's lock guards it."""
+
+    __slots__ = (
+        "backoff",
+        "in_flight",
+        "is_active",
+        "is_due",
+        "next_number",
+        "open",
+        "paused_until",
+        "ready",
+        "target",
+        "unresolved",
+    )
+
+    def __init__(self, target: Target, backoff: Backoff) -> None:
+        self.target = target
+        self.backoff = backoff
+        self.open: OutgoingBatch | None = None
+        """Takes new messages."""
+        self.is_due = False
+        """Whether the open batch should go as soon as it may."""
+        self.ready: deque[OutgoingBatch] = deque()
+        """Full, or to be sent again; those with a number first."""
+        self.in_flight = 0
+        self.next_number = 0
+        self.unresolved: deque[OutgoingBatch] = deque()
+        """Numbered and without an outcome, and some with one that were not cleared yet."""
+        self.paused_until = 0.0
+        self.is_active = False
+
+    def may_send(self, now: float, max_in_flight: int) -> bool:
+        """Say whether one more batch may go now."""
+        if self.in_flight >= max_in_flight or self.paused_until > now:
+            return False
+        unresolved = self.unresolved
+        while unresolved and unresolved[0].is_done:
+            unresolved.popleft()
+        # A batch that is sent again has its number; only new ones widen the window.
+        if self.ready and self.ready[0].number >= 0:
+            return True
+        return not unresolved or self.next_number - unresolved[0].number < WINDOW
+
+    def put_back(self, batch: "OutgoingBatch") -> None:
+        """Have a batch sent again, in the place that its number gives it."""
+        place = 0
+        for other in self.ready:
+            if not 0 <= other.number < batch.number:
+                break
+            place += 1
+        self.ready.insert(place, batch)
+
+
+class OutgoingBatch:
+    """Messages for one partition that travel together. Its owner's lock guards it."""
+
+    __slots__ = (
+        "bodies",
+        "callbacks",
+        "count",
+        "data",
+        "deadline",
+        "due_at",
+        "error",
+        "ids",
+        "is_done",
+        "lock",
+        "number",
+        "opened_at_ms",
+        "outcome",
+        "packer",
+        "size",
+        "stream",
+    )
+
+    def __init__(
+        self, stream: "Stream", lock: threading.Lock, *, due_at: float, deadline: float
+    ) -> None:
+        self.stream = stream
+        self.lock = lock
+        self.due_at = due_at
+        self.deadline = deadline
+        self.packer = BatchPacker()
+        self.bodies = self.packer.bodies
+        self.size = 0
+        self.count = 0
+        self.opened_at_ms = 0
+        self.number = -1
+        self.data = b""
+        self.ids = b""
+        self.is_done = False
+        self.outcome: Outcome | None = None
+        self.error: PulqueError | None = None
+        self.callbacks: list[Callable[[], object]] = []
+
+    def receipt(self, index: int) -> Receipt:
+        """Return the receipt of one message, or raise what went wrong; it must be done."""
+        outcome = self.outcome
+        if outcome is None:
+            assert self.error is not None  # noqa: S101  # done means one of the two
+            # It is raised for each message: the trace of the last time must not stay on it.
+            raise self.error.with_traceback(None)
+        target = self.stream.target
+        return Receipt(
+            show_id(self.ids[ID_SIZE * index : ID_SIZE * index + ID_SIZE]),
+            target.partition,
+            ConsumeSequence(outcome.first_sequence + index),
+            outcome.stored_at_ms,
+            target.broker_group,
+            outcome.is_duplicate,
+        )
+
+    def when_done(self, callback: Callable[[], object]) -> None:
+        """Call ``callback`` once there is an outcome: now, or by whoever brings it."""
+        with self.lock:
+            if not self.is_done:
+                self.callbacks.append(callback)
+                return
+        callback()
+
+    def tell(self) -> None:
+        """Call those who wait; without the lock, after the batch is done."""
+        callbacks, self.callbacks = self.callbacks, []
+        for callback in callbacks:
+            try:
+                callback()
+            except Exception:
+                log.exception("a done callback failed")

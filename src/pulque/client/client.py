@@ -1,0 +1,493 @@
+"""The blocking client: everything an application does goes through it."""
+
+import contextlib
+import functools
+import os
+import secrets
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from pulque.client.backoff import Retries
+from pulque.client.connection import Connection, connect_any
+from pulque.client.consumer import Consumer
+from pulque.client.identity import Identity, application_name, state_folder
+from pulque.client.incoming import IncomingCore, PullOptions
+from pulque.client.lanes import Lane, Packed, outcome_of, pack_messages, receipts_of
+from pulque.client.looking import (
+    PartitionPositions,
+    messages_of,
+    positions_of,
+    positions_request,
+    report_of,
+    sealed_end_of,
+)
+from pulque.client.options import (
+    DEFAULT_TIMEOUT,
+    AcksName,
+    CompressionName,
+    StartName,
+    acks_of,
+    check_timeout,
+    send_options,
+    start_of,
+)
+from pulque.client.producer import Producer
+from pulque.client.receipt import Outgoing, Receipt
+from pulque.client.routes import Target, Targets
+from pulque.client.url import Address, addresses_of
+from pulque.errors import DisconnectedError, PulqueError, RemoteProtocolError, UsageError
+from pulque.model.ids import IdSource
+from pulque.model.message import Message
+from pulque.model.names import PartitionName, parse_group, parse_subject, retry_partition
+from pulque.wire.requests import Read, Request, Route, Seal, Send, Status
+from pulque.wire.responses import Response, Routed
+
+__all__ = ["Client", "connect"]
+
+T = TypeVar("T")
+_MAX_IDLE = 64
+_MAX_MANY = 1000
+_MAX_BYTES = 1024 * 1024
+_LONG_POLL = 10.0
+_draw = secrets.SystemRandom().random
+
+
+def connect(
+    url: str | None = None,
+    *,
+    name: str | None = None,
+    timeout: float = DEFAULT_TIMEOUT,
+    acks: AcksName = "disk",
+    state_dir: str | os.PathLike[str] | None = None,
+) -> "Client":
+    """Connect to a broker.
+
+    Args:
+        url: ``pulque://host:port``, or several hosts with commas; else ``$PULQUE_URL``, else
+            this machine.
+        name: What this application is called; else the name of its script. It is part of
+            consumer ids and stands in the broker's log.
+        timeout: The limit of every call that is given no other, in seconds.
+        acks: When a send counts as confirmed: ``"disk"`` (it survives a power cut) or
+            ``"memory"`` (it survives the end of the broker's process, and is on disk within
+            half a second).
+        state_dir: Where consumers keep their ids; else ``$PULQUE_STATE_DIR``, else
+            ``~/.local/state/pulque``.
+
+    Raises:
+        DisconnectedError: Nobody answers there.
+        ConfigError: The URL is not one.
+    """
+    client = Client(
+        addresses_of(url, os.environ), name=name, timeout=timeout, acks=acks, state_dir=state_dir
+    )
+    client._warm_up()  # noqa: SLF001  # so that a wrong address is known at once
+    return client
+
+
+class Client:
+    """One application's way to a broker. Made by ``connect``.
+
+    All methods may be called from any number of threads. Calls that wait for an answer use a
+    connection of their own while they do.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[Address],
+        *,
+        name: str | None,
+        timeout: float,
+        acks: AcksName,
+        state_dir: str | os.PathLike[str] | None,
+    ) -> None:
+        self._addresses = tuple(addresses)
+        self._name = application_name(name)
+        self._timeout = check_timeout(timeout)
+        self._acks_name: AcksName = acks
+        self._acks = acks_of(acks)
+        self._state_dir = state_dir
+        self._idle: list[Lane] = []
+        self._targets: dict[str, Targets] = {}
+        self._max_message = 0
+        self._is_closed = False
+        self._open_ends: weakref.WeakSet[Producer | Consumer] = weakref.WeakSet()
+
+    # ── sending ────────────────────────────────────────────────────────────────────────────
+
+    def send(  # noqa: PLR0913  # a message has many parts, all by keyword
+        self,
+        subject: str,
+        body: bytes,
+        *,
+        key: str | None = None,
+        order_key: str | None = None,
+        tags: Iterable[str] = (),
+        headers: Mapping[str, str] | None = None,
+        expires_at: datetime | None = None,
+        timeout: float | None = None,
+    ) -> Receipt:
+        """Send one message, and return its receipt once it is confirmed.
+
+        What is safe to repeat is tried again until the timeout; the message is stored once,
+        however often it had to be sent. To send many, use ``producer`` or ``send_many``.
+
+        Raises:
+            PulqueError: It is not confirmed; after an ``UnavailableError`` it may be stored
+                all the same.
+        """
+        targets = self._targets.get(subject) or self._find_targets(subject)
+        message: bytes | Outgoing = body
+        if key or order_key or tags or headers or expires_at:
+            message = Outgoing(body, key, order_key, tags, headers, expires_at)
+        packer = pack_messages((message,), self._max_message)
+        lane = self._take_lane()
+        packed = lane.pack(targets.pick(order_key), packer)
+        return self._send_packed(lane, packed, timeout)[0]
+
+    def send_many(
+        self,
+        subject: str,
+        messages: Iterable[bytes | Outgoing],
+        *,
+        timeout: float | None = None,
+    ) -> list[Receipt]:
+        """Send messages in as few requests as possible; return their receipts in order.
+
+        Raises:
+            PulqueError: Not all are confirmed; a note says how many are. Those before them
+                are; to learn the outcome of each, use ``producer``.
+        """
+        targets = self._targets.get(subject) or self._find_targets(subject)
+        items = list(messages)
+        receipts: dict[int, Receipt] = {}
+        for target, places in _deal(targets, items):
+            some = [items[place] for place in places]
+            packer = pack_messages(some, self._max_message)
+            lane = self._take_lane()
+            packed = lane.pack(target, packer)
+            try:
+                found = self._send_packed(lane, packed, timeout)
+            except PulqueError as error:
+                error.add_note(f"{len(receipts)} of {len(items)} messages are confirmed")
+                raise
+            receipts.update(zip(places, found, strict=True))
+        return [receipts[place] for place in range(len(items))]
+
+    def producer(  # noqa: PLR0913  # choices by keyword, each with a default
+        self,
+        *,
+        acks: AcksName | None = None,
+        linger: float = 0.005,
+        max_batch: int = 1000,
+        max_batch_bytes: int = _MAX_BYTES,
+        max_in_flight: int = 8,
+        max_buffered_bytes: int = 32 * 1024 * 1024,
+        compression: CompressionName | None = None,
+        timeout: float | None = None,
+    ) -> Producer:
+        """Return a producer that batches underneath.
+
+        Args:
+            acks: When a send counts as confirmed; else as the client was told.
+            linger: How long a batch waits for more messages, in seconds; with 0 a batch goes
+                as soon as one may go, and takes along what has come until then.
+            max_batch: A batch of this many messages goes at once.
+            max_batch_bytes: So does one of this many bytes.
+            max_in_flight: How many batches of a partition may wait for their answer.
+            max_buffered_bytes: How much may wait altogether before ``send`` blocks.
+            compression: How to compress batches; needs the extra of that name.
+            timeout: How long until a message has an outcome, in seconds.
+        """
+        options = send_options(
+            acks=acks or self._acks_name,
+            linger=linger,
+            max_batch=max_batch,
+            max_batch_bytes=max_batch_bytes,
+            max_in_flight=max_in_flight,
+            max_buffered_bytes=max_buffered_bytes,
+            timeout=timeout or self._timeout,
+            compression=compression,
+        )
+        self._check_open()
+        producer = Producer(
+            options,
+            connect=self._open,
+            find_targets=self._find_targets,
+            producer_id=secrets.randbits(64) | 1,
+            ids=IdSource(secrets.randbits(38)),
+            draw=_draw,
+        )
+        self._open_ends.add(producer)
+        return producer
+
+    # ── receiving ──────────────────────────────────────────────────────────────────────────
+
+    def consumer(  # noqa: PLR0913  # choices by keyword, each with a default
+        self,
+        subject: str,
+        group: str,
+        *,
+        consumer_id: str | None = None,
+        start: StartName | int = "earliest",
+        max_messages: int = 1000,
+        max_bytes: int = _MAX_BYTES,
+        max_held: int | None = None,
+        prefetch: bool | None = None,
+    ) -> Consumer:
+        """Return a consumer of a subject; all consumers of a group share its messages.
+
+        Args:
+            subject: Whose messages.
+            group: For whom.
+            consumer_id: Who this is; else host, application and a free slot, the same after a
+                restart. Two that run with one id fence each other.
+            start: Where a group starts that was never here: ``"earliest"``, ``"latest"`` or a
+                sequence.
+            max_messages: The most to ask for at once. It asks for less while it is slow.
+            max_bytes: About the most bytes to ask for at once.
+            max_held: How many messages may be held unsettled; else four times
+                ``max_messages``. With so many held, it waits for acks.
+            prefetch: Whether to ask for the next messages while the caller handles these; by
+                default when iterating, and not for ``pull``.
+        """
+        targets = self._find_targets(subject)
+        name, parsed_group = parse_subject(subject), parse_group(group)
+        if max_messages < 1:
+            raise UsageError(f"max_messages is {max_messages}; at least 1 must be asked for")
+        start_at = start_of(start)
+        partitions = [target.partition for target in targets]
+        partitions.append(retry_partition(name, parsed_group))
+        if consumer_id is not None:
+            identity = Identity.given(consumer_id)
+        else:
+            folder = state_folder(self._state_dir, os.environ)
+            identity = Identity.take(folder, application=self._name, group=group, subject=subject)
+        options = PullOptions(
+            group=parsed_group,
+            consumer=identity.consumer,
+            incarnation=identity.incarnation,
+            start_at=start_at,
+            max_messages=max_messages,
+            max_bytes=max_bytes,
+            max_held=max(1, max_held or 4 * max_messages),
+        )
+        consumer = Consumer(
+            IncomingCore(options, partitions),
+            identity,
+            connect=self._open,
+            timeout=self._timeout,
+            prefetch=prefetch,
+            draw=_draw,
+        )
+        self._open_ends.add(consumer)
+        return consumer
+
+    # ── looking ────────────────────────────────────────────────────────────────────────────
+
+    def read(
+        self,
+        subject: str,
+        sequence: int = 0,
+        *,
+        partition: str | None = None,
+        max_messages: int = 1000,
+        timeout: float = 0.0,
+    ) -> list[Message]:
+        """Return stored messages from a sequence on, without a group and without effect.
+
+        Args:
+            subject: Whose messages.
+            sequence: Where to start; if that is no longer stored, at the oldest that is.
+            partition: Which partition, if the subject has several.
+            max_messages: At most so many.
+            timeout: How long to wait for a first message, in seconds.
+        """
+        name = (
+            PartitionName(partition) if partition else self._find_targets(subject).all[0].partition
+        )
+        request = Read(name, sequence, max_messages, _MAX_BYTES, int(timeout * 1000))
+        convert = functools.partial(messages_of, name)
+        return self._ask(request, timeout + self._timeout, convert)
+
+    def tail(self, subject: str, *, start: StartName | int = "latest") -> Iterator[Message]:
+        """Yield messages as they are stored, without a group, until the caller stops."""
+        start_at = start_of(start)
+        names = [target.partition for target in self._find_targets(subject)]
+        nexts = {}
+        for found in self.positions(subject):
+            nexts[found.partition] = {-1: found.end, -2: found.start}.get(start_at, start_at)
+        wait = _LONG_POLL / len(names) ** 2
+        while not self._is_closed:
+            for name in names:
+                messages = self.read(subject, nexts[name], partition=name, timeout=wait)
+                if messages:
+                    nexts[name] = messages[-1].sequence + 1
+                yield from messages
+
+    def positions(self, subject: str, *, at: datetime | None = None) -> list[PartitionPositions]:
+        """Return where each partition of a subject begins and ends.
+
+        Args:
+            subject: Whose partitions.
+            at: Look for the first message stored at or after this instant, too.
+        """
+        found: list[PartitionPositions] = []
+        for target in self._find_targets(subject):
+            name = target.partition
+            request = positions_request(name, at)
+            convert = functools.partial(positions_of, name, at)
+            found.append(self._ask(request, self._timeout, convert))
+        return found
+
+    def status(self) -> dict[str, Any]:
+        """Return how the broker is doing; fields are added without notice."""
+        return self._ask(Status(), self._timeout, report_of)
+
+    def seal(self) -> int:
+        """Close the broker's open segment, so that it can be archived; return where it ends."""
+        return self._ask(Seal(), self._timeout, sealed_end_of)
+
+    # ── the end ────────────────────────────────────────────────────────────────────────────
+
+    def close(self) -> None:
+        """Close everything that was made from this client, and its connections."""
+        for end in list(self._open_ends):
+            end.close()
+        self._is_closed = True
+        while self._idle:
+            _drop(self._idle.pop())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # ── underneath ─────────────────────────────────────────────────────────────────────────
+
+    def _warm_up(self) -> None:
+        lane = self._take_lane()
+        lane.connection = self._open(self._timeout)
+        self._give_back(lane)
+
+    def _find_targets(self, subject: str) -> Targets:
+        targets = self._targets.get(subject)
+        if targets is None:
+            request = Route(parse_subject(subject))
+            targets = self._ask(request, self._timeout, _targets_of)
+            self._targets[subject] = targets
+        return targets
+
+    def _send_packed(self, lane: Lane, packed: Packed, timeout: float | None) -> list[Receipt]:
+        batches = ((packed.target.partition, packed.data),)
+        acks = self._acks
+
+        def call(connection: Connection, left: float) -> list[Receipt]:
+            request_id, buffers = connection.session.ask(Send(acks, int(left * 1000), batches))
+            outcome = outcome_of(connection.exchange(request_id, buffers, left))
+            return receipts_of(packed, outcome)
+
+        return self._repeat(lane, call, timeout or self._timeout)
+
+    def _ask(self, request: Request, timeout: float, convert: Callable[[Response], T]) -> T:
+        def call(connection: Connection, left: float) -> T:
+            return convert(connection.request(request, left))
+
+        return self._repeat(self._take_lane(), call, timeout)
+
+    def _repeat(self, lane: Lane, call: Callable[[Connection, float], T], timeout: float) -> T:
+        """Make a call that is safe to repeat, again and again until it succeeds in time."""
+        deadline = time.monotonic() + timeout
+        retries: Retries | None = None
+        left = timeout
+        try:
+            while True:
+                was_used = lane.connection is not None
+                try:
+                    if lane.connection is None:
+                        lane.connection = self._open(left)
+                        left = deadline - time.monotonic()
+                    result = call(lane.connection, left)
+                    self._give_back(lane)
+                    return result
+                except PulqueError as error:
+                    if lane.connection is not None and not lane.connection.is_open:
+                        _drop(lane)
+                    retries = retries or Retries(_draw, deadline)
+                    # Brokers close connections that were idle for long: that is no trouble.
+                    is_stale = was_used and isinstance(error, DisconnectedError)
+                    if not is_stale:
+                        time.sleep(retries.next_wait(error, time.monotonic()))
+                    left = max(0.001, deadline - time.monotonic())
+        except PulqueError:
+            self._give_back(lane)
+            raise
+        except BaseException:
+            # Interrupted in the middle of a frame: nobody can go on with that connection.
+            _drop(lane)
+            raise
+
+    def _open(self, timeout: float) -> Connection:
+        self._check_open()
+        connection = connect_any(self._addresses, client=self._name, timeout=timeout)
+        self._max_message = connection.welcome.max_message
+        return connection
+
+    def _take_lane(self) -> Lane:
+        # Taking from and adding to a list is atomic: threads need no lock here.
+        with contextlib.suppress(IndexError):
+            return self._idle.pop()
+        return Lane(secrets.randbits(64) | 1, IdSource(secrets.randbits(38)))
+
+    def _give_back(self, lane: Lane) -> None:
+        if self._is_closed or len(self._idle) >= _MAX_IDLE:
+            _drop(lane)
+        else:
+            self._idle.append(lane)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise UsageError("this client is closed")
+
+
+def _drop(lane: Lane) -> None:
+    if lane.connection is not None:
+        lane.connection.close()
+        lane.connection = None
+
+
+def _targets_of(response: Response) -> Targets:
+    if not isinstance(response, Routed) or not response.route.partitions:
+        raise RemoteProtocolError(f"a request for a route got {response!r}")
+    return Targets(response.route)
+
+
+def _deal(
+    targets: Targets, items: Sequence[bytes | Outgoing]
+) -> Iterator[tuple[Target, list[int]]]:
+    """Deal messages to partitions, in batches that are not too large."""
+    batches: dict[PartitionName, tuple[Target, list[int], int]] = {}
+    other = targets.pick(None)
+    for place, item in enumerate(items):
+        order_key = item.order_key if isinstance(item, Outgoing) else None
+        target = targets.pick(order_key) if order_key else other
+        size = len(item.body if isinstance(item, Outgoing) else item)
+        _, places, total = batches.get(target.partition, (target, [], 0))
+        if places and (len(places) >= _MAX_MANY or total + size > _MAX_BYTES):
+            yield target, places
+            places, total = [], 0
+        places.append(place)
+        batches[target.partition] = (target, places, total + size)
+    for target, places, _ in batches.values():
+        if places:
+            yield target, places

@@ -1,0 +1,335 @@
+"""What a consumer does, without I/O: pull, hold, settle.
+
+A broker numbers the deliveries to a consumer in each partition: pull sequences. The consumer
+holds those that it has not settled. It settles a prefix only, and only of what was acked or
+nacked, with at most one settle on its way for each partition::
+
+        settled          asked            expected
+           │                │                 │
+    ───────┼────────────────┼─────────────────┼─────→ pull sequence
+     done  │ on their way   │ held            │ to be pulled next
+
+The broker may know better: it gives deliveries to others when the lease runs out, and it may
+lose the last ones with its power. Its answers say so, and what is not ours is *abandoned*.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from pulque.client.received import NACKED, ReceivedBatch
+from pulque.client.records import check_count, split_records
+from pulque.errors import ErrorCode, PulqueError, StaleSettleError, error_from_wire
+from pulque.model.names import ConsumerId, Group, PartitionName
+from pulque.model.positions import Tenure
+from pulque.wire.requests import FROM_SETTLED, Nacked, Pull, Settle, Wanted
+from pulque.wire.responses import Delivered, Pulled, State
+
+__all__ = ["IncomingCore", "PullOptions", "Subscription"]
+
+_MAX_NACKS = 1000
+_UNKNOWN = -1
+
+
+@dataclass(frozen=True, slots=True)
+class PullOptions:
+    """Who pulls, and how."""
+
+    group: Group
+    consumer: ConsumerId
+    incarnation: int
+    start_at: int
+    max_messages: int
+    max_bytes: int
+    max_held: int
+
+
+class Subscription:
+    """What this consumer holds of one partition."""
+
+    __slots__ = ("asked", "expected", "floor", "held", "on_the_way", "partition", "settled")
+
+    def __init__(self, partition: PartitionName) -> None:
+        self.partition = partition
+        self.expected = FROM_SETTLED
+        """The pull sequence of the next delivery."""
+        self.settled = _UNKNOWN
+        """All before it are settled, as far as we know."""
+        self.asked = _UNKNOWN
+        """All before it may be settled, as we asked for it."""
+        self.floor = _UNKNOWN
+        """What was settled when the pull on its way was asked."""
+        self.held: deque[ReceivedBatch] = deque()
+        self.on_the_way: Settle | None = None
+
+    def forget(self) -> int:
+        """Abandon everything and begin anew; return how many are abandoned."""
+        lost = 0
+        for batch in self.held:
+            lost += batch.lose(batch.settled, batch.end)
+            batch.end = batch.settled
+        self.held.clear()
+        self.expected = FROM_SETTLED
+        self.settled = self.asked = self.floor = _UNKNOWN
+        self.on_the_way = None
+        return lost
+
+    def lose_below(self, pull: int) -> int:
+        """Abandon what the broker gave to others: all before ``pull``."""
+        lost = 0
+        while self.held and self.held[0].pull_base + self.held[0].settled < pull:
+            batch = self.held[0]
+            until = min(pull - batch.pull_base, batch.end)
+            lost += batch.lose(batch.settled, until)
+            batch.settled = until
+            if until < batch.end:
+                break
+            self.held.popleft()
+        self.settled = self.asked = pull
+        self.expected = max(self.expected, pull)
+        self.on_the_way = None
+        return lost
+
+    def lose_from(self, pull: int) -> int:
+        """Abandon what the broker does not know: all from ``pull`` on."""
+        lost = 0
+        while self.held and self.held[-1].pull_base + self.held[-1].end > pull:
+            batch = self.held[-1]
+            start = max(pull - batch.pull_base, batch.settled)
+            lost += batch.lose(start, batch.end)
+            batch.end = start
+            if start > batch.settled:
+                break
+            self.held.pop()
+        self.expected = pull
+        return lost
+
+
+class IncomingCore:
+    """The deliveries of one consumer. Its owner's lock guards it; ack and nack need none."""
+
+    def __init__(self, options: PullOptions, partitions: Sequence[PartitionName]) -> None:
+        self.options = options
+        self.abandoned = 0
+        """How many deliveries the broker gave to others so far."""
+        self.held = 0
+        """How many deliveries are held, handed out or not."""
+        self._subscriptions = deque(Subscription(name) for name in partitions)
+        self._by_partition = {each.partition: each for each in self._subscriptions}
+        self._waiting: deque[ReceivedBatch] = deque()
+        self._pull: Pull | None = None
+
+    # ── pulling ────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def is_pulling(self) -> bool:
+        """Whether a pull has no answer yet."""
+        return self._pull is not None
+
+    @property
+    def room(self) -> int:
+        """How many more deliveries may be held."""
+        return self.options.max_held - self.held
+
+    def next_pull(self, max_messages: int, timeout: float) -> Pull:
+        """Return the next pull; there must be none on its way."""
+        # Another partition comes first each time, so that a full one cannot starve the others.
+        self._subscriptions.rotate(-1)
+        wanted = []
+        for each in self._subscriptions:
+            each.floor = each.settled
+            wanted.append(Wanted(each.partition, each.expected))
+        options = self.options
+        self._pull = Pull(
+            options.group,
+            options.consumer,
+            options.incarnation,
+            max_messages,
+            options.max_bytes,
+            int(timeout * 1000),
+            options.start_at,
+            tuple(wanted),
+        )
+        return self._pull
+
+    def pull_failed(self) -> None:
+        """Take note that the pull on its way gets no answer."""
+        self._pull = None
+
+    def pulled(self, answer: Pulled) -> None:
+        """Take in the answer to the pull on its way.
+
+        Raises:
+            PulqueError: The broker refuses a partition, or what it sent makes no sense.
+        """
+        pull, self._pull = self._pull, None
+        assert pull is not None  # noqa: S101  # the shell matches answers by request id
+        current = []
+        for wanted, state in zip(pull.wanted, answer.states, strict=True):
+            each = self._by_partition[PartitionName(wanted.partition)]
+            is_current = wanted.expected == each.expected and self._agree(each, state)
+            current.append(each if is_current else None)
+        for delivered in answer.deliveries:
+            subscription = current[delivered.index]
+            if subscription is not None:
+                self._take_in(subscription, delivered)
+
+    def _agree(self, each: Subscription, state: State) -> bool:
+        """Take in where the broker sees us; say whether its deliveries follow ours."""
+        if state.code is ErrorCode.POSITION_LOST:
+            self._abandon(each.lose_from(state.next_pull))
+            if each.settled > state.next_pull:
+                self._abandon(each.forget())
+            return False
+        if state.code is not ErrorCode.NONE:
+            raise error_from_wire(state.code, f"{each.partition} cannot be pulled")
+        if each.settled == _UNKNOWN:
+            each.settled = each.asked = state.settled
+            each.expected = state.settled
+        elif state.settled > each.asked:
+            self._abandon(each.lose_below(state.settled))
+        elif state.settled < each.floor:
+            # It forgot settles that it had answered: what they covered will be delivered again.
+            self._abandon(each.forget())
+            return False
+        return True
+
+    def _take_in(self, each: Subscription, delivered: Delivered) -> None:
+        assert not isinstance(delivered.records, tuple)  # noqa: S101  # decoded, not encoded
+        if delivered.first_pull != each.expected:
+            raise error_from_wire(
+                ErrorCode.PROTOCOL,
+                f"delivery {delivered.first_pull} of {each.partition} came, "
+                f"{each.expected} was expected",
+            )
+        for served in split_records(
+            delivered.records,
+            partition=each.partition,
+            first_sequence=delivered.first_sequence,
+            count=delivered.count,
+        ):
+            envelope = served.envelope
+            batch = ReceivedBatch(
+                served.data,
+                partition=each.partition,
+                first_sequence=envelope.first_sequence,
+                stored_at_ms=envelope.stored_at_ms,
+                pull_base=each.expected - served.start,
+                start=served.start,
+                end=served.end,
+                tenure=delivered.tenure,
+            )
+            check_count(len(batch), envelope.count)
+            each.held.append(batch)
+            each.expected += served.end - served.start
+            self.held += served.end - served.start
+            self._waiting.append(batch)
+
+    def next_batch(self) -> ReceivedBatch | None:
+        """Return the next batch to hand out ``start..end`` of, or None if there is none here."""
+        while self._waiting:
+            batch = self._waiting.popleft()
+            # What the broker gave to others since is not handed out.
+            batch.start = max(batch.start, batch.settled)
+            if batch.start < batch.end:
+                return batch
+        return None
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether a batch waits to be handed out."""
+        return bool(self._waiting)
+
+    def put_back(self, batch: ReceivedBatch) -> None:
+        """Have the rest of a batch handed out next: its ``start`` says from where on."""
+        self._waiting.appendleft(batch)
+
+    # ── settling ───────────────────────────────────────────────────────────────────────────
+
+    def next_settles(self) -> Iterator[Settle]:
+        """Return the settles that may go now; each is on its way from then on."""
+        for each in self._subscriptions:
+            if each.on_the_way is None and each.held:
+                settle = self._next_settle(each)
+                if settle is not None:
+                    each.on_the_way = settle
+                    each.asked = settle.last + 1
+                    yield settle
+
+    def repeat_settles(self) -> list[Settle]:
+        """Return the settles on their way, to be asked again; that does no harm."""
+        return [each.on_the_way for each in self._subscriptions if each.on_the_way is not None]
+
+    def settled(self, settle: Settle) -> None:
+        """Take in that a settle was accepted."""
+        each = self._by_partition[PartitionName(settle.partition)]
+        if each.on_the_way is not settle:
+            return
+        each.on_the_way = None
+        self.held -= settle.last + 1 - each.settled
+        each.settled = settle.last + 1
+        while each.held and each.held[0].pull_base + each.held[0].end <= each.settled:
+            batch = each.held.popleft()
+            batch.settled = batch.end
+        if each.held:
+            batch = each.held[0]
+            batch.settled = max(batch.settled, each.settled - batch.pull_base)
+
+    def settle_refused(self, settle: Settle, error: PulqueError) -> None:
+        """Take in that a settle was refused; what it was for is not ours any more.
+
+        Raises:
+            PulqueError: The error itself, where there is no way to go on.
+        """
+        each = self._by_partition[PartitionName(settle.partition)]
+        if each.on_the_way is not settle:
+            return
+        each.on_the_way = None
+        if error.retryable:
+            return
+        if not isinstance(error, StaleSettleError):
+            raise error
+        self._abandon(each.forget())
+
+    def _abandon(self, count: int) -> None:
+        self.abandoned += count
+        self.held -= count
+
+    def _next_settle(self, each: Subscription) -> Settle | None:
+        first = each.settled
+        last = first - 1
+        nacked: list[Nacked] = []
+        tenure: Tenure | None = None
+        for batch in each.held:
+            if tenure is not None and batch.tenure != tenure:
+                break
+            tenure = batch.tenure
+            until = _limit_nacks(batch, batch.finished_until(), nacked)
+            last = batch.pull_base + until - 1
+            if until < batch.end:
+                break
+        if tenure is None or last < first:
+            return None
+        options = self.options
+        return Settle(
+            each.partition,
+            options.group,
+            options.consumer,
+            options.incarnation,
+            tenure,
+            first,
+            last,
+            tuple(nacked),
+        )
+
+
+def _limit_nacks(batch: ReceivedBatch, until: int, nacked: list[Nacked]) -> int:
+    """Collect the nacked ones of ``settled..until``; return where the settle has to end."""
+    at = batch.states.find(NACKED, batch.settled, until)
+    while at >= 0:
+        if len(nacked) >= _MAX_NACKS:
+            return at
+        reason, delay_ms = batch.nacks[at]
+        nacked.append(Nacked(batch.pull_base + at, delay_ms, reason))
+        at = batch.states.find(NACKED, at + 1, until)
+    return until

@@ -1,0 +1,173 @@
+"""Keeps a consumer's lease while its caller is busy: heartbeats, and settles that are late.
+
+It has a connection of its own, because the consumer's may be held by a waiting pull.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from pulque.client.connection import Connection
+from pulque.client.incoming import IncomingCore
+from pulque.errors import PulqueError, RemoteProtocolError, UnavailableError
+from pulque.wire.requests import Heartbeat, Settle
+from pulque.wire.responses import Beaten, Response, Settled
+
+__all__ = ["Keeper"]
+
+log = logging.getLogger("pulque.client")
+
+_TICK = 0.1
+_REQUEST_TIMEOUT = 5.0
+_BEATS_PER_LEASE = 3
+
+
+class Keeper:
+    """The background thread of one consumer. Thread-safe.
+
+    Args:
+        core: What is held.
+        lock: Guards ``core``.
+        connect: Opens a connection within so many seconds.
+        drain: Takes in answers that wait on the consumer's own connection.
+    """
+
+    def __init__(
+        self,
+        core: IncomingCore,
+        lock: threading.Lock,
+        *,
+        connect: Callable[[float], Connection],
+        drain: Callable[[], None],
+    ) -> None:
+        self._core = core
+        self._lock = lock
+        self._connect = connect
+        self._drain = drain
+        self._connection: Connection | None = None
+        self._error: PulqueError | None = None
+        self._stop = threading.Event()
+        self._lease = 0.0
+        self._beat_at = 0.0
+        self._abandoned = 0
+        self._unanswered: list[Settle] = []
+        self._thread: threading.Thread | None = None
+
+    def start(self, lease: float) -> None:
+        """Begin, if it has not; the lease is in seconds."""
+        self._lease = lease
+        if self._thread is None:
+            self._beat_at = time.monotonic() + lease / _BEATS_PER_LEASE
+            self._thread = threading.Thread(target=self._run, name="pulque-keeper", daemon=True)
+            self._thread.start()
+
+    def check(self) -> None:
+        """Raise what made it stop."""
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+
+    def take_in(self, settle: Settle, response: Response | PulqueError) -> None:
+        """Take in the answer to a settle; the lock is held."""
+        try:
+            if isinstance(response, Settled):
+                self._core.settled(settle)
+            elif isinstance(response, PulqueError):
+                self._core.settle_refused(settle, response)
+            else:
+                raise RemoteProtocolError(f"a settle got {response!r}")
+        except PulqueError as error:
+            self._error = error
+        if self._core.abandoned > self._abandoned:
+            log.warning(
+                "deliveries abandoned: consumer=%s count=%d",
+                self._core.options.consumer,
+                self._core.abandoned - self._abandoned,
+            )
+            self._abandoned = self._core.abandoned
+
+    def leave(self, timeout: float) -> None:
+        """Settle what is done, hand back the rest, and end."""
+        self._stop.set()
+        if self._thread is None:
+            return
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout)
+        if self._error is None:
+            self._last_words(time.monotonic() + timeout)
+        self._disconnect()
+
+    def _last_words(self, deadline: float) -> None:
+        for is_last in (False, True):
+            try:
+                self._say_last_words(deadline)
+                return
+            except PulqueError as error:
+                self._disconnect()
+                if is_last or not error.retryable:
+                    log.warning("left without a word: %s", error)
+                    return
+
+    def _say_last_words(self, deadline: float) -> None:
+        with self._lock:
+            # The consumer's own connection is closed: whatever it asked gets no answer there.
+            self._unanswered = self._core.repeat_settles()
+        # A change of tenure, or very many nacks, take more than one round.
+        while time.monotonic() < deadline and self._settle_all():
+            pass
+        self._beat(is_leaving=True)
+
+    def _run(self) -> None:
+        while not self._stop.wait(min(_TICK, self._lease / _BEATS_PER_LEASE)):
+            try:
+                self._drain()
+                self._settle_all()
+                if time.monotonic() >= self._beat_at:
+                    self._beat(is_leaving=False)
+            except UnavailableError as error:
+                log.info("keeper disconnected: %s", error)
+                self._disconnect()
+            except PulqueError as error:
+                log.warning("keeper stopped: %s", error)
+                self._error = error
+                return
+            except Exception as error:
+                log.exception("keeper stopped")
+                self._error = RemoteProtocolError(f"{type(error).__name__}: {error}")
+                return
+
+    def _settle_all(self) -> bool:
+        """Settle what is done; say whether there was anything."""
+        with self._lock:
+            # What got no answer last time is still on its way, as far as the core knows.
+            self._unanswered += self._core.next_settles()
+        asked = len(self._unanswered)
+        while self._unanswered:
+            settle = self._unanswered[0]
+            connection = self._connected()
+            request_id, frame = connection.session.ask(settle)
+            response = connection.exchange(request_id, frame, _REQUEST_TIMEOUT)
+            self._unanswered.pop(0)
+            with self._lock:
+                self.take_in(settle, response)
+        return asked > 0
+
+    def _beat(self, *, is_leaving: bool) -> None:
+        options = self._core.options
+        beat = Heartbeat(
+            options.group, options.consumer, options.incarnation, is_leaving=is_leaving
+        )
+        answer = self._connected().request(beat, _REQUEST_TIMEOUT)
+        if isinstance(answer, Beaten):
+            self._lease = answer.lease_ms / 1000
+        self._beat_at = time.monotonic() + self._lease / _BEATS_PER_LEASE
+
+    def _connected(self) -> Connection:
+        if self._connection is None:
+            self._connection = self._connect(_REQUEST_TIMEOUT)
+        return self._connection
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None

@@ -1,0 +1,90 @@
+"""Looking at what is stored, without a group: the requests, and what their answers mean."""
+
+import json
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from pulque.client.receipt import ms_of
+from pulque.client.records import check_count, split_records
+from pulque.errors import RemoteProtocolError
+from pulque.model.message import Message, StoredBatch
+from pulque.model.names import PartitionName
+from pulque.model.positions import ConsumeSequence
+from pulque.wire.requests import NO_TIME, Positions
+from pulque.wire.responses import Located, ReadBack, Response, Sealed, StatusReport
+
+__all__ = [
+    "PartitionPositions",
+    "messages_of",
+    "positions_of",
+    "positions_request",
+    "report_of",
+    "sealed_end_of",
+]
+
+
+class PartitionPositions(NamedTuple):
+    """Where one partition begins and ends."""
+
+    partition: PartitionName
+    start: ConsumeSequence
+    """The oldest message that is stored."""
+    end: ConsumeSequence
+    """The next message to come."""
+    at: ConsumeSequence | None
+    """The first message stored at or after the instant asked for; ``end`` if there is none."""
+
+
+def positions_request(partition: PartitionName, at: datetime | None) -> Positions:
+    """Return the request for a partition's positions."""
+    return Positions(partition, NO_TIME if at is None else ms_of(at))
+
+
+def positions_of(
+    partition: PartitionName, at: datetime | None, response: Response
+) -> PartitionPositions:
+    """Return what the answer says."""
+    if not isinstance(response, Located):
+        raise RemoteProtocolError(f"a request for positions got {response!r}")
+    found = None if at is None else response.at
+    return PartitionPositions(partition, response.start, response.end, found)
+
+
+def messages_of(partition: PartitionName, response: Response) -> list[Message]:
+    """Return the messages of an answer to a read."""
+    if not isinstance(response, ReadBack) or isinstance(response.records, tuple):
+        raise RemoteProtocolError(f"a read got {response!r}")
+    messages: list[Message] = []
+    for served in split_records(
+        response.records,
+        partition=partition,
+        first_sequence=response.first_sequence,
+        count=response.count,
+    ):
+        batch = StoredBatch(
+            served.data,
+            partition=partition,
+            first_sequence=served.envelope.first_sequence,
+            stored_at_ms=served.envelope.stored_at_ms,
+        )
+        check_count(len(batch), served.envelope.count)
+        messages += [Message(batch, index) for index in range(served.start, served.end)]
+    return messages
+
+
+def report_of(response: Response) -> dict[str, Any]:
+    """Return how the broker is doing."""
+    if not isinstance(response, StatusReport):
+        raise RemoteProtocolError(f"a request for the status got {response!r}")
+    try:
+        report: dict[str, Any] = json.loads(response.report)
+    except ValueError as error:
+        raise RemoteProtocolError(f"a status is not JSON: {error}") from None
+    return report
+
+
+def sealed_end_of(response: Response) -> int:
+    """Return the offset at which the next segment begins."""
+    if not isinstance(response, Sealed):
+        raise RemoteProtocolError(f"a request to seal got {response!r}")
+    return response.end

@@ -1,0 +1,73 @@
+"""What a producer hands in, and what it gets back for it."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import NamedTuple
+
+from pulque.errors import UsageError
+from pulque.model.names import PartitionName
+from pulque.model.pack import NEVER
+from pulque.model.positions import ConsumeSequence, Position
+
+__all__ = ["Outgoing", "Receipt", "as_body", "ms_of"]
+
+
+class Receipt(NamedTuple):
+    """The broker has the message, as durable as its ``acks`` asked for."""
+
+    id: str
+    """The message id: 32 hexadecimal digits, ordered by time."""
+    partition: PartitionName
+    """The partition that it is stored in."""
+    sequence: ConsumeSequence
+    """Its ordinal there."""
+    stored_at_ms: int
+    """When the broker stored it."""
+    broker_group: str
+    """Who keeps it."""
+    is_duplicate: bool
+    """An earlier try had stored it already; it is there once."""
+
+    @property
+    def position(self) -> Position:
+        """Where it rests: broker group, partition and sequence."""
+        return Position(self.broker_group, self.partition, self.sequence)
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A message to send that is more than a body."""
+
+    body: bytes
+    key: str | None = None
+    """What the message is about; it can be found by it."""
+    order_key: str | None = None
+    """Messages of one order key stay in one partition, in the order in which they are sent."""
+    tags: Iterable[str] = ()
+    """Words that consumers may filter by."""
+    headers: Mapping[str, str] | None = None
+    expires_at: datetime | None = None
+    """When it is no longer worth delivering; with a time zone."""
+
+
+def as_body(body: object) -> bytes:
+    """Return a body as bytes, whatever bytes-like thing it is.
+
+    Raises:
+        UsageError: It is not bytes at all.
+    """
+    if isinstance(body, bytes):
+        return body
+    if isinstance(body, bytearray | memoryview):
+        return bytes(body)
+    raise UsageError(f"a body must be bytes, not {type(body).__name__}; encode it first")
+
+
+def ms_of(instant: datetime | None) -> int:
+    """Return an instant in milliseconds since 1970; 0 for None."""
+    if instant is None:
+        return NEVER
+    if instant.tzinfo is None:
+        raise UsageError(f"{instant!r} has no time zone; use datetime.now(timezone.utc) or alike")
+    return int(instant.timestamp() * 1000)

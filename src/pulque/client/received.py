@@ -1,0 +1,108 @@
+"""A message that a consumer holds, and the batch it came in.
+
+To ack a message is to store one byte: the consumer finds later, batch by batch, how far the
+prefix of finished messages reaches.
+"""
+
+from pulque.model.message import Message, StoredBatch
+from pulque.model.names import PartitionName
+from pulque.model.positions import ConsumeSequence, PullSequence, Tenure
+
+__all__ = ["ACKED", "NACKED", "OPEN", "ReceivedBatch", "ReceivedMessage"]
+
+OPEN = 0
+ACKED = 1
+NACKED = 2
+GROUP_DECIDES = -1
+"""As the delay of a nack: what the group's settings say."""
+_MAX_REASON = 1000
+
+
+class ReceivedBatch(StoredBatch):
+    """A batch of which a consumer holds messages ``settled..end``.
+
+    Attributes:
+        states: For each message ``OPEN``, ``ACKED`` or ``NACKED``.
+        nacks: Reason and delay of the nacked ones, by index.
+        pull_base: The pull sequence that the message at index 0 has or would have.
+        settled: Messages before this index are settled, or were never delivered.
+        start: Messages before this index are handed out.
+        lost: Ranges of indices that the broker gave to others.
+    """
+
+    __slots__ = ("end", "lost", "nacks", "pull_base", "settled", "start", "states", "tenure")
+
+    def __init__(  # noqa: PLR0913  # a stored batch, and what of it was delivered
+        self,
+        data: bytes,
+        *,
+        partition: PartitionName,
+        first_sequence: ConsumeSequence,
+        stored_at_ms: int,
+        pull_base: int,
+        start: int,
+        end: int,
+        tenure: Tenure,
+    ) -> None:
+        super().__init__(
+            data,
+            partition=partition,
+            first_sequence=first_sequence,
+            stored_at_ms=stored_at_ms,
+        )
+        self.states = bytearray(len(self))
+        self.nacks: dict[int, tuple[str, int]] = {}
+        self.pull_base = pull_base
+        self.start = start
+        self.settled = start
+        self.end = end
+        self.tenure = tenure
+        self.lost: tuple[range, ...] = ()
+
+    def finished_until(self) -> int:
+        """Return the index after the last of the finished ones that follow the settled ones."""
+        found = self.states.find(OPEN, self.settled, self.end)
+        return self.end if found < 0 else found
+
+    def lose(self, start: int, end: int) -> int:
+        """Take note that the broker gave ``start..end`` to others; return how many they are."""
+        if start < end:
+            self.lost += (range(start, end),)
+        return end - start
+
+
+class ReceivedMessage(Message):
+    """A message to be handled, and to be acked or nacked when that is done.
+
+    ``ack`` and ``nack`` may be called from any thread. They cost next to nothing and do not
+    wait: the consumer tells the broker with its next pull, or within 200 ms.
+    """
+
+    __slots__ = ()
+    _batch: ReceivedBatch
+
+    def ack(self) -> None:
+        """Say that it is done. Nothing happens if the broker gave it to another meanwhile."""
+        self._batch.states[self._index] = ACKED
+
+    def nack(self, reason: str = "", *, delay: float | None = None) -> None:
+        """Say that it could not be done, and is to be delivered again.
+
+        Args:
+            reason: Why; it is kept with the message.
+            delay: How many seconds to wait; None leaves it to the group.
+        """
+        batch = self._batch
+        delay_ms = GROUP_DECIDES if delay is None else max(0, int(delay * 1000))
+        batch.nacks[self._index] = (reason[:_MAX_REASON], delay_ms)
+        batch.states[self._index] = NACKED
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether the broker gave it to another consumer, as this one was silent for too long."""
+        return any(self._index in lost for lost in self._batch.lost)
+
+    @property
+    def pull_sequence(self) -> PullSequence:
+        """Its ordinal among all deliveries of this partition to this consumer."""
+        return PullSequence(self._batch.pull_base + self._index)

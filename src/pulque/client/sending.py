@@ -1,0 +1,226 @@
+"""The thread and the connection of a blocking producer.
+
+Whoever closes a batch writes it, in its own thread; this thread reads the answers, sends what
+has lingered long enough, and connects again when the connection is lost.
+"""
+
+import logging
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+from pulque.client.backoff import Backoff
+from pulque.client.batches import OutgoingBatch
+from pulque.client.connection import Connection
+from pulque.client.outgoing import OutgoingCore
+from pulque.client.pending import PendingSend
+from pulque.errors import DisconnectedError, PulqueError, RequestTimeoutError
+
+__all__ = ["SendLink"]
+
+log = logging.getLogger("pulque.client")
+
+_CONNECT_LIMIT = 5.0
+_FOR_EVER = float("inf")
+
+
+class SendLink:
+    """Moves the batches of one producer. Thread-safe.
+
+    Args:
+        core: What to send.
+        connect: Opens a connection within so many seconds.
+        draw: Returns a random number in ``0.0..1.0``.
+    """
+
+    def __init__(
+        self,
+        core: OutgoingCore[PendingSend],
+        connect: Callable[[float], Connection],
+        draw: Callable[[], float],
+    ) -> None:
+        self.changed = threading.Condition(core.lock)
+        """Told whenever batches got their outcome."""
+        self._core = core
+        self._connect = connect
+        self._backoff = Backoff(draw)
+        self._connection: Connection | None = None
+        self._writing = threading.Lock()
+        self._stopped = False
+        self._wake_at = 0.0
+        self._woken, self._waker = socket.socketpair()
+        self._woken.setblocking(False)
+        self._waker.setblocking(False)
+        self._thread = threading.Thread(target=self._run, name="pulque-producer", daemon=True)
+        self._thread.start()
+
+    def pump(self) -> None:
+        """Write what is ready; the thread that writes already takes over what others bring."""
+        core = self._core
+        while core.has_work and self._connection is not None:
+            if not self._writing.acquire(blocking=False):
+                return
+            try:
+                if not self._write_ready():
+                    return
+            finally:
+                self._writing.release()
+
+    def stop(self) -> None:
+        """End the thread and the connection."""
+        self._stopped = True
+        self._wake()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def tell(self, finished: Iterable[OutgoingBatch]) -> None:
+        """Call those who wait for these batches. The lock must not be held."""
+        for batch in finished:
+            if batch.error is not None:
+                log.warning(
+                    "send failed: partition=%s messages=%d error=%s",
+                    batch.stream.target.partition,
+                    batch.count,
+                    batch.error,
+                )
+            batch.tell()
+
+    def _write_ready(self) -> bool:
+        """Write until nothing is ready; say whether the connection is there."""
+        core = self._core
+        while True:
+            with core.lock:
+                connection = self._connection
+                if connection is None or not connection.is_open:
+                    return False
+                now = time.monotonic()
+                batches = core.take(now)
+                if not batches:
+                    wake = core.next_wake()
+                    if wake is not None and wake < self._wake_at:
+                        self._wake()
+                    return True
+                request_id, buffers = connection.session.ask(core.request(batches, now))
+                core.sent(request_id, batches)
+            try:
+                connection.write(buffers)
+            except PulqueError as error:
+                core.problem = str(error)
+                self._wake()
+                return False
+
+    def _wake(self) -> None:
+        self._wake_at = 0.0
+        try:
+            self._waker.send(b"\0")
+        except (BlockingIOError, OSError):
+            return  # it is full of such bytes, or the thread has ended
+
+    def _run(self) -> None:
+        try:
+            while not self._stopped:
+                connection = self._open()
+                if connection is not None:
+                    self._serve(connection)
+        finally:
+            self._woken.close()
+            self._waker.close()
+
+    def _open(self) -> Connection | None:
+        with self._core.lock:
+            self._core.expire(time.monotonic())
+            wake = self._core.next_wake()
+        self._settle_finished()
+        left = _CONNECT_LIMIT if wake is None else wake - time.monotonic()
+        try:
+            connection = self._connect(max(0.1, min(left, _CONNECT_LIMIT)))
+        except PulqueError as error:
+            self._not_connected(error)
+            return None
+        except Exception as error:
+            log.exception("a producer cannot connect")
+            self._not_connected(DisconnectedError(str(error)))
+            return None
+        self._backoff.reset()
+        connection.set_timeout(self._core.options.timeout)
+        with self._core.lock:
+            self._core.problem = ""
+            self._core.limit_messages(connection.welcome.max_message)
+            self._core.has_work = True
+            self._connection = connection
+        return connection
+
+    def _not_connected(self, error: PulqueError) -> None:
+        log.info("not connected: %s", error)
+        self._core.problem = str(error)
+        if not error.retryable:
+            with self._core.lock:
+                self._core.fail_all(error)
+        self._settle_finished()
+        select.select([self._woken], [], [], self._backoff.next_wait())
+        # A wake is for batches that linger; here they wait for a connection.
+        self._drain()
+
+    def _serve(self, connection: Connection) -> None:
+        poller = select.poll()
+        poller.register(connection, select.POLLIN)
+        poller.register(self._woken, select.POLLIN)
+        try:
+            while not self._stopped and connection.is_open:
+                self.pump()
+                poller.poll(self._prepare_to_wait())
+                self._wake_at = 0.0
+                self._drain()
+                self._read(connection)
+        except PulqueError as error:
+            log.info("disconnected: %s", error)
+            self._core.problem = str(error)
+        except Exception as error:
+            log.exception("a producer's connection failed")
+            self._core.problem = str(error)
+        finally:
+            with self._core.lock:
+                self._connection = None
+                self._core.disconnected()
+            with self._writing:
+                connection.close()
+            self._settle_finished()
+
+    def _prepare_to_wait(self) -> float | None:
+        """Return how many milliseconds there is nothing to do but to wait."""
+        with self._core.lock:
+            now = time.monotonic()
+            is_overdue = self._core.expire(now)
+            wake = self._core.next_wake()
+            self._wake_at = 0.0 if self._core.has_work else _FOR_EVER if wake is None else wake
+            has_work = self._core.has_work
+        self._settle_finished()
+        if is_overdue:
+            raise RequestTimeoutError("the broker owes an answer for too long")
+        if has_work:
+            return 0
+        return None if wake is None else max(0.0, (wake - now) * 1000 + 0.5)
+
+    def _read(self, connection: Connection) -> None:
+        answer = connection.try_answer()
+        while answer is not None:
+            with self._core.lock:
+                self._core.answered(*answer, time.monotonic())
+            answer = connection.buffered_answer()
+        self._settle_finished()
+
+    def _settle_finished(self) -> None:
+        with self._core.lock:
+            finished = self._core.take_finished()
+            if finished:
+                self.changed.notify_all()
+        if finished:
+            self.tell(finished)
+
+    def _drain(self) -> None:
+        try:
+            self._woken.recv(4096)
+        except BlockingIOError:
+            return
