@@ -1,0 +1,259 @@
+"""What the files of version 1 hold: values that never change, beside the bytes that never do."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pulque.errors import ErrorCode, NotLeaderError, PulqueError
+from pulque.model.batch import Codec, seed_of
+from pulque.model.names import PartitionName, Subject
+from pulque.model.pack import BatchPacker, ProducedBy, encode_headers, encode_tags
+from pulque.model.positions import (
+    ConsumeSequence,
+    Epoch,
+    MessageOffset,
+    PartitionId,
+    PullSequence,
+    StartCount,
+    Tenure,
+)
+from pulque.model.record import ENVELOPE_SIZE, Envelope, RecordType, pack_envelope
+from pulque.model.routes import PartitionRoute
+from pulque.model.routes import Route as RouteOfSubject
+from pulque.wire.requests import (
+    EARLIEST,
+    FROM_SETTLED,
+    Acks,
+    Heartbeat,
+    Hello,
+    Nacked,
+    Positions,
+    Pull,
+    Read,
+    Request,
+    Route,
+    Seal,
+    Send,
+    Settle,
+    Status,
+    Wanted,
+    encode_request,
+)
+from pulque.wire.responses import (
+    Beaten,
+    Delivered,
+    Located,
+    Outcome,
+    Pulled,
+    ReadBack,
+    Response,
+    Routed,
+    Sealed,
+    Sent,
+    Settled,
+    State,
+    StatusReport,
+    Welcome,
+    encode_error,
+    encode_response,
+)
+
+__all__ = [
+    "BATCHES",
+    "CREATED_AT_MS",
+    "ENVELOPE",
+    "EPOCH",
+    "ERROR",
+    "FULL",
+    "PARTITION",
+    "PLAIN",
+    "PRODUCED_BY",
+    "REQUESTS",
+    "REQUEST_ID",
+    "RESPONSES",
+    "SEED",
+    "Sample",
+    "encoded",
+]
+
+PARTITION = PartitionName("orders")
+SEED = seed_of(PARTITION)
+CREATED_AT_MS = 1_763_000_000_000
+PRODUCED_BY = ProducedBy(producer_id=0x1122334455667788, incarnation=3, sequence=17, named=True)
+REQUEST_ID = 0x01020304
+EPOCH = 5
+TENURE = Tenure(Epoch(5), StartCount(2))
+ID = bytes.fromhex("019a7b3c8d5e7f00a0b1c2d3e4f50617")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One message as it goes in and as it must come out."""
+
+    id: bytes
+    body: bytes
+    key: str | None = None
+    order_key: str | None = None
+    tags: tuple[str, ...] = ()
+    headers: Mapping[str, str] | None = None
+    expires_at_ms: int = 0
+    created_at_ms: int = CREATED_AT_MS
+    attempt: int = 1
+
+
+PLAIN = (
+    Sample(bytes(15) + b"\x01", b"first"),
+    Sample(bytes(15) + b"\x02", b""),
+    Sample(bytes(15) + b"\x03", "Grüße, 世界".encode()),
+)
+FULL = (
+    Sample(bytes(15) + b"\x01", b"plain among others"),
+    Sample(
+        bytes(15) + b"\x02",
+        b'{"total": 12}',
+        key="order-7",
+        order_key="customer-ü",
+        tags=("new", "vip", "日本"),
+        headers={"content-type": "application/json", "empty": ""},
+        expires_at_ms=1_763_999_999_999,
+    ),
+    Sample(
+        ID,
+        bytes(range(256)),
+        key="order-8",
+        headers={"pulque.origin": "orders/41"},
+        created_at_ms=1_762_000_000_000,
+        attempt=4,
+    ),
+)
+BATCHES: dict[str, tuple[tuple[Sample, ...], Codec]] = {
+    "batch-plain": (PLAIN, Codec.NONE),
+    "batch-full": (FULL, Codec.NONE),
+    "batch-lz4": (FULL, Codec.LZ4),
+    "batch-zstd": (FULL, Codec.ZSTD),
+}
+
+
+def packed(samples: tuple[Sample, ...], codec: Codec) -> bytes:
+    packer = BatchPacker()
+    for sample in samples:
+        is_old = sample.created_at_ms != CREATED_AT_MS
+        packer.add_encoded(
+            sample.body,
+            key=(sample.key or "").encode(),
+            order_key=(sample.order_key or "").encode(),
+            tags=encode_tags(sample.tags),
+            headers=encode_headers(sample.headers or {}),
+            expires_at_ms=sample.expires_at_ms,
+            created_at_ms=sample.created_at_ms if is_old else 0,
+            attempt=sample.attempt,
+            message_id=sample.id if is_old else b"",
+        )
+    return packer.encode(
+        seed=SEED,
+        ids=b"".join(sample.id for sample in samples),
+        created_at_ms=CREATED_AT_MS,
+        produced_by=PRODUCED_BY,
+        priority=6,
+        codec=codec,
+    )
+
+
+RECORD = packed(PLAIN, Codec.NONE)
+ENVELOPE = Envelope(
+    RecordType.BATCH,
+    ENVELOPE_SIZE + len(RECORD),
+    MessageOffset(4096),
+    MessageOffset(2048),
+    Epoch(5),
+    PartitionId(9),
+    ConsumeSequence(41),
+    1_763_000_000_123,
+    3,
+)
+
+REQUESTS: dict[str, Request] = {
+    "hello": Hello(1, 3, "pulque-python/0.1 é", "token", b"\x00\x01secret"),
+    "route": Route("orders"),
+    "send": Send(Acks.DISK, 30_000, (("orders", b"a batch"), ("%retry%a%b", b""))),
+    "pull": Pull(
+        "billing",
+        "host:app/0",
+        7,
+        100,
+        1_048_576,
+        20_000,
+        EARLIEST,
+        (Wanted("orders", 41), Wanted("%retry%orders%billing", FROM_SETTLED)),
+    ),
+    "settle": Settle(
+        "orders",
+        "billing",
+        "host:app/0",
+        7,
+        TENURE,
+        41,
+        50,
+        (Nacked(43, 5_000, "no such customer"), Nacked(50, -1, "")),
+    ),
+    "heartbeat": Heartbeat("billing", "host:app/0", 7, is_leaving=True),
+    "read": Read("orders", 2**40, 10, 65_536, 0),
+    "positions": Positions("orders", 1_763_000_000_000),
+    "status": Status(),
+    "seal": Seal(),
+}
+RESPONSES: dict[str, Response] = {
+    "hello": Welcome(1, "broker-a", TENURE, 17_825_792, 4_194_304, 60_000),
+    "route": Routed(
+        RouteOfSubject(
+            Subject("orders"),
+            12,
+            (
+                PartitionRoute(PartitionName("orders#0"), "group-a", "10.0.0.1", 7_400),
+                PartitionRoute(PartitionName("orders#1"), "group-b", "::1", 7_401),
+            ),
+        )
+    ),
+    "send": Sent(
+        (
+            Outcome(ErrorCode.NONE, True, ConsumeSequence(41), 1_763_000_000_123),
+            Outcome(ErrorCode.INVALID_NAME, False, ConsumeSequence(0), 0, "subject '' is …"),
+        )
+    ),
+    "pull": Pulled(
+        (
+            State(ErrorCode.NONE, PullSequence(41), PullSequence(44)),
+            State(ErrorCode.POSITION_LOST, PullSequence(0), PullSequence(0)),
+        ),
+        (
+            Delivered(
+                0,
+                TENURE,
+                PullSequence(41),
+                ConsumeSequence(90),
+                3,
+                pack_envelope(ENVELOPE) + RECORD,
+            ),
+        ),
+    ),
+    "settle": Settled(PullSequence(51)),
+    "heartbeat": Beaten(60_000),
+    "read": ReadBack(
+        ConsumeSequence(41), 3, ConsumeSequence(7), ConsumeSequence(2**40), b"records as stored"
+    ),
+    "positions": Located(ConsumeSequence(7), ConsumeSequence(2**40), ConsumeSequence(41)),
+    "status": StatusReport(b'{"broker": "broker-a"}'),
+    "seal": Sealed(1_073_741_824),
+}
+ERROR: PulqueError = NotLeaderError("broker-b leads orders#1 — ask there")
+
+
+def encoded() -> dict[str, bytes]:
+    """Return what today's code writes, by the name of the file."""
+    files = {name: packed(samples, codec) for name, (samples, codec) in BATCHES.items()}
+    files["record-batch"] = pack_envelope(ENVELOPE) + RECORD
+    for name, request in REQUESTS.items():
+        files[f"request-{name}"] = b"".join(encode_request(request, REQUEST_ID, EPOCH))
+    for name, response in RESPONSES.items():
+        files[f"response-{name}"] = b"".join(encode_response(response, REQUEST_ID, EPOCH))
+    files["response-error"] = encode_error(ERROR, REQUEST_ID, EPOCH)
+    return files
