@@ -32,12 +32,15 @@ class Committer:
         sync_interval_s: float,
         wake: Callable[[list[Partition]], None],
         fail: Callable[[PulqueError], None],
+        answered: Callable[[], None],
     ) -> None:
         self._engine = engine
         self._interval_s = sync_interval_s
         self._wake = wake
         self._fail = fail
         """Called when the disk failed and the broker must stop."""
+        self._answered = answered
+        """Called after appends were confirmed: what was answered can go to the clients."""
         self._loop = asyncio.get_running_loop()
         self._thread = ThreadPoolExecutor(1, "pulque-sync")
         self._queued: list[tuple[Appended, Done]] = []
@@ -95,6 +98,7 @@ class Committer:
                 self._end(appended, done, None)
         if confirmed:
             self._wake(confirmed)
+        self._answered()
         if self._waiting:
             self._start_sync()
 
@@ -140,3 +144,4 @@ class Committer:
             self._end(appended, done, None)
         if confirmed:
             self._wake(confirmed)
+        self._answered()

@@ -114,6 +114,7 @@ class Broker:
             sync_interval_s=settings.storage.sync_interval.total_seconds(),
             wake=self._wake,
             fail=self._fail,
+            answered=self._write_out,
         )
         receiver = Receiver(
             engine,
@@ -251,6 +252,9 @@ class Broker:
     def _wake(self, partitions: list[Partition]) -> None:
         self._puller.wake(partitions)
         self._browser.wake(partitions)
+
+    def _write_out(self) -> None:
+        self._server.write_out()
 
     def _fail(self, error: PulqueError) -> None:
         """Stop taking writes: the process ends and recovers from its logs."""

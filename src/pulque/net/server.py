@@ -22,6 +22,7 @@ __all__ = ["Connection", "ConnectionLimits", "FrameServer", "Handler"]
 _HIGH_WATER = 1024 * 1024
 _SWEEP_EVERY_S = 1.0
 _STALLED_MS = 30_000
+_WORTH_JOINING = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,7 @@ class Connection(asyncio.BufferedProtocol):
         """Whether the handshake is done."""
         self.waiting = 0
         """Requests that are held until a message arrives."""
+        self._answers: list[bytes | memoryview] = []
         self._active_at_ms = self.opened_at_ms
         self._frame_began_at_ms: int | None = None
         self._stalled_at_ms: int | None = None
@@ -75,16 +77,26 @@ class Connection(asyncio.BufferedProtocol):
 
     def send(self, buffers: "list[bytes | memoryview]") -> None:
         """Write an answer; a client that reads too slowly is cut off."""
+        self._answers += buffers
+        self._server.has_answers(self)
+
+    def write_out(self) -> None:
+        """Hand the answers of this turn of the event loop to the socket, in one go."""
+        answers, self._answers = self._answers, []
         transport = self._transport
-        if transport is None or transport.is_closing():
+        if transport is None or transport.is_closing() or not answers:
             return
-        transport.writelines(buffers)
+        if sum(map(len, answers)) < _WORTH_JOINING:
+            transport.write(b"".join(answers))
+        else:
+            transport.writelines(answers)
         if transport.get_write_buffer_size() > self._server.limits.send_buffer:
             self._server.log("client_too_slow", peer=self.peer)
             transport.abort()
 
     def close(self) -> None:
         """Close after what is written has been sent."""
+        self.write_out()
         if self._transport is not None:
             self._transport.close()
 
@@ -131,6 +143,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._server.handler.handle(self, frame)
         except ProtocolError as error:
             self.refuse(error)
+        self.write_out()
         if not reader.is_inside_frame:
             self._frame_began_at_ms = None
         elif self._frame_began_at_ms is None:
@@ -195,6 +208,7 @@ class FrameServer:
         self.log = log
         """Called with an event and its fields."""
         self.connections: set[Connection] = set()
+        self._answering: set[Connection] = set()
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.TimerHandle | None = None
 
@@ -219,6 +233,18 @@ class FrameServer:
         await asyncio.sleep(0)
         for connection in list(self.connections):
             connection.abort()
+
+    def has_answers(self, connection: Connection) -> None:
+        """See to it that a connection's answers are written when this turn of the loop ends."""
+        if not self._answering:
+            asyncio.get_running_loop().call_soon(self.write_out)
+        self._answering.add(connection)
+
+    def write_out(self) -> None:
+        """Write the answers of all connections that have some."""
+        answering, self._answering = self._answering, set()
+        for connection in answering:
+            connection.write_out()
 
     def opened(self, connection: Connection) -> None:
         """Count a connection, or refuse it."""

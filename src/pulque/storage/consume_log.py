@@ -17,7 +17,8 @@ from pulque.storage.partitions import Partition
 __all__ = ["ConsumeLogs", "Piece", "Span"]
 
 _INDEXES_KEPT = 32
-_ENTRIES_AT_ONCE = 256
+_ENTRIES_AT_FIRST = 2  # most pulls end within two batches
+_ENTRIES_AT_ONCE = 512
 
 
 class Piece(NamedTuple):
@@ -79,8 +80,10 @@ class ConsumeLogs:
         pieces: list[Piece] = []
         first = at = sequence
         messages, room = max_messages, max_bytes
+        at_once = _ENTRIES_AT_FIRST
         while messages > 0 and at < end:
-            entries = self._entries(partition.id, at, min(messages, _ENTRIES_AT_ONCE), may_block)
+            entries = self._entries(partition.id, at, min(messages, at_once), may_block)
+            at_once = min(at_once * 4, _ENTRIES_AT_ONCE)
             if not entries:
                 break
             for entry in entries:

@@ -69,6 +69,9 @@ class Acks(IntEnum):
     DISK = 1
 
 
+_ACKS = tuple(Acks)
+
+
 @dataclass(frozen=True, slots=True)
 class Hello:
     """The first frame on every connection: who is there and what it understands."""
@@ -125,6 +128,7 @@ class Send:
 
     opcode: ClassVar[Opcode] = Opcode.SEND
     _form: ClassVar[Struct] = Struct("<BI")
+    _head: ClassVar[Struct] = Struct("<BIH")
 
     acks: Acks
     """How durable they must be before the answer."""
@@ -144,11 +148,11 @@ class Send:
     @classmethod
     def read(cls, source: Reader) -> Self:
         """Take the fields."""
-        acks, timeout_ms = source.unpack(cls._form)
-        if acks not in (Acks.MEMORY, Acks.DISK):
+        acks, timeout_ms, count = source.unpack(cls._head)
+        if acks >= len(_ACKS):
             raise UnsupportedError(f"acks {acks} is unknown; 0 (memory) and 1 (disk) are known")
-        batches = tuple((source.text(), bytes(source.blob())) for _ in range(source.count()))
-        return cls(Acks(acks), timeout_ms, batches)
+        batches = tuple([(source.text(), bytes(source.blob())) for _ in range(count)])
+        return cls(_ACKS[acks], timeout_ms, batches)
 
 
 @dataclass(frozen=True, slots=True)
