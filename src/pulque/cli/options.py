@@ -1,0 +1,111 @@
+"""Options that many commands have, and what commands are given to work with."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pulque.cli.output import Output
+from pulque.errors import UsageError
+
+if TYPE_CHECKING:
+    from pulque import Client
+
+__all__ = [
+    "Acks",
+    "AcksOption",
+    "ConfigFile",
+    "DataDirectory",
+    "OutputOption",
+    "Port",
+    "SetOption",
+    "Start",
+    "Timeout",
+    "Tools",
+    "Url",
+    "open_client",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What commands need from outside, so that a test can give them something else."""
+
+    connect: Callable[..., Any]
+    """As ``pulque.connect``."""
+
+
+Url = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        envvar="PULQUE_URL",
+        show_default="pulque://127.0.0.1:7450",
+        metavar="URL",
+        help="Where the broker listens.",
+    ),
+]
+Timeout = Annotated[
+    float,
+    typer.Option("--timeout", min=0, metavar="SECONDS", help="How long to wait for the broker."),
+]
+OutputOption = Annotated[
+    Output,
+    typer.Option("--output", "-o", help="For people, or one JSON value per line."),
+]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="FILE", help="Read settings from this TOML file."),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Set any setting, e.g. storage.retention=7d. May be repeated.",
+    ),
+]
+DataDirectory = Annotated[
+    str | None,
+    typer.Option("--data", metavar="DIR", help="The data directory (storage.directory)."),
+]
+Port = Annotated[
+    int | None,
+    typer.Option("--port", metavar="N", help="The TCP port; 0 takes any free one (listen.port)."),
+]
+
+
+class Acks(StrEnum):
+    """How durable a message must be before it counts as sent."""
+
+    MEMORY = "memory"
+    DISK = "disk"
+
+
+class Start(StrEnum):
+    """Where a new group begins."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+
+
+AcksOption = Annotated[
+    Acks,
+    typer.Option("--acks", help="How durable a message must be before it counts as sent."),
+]
+
+
+def open_client(context: typer.Context, url: str | None, timeout: float) -> "Client":
+    """Connect as the options say; the caller closes.
+
+    Raises:
+        UsageError: The time is no time.
+    """
+    if timeout <= 0:
+        raise UsageError("--timeout must be above 0")
+    tools: Tools = context.obj
+    client: Client = tools.connect(url, timeout=timeout)
+    return client

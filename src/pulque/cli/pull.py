@@ -1,0 +1,93 @@
+"""``pulque pull``: messages for a group, printed and settled one by one."""
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pulque.cli.exits import ExitCode
+from pulque.cli.messages import MessageOutput, print_message
+from pulque.cli.options import Start, Url, open_client
+from pulque.cli.output import flush
+from pulque.errors import UsageError
+
+if TYPE_CHECKING:
+    from pulque import Consumer
+
+__all__ = ["pull"]
+
+_CONNECT_TIMEOUT = 10.0
+_AT_ONCE = 1000
+
+
+def pull(
+    context: typer.Context,
+    subject: Annotated[
+        str, typer.Argument(metavar="SUBJECT", help="Where from.", show_default=False)
+    ],
+    *,
+    group: Annotated[str, typer.Option(help="For which group.", show_default=False)],
+    number: Annotated[int, typer.Option("-n", min=1, help="Stop after this many messages.")] = 1,
+    timeout: Annotated[
+        float,
+        typer.Option(min=0, metavar="SECONDS", help="Stop after this time, with what there is."),
+    ] = 5.0,
+    nack: Annotated[
+        bool, typer.Option("--nack", help="Nack instead of ack: they will come again.")
+    ] = False,
+    reason: Annotated[str, typer.Option(help="With --nack: why.")] = "",
+    start: Annotated[
+        Start, typer.Option(help="Where a group begins that never pulled from this subject.")
+    ] = Start.EARLIEST,
+    consumer_id: Annotated[
+        str | None, typer.Option(help="Who to be; others with this id are fenced off.")
+    ] = None,
+    url: Url = None,
+    output: Annotated[
+        MessageOutput,
+        typer.Option(
+            "--output", "-o", help="For people, JSON per message, or bodies as they are."
+        ),
+    ] = MessageOutput.TABLE,
+) -> None:
+    """Pull messages for a group; each is acked once it is printed.
+
+    Exits with 4 if no message came in time.
+    """
+    if reason and not nack:
+        raise UsageError("--reason goes with --nack")
+    with (
+        open_client(context, url, max(timeout, _CONNECT_TIMEOUT)) as client,
+        client.consumer(
+            subject, group=group, consumer_id=consumer_id, start=start.value
+        ) as consumer,
+    ):
+        got = _print_some(consumer, number, timeout, output, reason if nack else None)
+    if not got:
+        raise typer.Exit(ExitCode.NOTHING)
+
+
+def _print_some(
+    consumer: "Consumer",
+    number: int,
+    timeout: float,
+    output: MessageOutput,
+    nack_reason: str | None,
+) -> int:
+    deadline = time.monotonic() + timeout
+    got = 0
+    while got < number:
+        left = max(deadline - time.monotonic(), 0.0)
+        messages = consumer.pull(min(number - got, _AT_ONCE), timeout=left)
+        for message in messages:
+            print_message(message, output)
+            # Whoever reads has it before the broker is told so.
+            flush()
+            if nack_reason is None:
+                message.ack()
+            else:
+                message.nack(nack_reason)
+        got += len(messages)
+        if not messages or (nack_reason is not None and time.monotonic() >= deadline):
+            break
+    return got

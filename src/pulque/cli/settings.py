@@ -1,0 +1,95 @@
+"""``pulque config``: what settings are in force, and where each came from."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import typer
+
+from pulque.broker.schema import show_value, values_of
+from pulque.broker.sources import Given, LoadedSettings, load_settings
+from pulque.cli.options import ConfigFile, DataDirectory, OutputOption, Port, SetOption
+from pulque.cli.output import Output, print_json, print_line, print_table
+from pulque.errors import ConfigError
+
+__all__ = ["DEFAULT_DIRECTORY", "app", "flags_of", "load_for_command"]
+
+DEFAULT_DIRECTORY = "pulque-data"
+"""Where ``pulque up`` keeps messages if it is told nothing."""
+
+app = typer.Typer(help="Show and check settings.", rich_markup_mode=None)
+
+
+@app.command()
+def show(
+    *,
+    config: ConfigFile = None,
+    data: DataDirectory = None,
+    port: Port = None,
+    set_values: SetOption = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Print every setting that would be in force, and where it came from.
+
+    Without --config these are the settings of `pulque up`, with it those of `pulque broker`.
+    """
+    loaded = load_for_command(config, flags_of(data, port, set_values))
+    values = {key: show_value(value) for key, value in values_of(loaded.settings).items()}
+    if output is Output.JSON:
+        print_json(
+            {
+                key: {"value": value or None, "origin": loaded.origins[key]}
+                for key, value in values.items()
+            }
+        )
+        return
+    rows = [(key, value or "-", loaded.origins[key]) for key, value in values.items()]
+    print_table(("setting", "value", "origin"), rows)
+
+
+@app.command()
+def check(
+    *,
+    config: ConfigFile = None,
+    data: DataDirectory = None,
+    port: Port = None,
+    set_values: SetOption = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Say whether the settings are allowed; every problem is told, with its place.
+
+    Exits with 2 if there are any.
+    """
+    loaded = load_for_command(config, flags_of(data, port, set_values))
+    given = sum(origin != "default" for origin in loaded.origins.values())
+    if output is Output.JSON:
+        print_json({"valid": True, "given": given})
+    else:
+        print_line(f"the settings are valid; {given} of {len(loaded.origins)} are not defaults")
+
+
+def load_for_command(
+    config: Path | None, flags: Mapping[str, Given], *, needs_file: bool = False
+) -> LoadedSettings:
+    """Load the settings of ``pulque up``, or those of ``pulque broker`` if there is a file."""
+    fallbacks = {} if config or needs_file else {"storage.directory": DEFAULT_DIRECTORY}
+    return load_settings(file=config, environ=os.environ, flags=flags, fallbacks=fallbacks)
+
+
+def flags_of(data: str | None, port: int | None, set_values: list[str] | None) -> dict[str, Given]:
+    """Return what the options say, by key.
+
+    Raises:
+        ConfigError: A ``--set`` is not KEY=VALUE.
+    """
+    flags: dict[str, Given] = {}
+    for text in set_values or ():
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"--set {text!r}: it must look like storage.retention=7d")
+        flags[key.strip()] = Given(value.strip(), "--set")
+    if data is not None:
+        flags["storage.directory"] = Given(data, "--data")
+    if port is not None:
+        flags["listen.port"] = Given(port, "--port")
+    return flags
