@@ -127,7 +127,7 @@ def bench_pull(
         client.consumer(subject, group=name, max_messages=batch) as consumer,
         _progress("pulled", count, output) as advance,
     ):
-        measured = _pull_all(consumer, count, min(timeout, 2.0), advance)
+        measured = _pull_all(consumer, count, batch, min(timeout, 2.0), advance)
         measured.latencies_ms.clear()  # they waited for us, not for the broker
     if not measured.messages:
         print_warning(f"there are no messages in {subject}: run pulque bench send first")
@@ -186,12 +186,14 @@ def _send_all(client: "Client", plan: _Plan, acks: Acks, advance: Advance) -> Me
     return Measured(count, count * size, time.monotonic() - began)
 
 
-def _pull_all(consumer: "Consumer", count: int, patience: float, advance: Advance) -> Measured:
+def _pull_all(
+    consumer: "Consumer", count: int, batch: int, patience: float, advance: Advance
+) -> Measured:
     """Pull until there are enough, or none come for a while; that while is not counted."""
     began = time.monotonic()
     measured = Measured(0, 0, 0.0)
     while measured.messages < count:
-        messages = consumer.pull(min(count - measured.messages, 10_000), timeout=patience)
+        messages = consumer.pull(min(count - measured.messages, batch), timeout=patience)
         if not messages:
             break
         now = time.monotonic_ns()
@@ -236,7 +238,7 @@ def _consume(results: Connection, url: str | None, plan: _Plan) -> None:
             client.consumer(plan.subject, group="bench", max_messages=plan.batch) as consumer,
         ):
             results.send_bytes(b"{}")
-            measured = _pull_all(consumer, plan.count, plan.timeout, lambda _: None)
+            measured = _pull_all(consumer, plan.count, plan.batch, plan.timeout, lambda _: None)
             results.send_bytes(json.dumps({"latencies_ms": measured.latencies_ms}).encode())
     except PulqueError as error:
         results.send_bytes(json.dumps({"code": error.code, "text": str(error)}).encode())

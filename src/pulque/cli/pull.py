@@ -1,6 +1,7 @@
 """``pulque pull``: messages for a group, printed and settled one by one."""
 
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,7 +13,7 @@ from pulque.cli.output import flush
 from pulque.errors import UsageError
 
 if TYPE_CHECKING:
-    from pulque import Consumer
+    from pulque import Consumer, ReceivedMessage
 
 __all__ = ["pull"]
 
@@ -56,38 +57,44 @@ def pull(
     """
     if reason and not nack:
         raise UsageError("--reason goes with --nack")
+    got = 0
+    nacked: list[ReceivedMessage] = []
     with (
         open_client(context, url, max(timeout, _CONNECT_TIMEOUT)) as client,
         client.consumer(
-            subject, group=group, consumer_id=consumer_id, start=start.value
+            subject,
+            group,
+            consumer_id=consumer_id,
+            start=start.value,
+            max_held=max(number, 2 * _AT_ONCE),
         ) as consumer,
     ):
-        got = _print_some(consumer, number, timeout, output, reason if nack else None)
+        for message in _print_some(consumer, number, timeout, output):
+            got += 1
+            if nack:
+                nacked.append(message)
+            else:
+                message.ack()
+        # Not before the end: they would come again at once, and count as new ones.
+        for message in nacked:
+            message.nack(reason)
     if not got:
         raise typer.Exit(ExitCode.NOTHING)
 
 
 def _print_some(
-    consumer: "Consumer",
-    number: int,
-    timeout: float,
-    output: MessageOutput,
-    nack_reason: str | None,
-) -> int:
+    consumer: "Consumer", number: int, timeout: float, output: MessageOutput
+) -> Iterator["ReceivedMessage"]:
+    """Print messages until there are enough or time is up; yield each once it is printed."""
     deadline = time.monotonic() + timeout
-    got = 0
-    while got < number:
+    while number > 0:
         left = max(deadline - time.monotonic(), 0.0)
-        messages = consumer.pull(min(number - got, _AT_ONCE), timeout=left)
+        messages = consumer.pull(min(number, _AT_ONCE), timeout=left)
+        if not messages:
+            return
         for message in messages:
             print_message(message, output)
             # Whoever reads has it before the broker is told so.
             flush()
-            if nack_reason is None:
-                message.ack()
-            else:
-                message.nack(nack_reason)
-        got += len(messages)
-        if not messages or (nack_reason is not None and time.monotonic() >= deadline):
-            break
-    return got
+            yield message
+        number -= len(messages)
