@@ -229,6 +229,20 @@ class TestNames:
         files.sync_directory("d")
         assert left(files, Cut.LOST) == {"d/a": b"abc"}
 
+    def test_a_sync_covers_what_the_renames_into_a_directory_follow_from(self, seed: int) -> None:
+        files = MemoryFileSystem()
+        files.make_directory("d")
+        files.make_directory("e")
+        files.sync_directory("")
+        write(files, "e/a", b"")
+        files.rename("e/a", "d/a")
+
+        files.sync_directory("d")
+        assert all(list(each) == ["d/a"] for each in all_left(files, seed))
+
+        files.sync_directory("e")
+        assert left(files, Cut.LOST) == {"d/a": b""}
+
     def test_what_follows_a_rename_does_not_survive_it(self, seed: int) -> None:
         files = MemoryFileSystem()
         files.make_directory("d")
