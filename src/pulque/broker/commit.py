@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from pulque.errors import PulqueError, StorageError, StorageFullError
+from pulque.errors import PulqueError, StorageError, StorageFullError, UnavailableError
 from pulque.model.positions import MessageOffset
 from pulque.storage.engine import Engine
 from pulque.storage.message_log import Appended, SyncJob
@@ -86,7 +86,7 @@ class Committer:
         except StorageFullError as problem:
             error = problem
         except StorageError as problem:
-            error = problem
+            error = UnavailableError(f"whether it is stored is not known: {problem}")
             self._fail(problem)
         queued, self._queued = self._queued, []
         for appended, done in queued:
@@ -127,11 +127,12 @@ class Committer:
         self._is_syncing = False
         problem = future.exception()
         if problem is not None:
-            failure = StorageError(f"the log cannot be synced: {problem}")
-            self._fail(failure)
+            self._fail(StorageError(f"the log cannot be synced: {problem}"))
+            unknown = UnavailableError(f"whether it is stored is not known: {problem}")
             while self._waiting:
                 _, appended, done = self._waiting.popleft()
-                self._end(appended, done, failure)
+                self._end(appended, done, unknown)
+            self._answered()
             return
         self._finish(job)
         if self._waiting or self._wants_actions:

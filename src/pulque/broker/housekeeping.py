@@ -141,5 +141,6 @@ class Housekeeper:
             retention_ms=self._rhythm.retention_ms,
             retention_bytes=self._rhythm.retention_bytes,
         )
+        loop = asyncio.get_running_loop()
         for _ in range(expired):
-            self._engine.remove_oldest()
+            await loop.run_in_executor(self._executor, self._engine.remove_oldest().run)

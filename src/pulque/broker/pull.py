@@ -7,7 +7,6 @@ thread, one timer.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -113,7 +112,7 @@ class Puller:
         self._max_bytes = max_bytes
         self._max_held = max_held
         self._loop = asyncio.get_running_loop()
-        self._waiting: dict[str, dict[Group, deque[WaitingPull]]] = {}
+        self._waiting: dict[str, dict[Group, dict[WaitingPull, None]]] = {}
         """By partition name, as a partition may come into being while a pull waits for it."""
         self._by_owner: dict[object, set[WaitingPull]] = {}
         self.delivered = 0
@@ -151,8 +150,8 @@ class Puller:
         for partition in partitions:
             groups = self._waiting.get(partition.name)
             if groups:
-                for group in list(groups):
-                    self._wake_group(partition, group, groups)
+                for group, line in list(groups.items()):
+                    self._wake_group(partition, group, line)
 
     def closed(self, owner: object) -> None:
         """Forget the pulls of a connection that is gone."""
@@ -168,7 +167,7 @@ class Puller:
         self.waiting += 1
         for wanted in waiting.request.wanted:
             groups = self._waiting.setdefault(wanted.partition, {})
-            groups.setdefault(waiting.group, deque()).append(waiting)
+            groups.setdefault(waiting.group, {})[waiting] = None
 
     def _stop_waiting(self, waiting: WaitingPull) -> None:
         if waiting.is_over:
@@ -185,12 +184,10 @@ class Puller:
                 del self._by_owner[waiting.owner]
         for wanted in waiting.request.wanted:
             groups = self._waiting.get(wanted.partition, {})
-            queue = groups.get(waiting.group)
-            if queue is not None:
-                # Those that are over are skipped when their turn comes, and dropped here.
-                while queue and queue[0].is_over:
-                    queue.popleft()
-                if not queue:
+            line = groups.get(waiting.group)
+            if line is not None:
+                line.pop(waiting, None)
+                if not line:
                     del groups[waiting.group]
                     if not groups:
                         del self._waiting[wanted.partition]
@@ -199,18 +196,14 @@ class Puller:
         self._end(waiting, self._plan_nothing(waiting))
 
     def _wake_group(
-        self, partition: Partition, group: Group, groups: dict[Group, deque[WaitingPull]]
+        self, partition: Partition, group: Group, line: dict[WaitingPull, None]
     ) -> None:
-        while queue := groups.get(group):
-            waiting = queue[0]
-            if waiting.is_over:
-                queue.popleft()
-                continue
+        """Serve those who wait, first come first served, as long as there are messages."""
+        for waiting in list(line):
             state = self._consumption.groups.get((partition.id, group))
             if state is not None and state.next_sequence >= partition.confirmed:
                 return
-            if not self._try(waiting):
-                return
+            self._try(waiting)
 
     # -- trying ------------------------------------------------------------------------------
 

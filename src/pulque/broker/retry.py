@@ -13,7 +13,7 @@ from itertools import groupby
 
 from pulque.broker.commit import Committer
 from pulque.clock import Clock
-from pulque.errors import PulqueError, StorageFullError
+from pulque.errors import InvalidBatchError, PulqueError, StorageFullError
 from pulque.model.batch import Flag, read_header, seed_of
 from pulque.model.message import Message, StoredBatch
 from pulque.model.names import Group, PartitionName, owner_of, retry_partition, subject_of
@@ -35,22 +35,26 @@ _TRY_AGAIN_S = 1.0
 
 
 def messages_of(partition: PartitionName, records: Iterator[Buffer]) -> Iterator[Message]:
-    """Yield every message of records as they are served."""
+    """Yield every message of records as they are served; those that cannot be read are left out."""
     data = b"".join(records)
     at = 0
     while at < len(data):
         envelope = read_envelope(data, at)
         if not isinstance(envelope, Envelope):
             return
-        batch = StoredBatch(
-            data[at + ENVELOPE_SIZE : at + envelope.size],
-            partition=partition,
-            first_sequence=envelope.first_sequence,
-            stored_at_ms=envelope.stored_at_ms,
-        )
+        content = data[at + ENVELOPE_SIZE : at + envelope.size]
+        at += envelope.size
+        try:
+            batch = StoredBatch(
+                content,
+                partition=partition,
+                first_sequence=envelope.first_sequence,
+                stored_at_ms=envelope.stored_at_ms,
+            )
+        except InvalidBatchError:
+            continue
         for i in range(len(batch)):
             yield Message(batch, i)
-        at += envelope.size
 
 
 def origins_of(
@@ -130,7 +134,7 @@ class Redeliverer:
 
     async def _append_once(self, target: PartitionName, batch: bytes) -> None:
         now_ms = self._clock.now_ms()
-        partition = self._engine.create_partition(target, now_ms)
+        partition = self._engine.create_partition(target, now_ms, from_reserve=True)
         appended = self._engine.append(
             partition,
             batch,
@@ -162,8 +166,11 @@ class Redeliverer:
         packer, packed = BatchPacker(), list[ConsumeSequence]()
         size = 0
         for message in self._read(partition, wanted):
+            try:
+                _add(packer, message, partition.name, reasons[message.sequence])
+            except InvalidBatchError:
+                continue  # its producer packed nonsense, which no consumer could read either
             missing.discard(message.sequence)
-            _add(packer, message, partition.name, reasons[message.sequence])
             packed.append(message.sequence)
             size += len(message.body)
             if size >= _MOST_BYTES:

@@ -216,9 +216,11 @@ class Broker:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._server.close()
+        self._server.stop_listening()
         if self._failure is None:
             await self._committer.close()
+        await self._server.close()
+        if self._failure is None:
             try:
                 await self._housekeeper.checkpoint()
             except StorageError as error:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from pulque.clock import Clock
-from pulque.errors import InvalidRequestError, StaleSettleError, UnknownGroupError
+from pulque.errors import InvalidRequestError, StaleSettleError
 from pulque.model.actions import Action, ConsumerLost, NackedDelivery, Settled
 from pulque.model.names import ConsumerId, Group, parse_consumer_id, parse_group
 from pulque.model.positions import PullSequence
@@ -86,17 +86,13 @@ class Settler:
 
         Raises:
             FencedError: A newer incarnation of the consumer was here.
-            UnknownGroupError: Nobody of this name ever pulled.
         """
         group, consumer = parse_group(request.group), parse_consumer_id(request.consumer)
-        found = self._consumption.subscriptions_of(group, consumer)
-        for subscription in found:
+        for subscription in self._consumption.subscriptions_of(group, consumer):
             check_incarnation(subscription, request.incarnation)
         if request.is_leaving:
             self._lose(group, consumer, "the consumer left")
             return Beaten(self._leases.lease_ms)
-        if not found:
-            raise UnknownGroupError(f"consumer {consumer} of group {group} has not pulled yet")
         self._leases.renew(group, consumer, self._clock.monotonic_ms())
         return Beaten(self._leases.lease_ms)
 

@@ -23,6 +23,7 @@ _HIGH_WATER = 1024 * 1024
 _SWEEP_EVERY_S = 1.0
 _STALLED_MS = 30_000
 _WORTH_JOINING = 16 * 1024
+_LAST_ANSWERS_MS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,15 +223,21 @@ class FrameServer:
         address = self._server.sockets[0].getsockname()
         return address[0], address[1]
 
-    async def close(self) -> None:
-        """Stop accepting, and close all connections once their answers are sent."""
+    def stop_listening(self) -> None:
+        """Stop accepting connections."""
         if self._sweeper is not None:
             self._sweeper.cancel()
         if self._server is not None:
             self._server.close()
+
+    async def close(self) -> None:
+        """Close all connections once their answers are sent, or after a second."""
+        self.stop_listening()
         for connection in list(self.connections):
             connection.close()
-        await asyncio.sleep(0)
+        deadline_ms = self.clock.monotonic_ms() + _LAST_ANSWERS_MS
+        while self.connections and self.clock.monotonic_ms() < deadline_ms:
+            await asyncio.sleep(0.01)
         for connection in list(self.connections):
             connection.abort()
 

@@ -5,6 +5,7 @@ are in the index files of sealed segments, of which the most recently used are k
 """
 
 from collections import OrderedDict
+from threading import Lock
 from typing import NamedTuple
 
 from pulque.errors import CorruptionError
@@ -58,6 +59,7 @@ class ConsumeLogs:
         self.sealing: dict[int, OpenIndex] = {}
         """Entries of sealed segments whose index file is not written yet, by base."""
         self._sealed: OrderedDict[int, SealedIndex] = OrderedDict()
+        self._lock = Lock()
 
     def span(
         self,
@@ -111,14 +113,13 @@ class ConsumeLogs:
         return partition.confirmed
 
     def forget(self, base: int) -> None:
-        """Close the index of a segment that was removed."""
-        index = self._sealed.pop(base, None)
-        if index is not None:
-            index.close()
+        """Drop the index of a segment that was removed."""
+        with self._lock:
+            self._sealed.pop(base, None)
 
     def close(self) -> None:
-        for base in list(self._sealed):
-            self.forget(base)
+        for index in self._sealed.values():
+            index.close()
 
     def _entries(
         self, partition: PartitionId, sequence: ConsumeSequence, limit: int, may_block: bool
@@ -162,6 +163,10 @@ class ConsumeLogs:
             return self.open_index
         if (sealing := self.sealing.get(base)) is not None:
             return sealing
+        with self._lock:
+            return self._sealed_index(base)
+
+    def _sealed_index(self, base: int) -> SealedIndex:
         index = self._sealed.get(base)
         if index is None:
             path = segment_path(base, "index")
@@ -172,8 +177,9 @@ class ConsumeLogs:
                     path, 0, "the index is missing; a restart makes it"
                 ) from None
             index = self._sealed[base] = SealedIndex(file, path, MessageOffset(base))
-            while len(self._sealed) > _INDEXES_KEPT:
-                self._sealed.popitem(last=False)[1].close()
+            if len(self._sealed) > _INDEXES_KEPT:
+                # Another thread may be reading it: it is closed when nobody has it any more.
+                self._sealed.popitem(last=False)
         else:
             self._sealed.move_to_end(base)
         return index

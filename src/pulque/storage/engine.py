@@ -33,7 +33,7 @@ from pulque.storage.partitions import Partition, Partitions, TableRow, decode_ta
 from pulque.storage.recovery import MARK_KEY, Mark, Observer, recover_message_log
 from pulque.storage.segment import Segment
 
-__all__ = ["CheckpointJob", "Engine", "IndexJob"]
+__all__ = ["CheckpointJob", "Engine", "IndexJob", "RemovalJob"]
 
 _ROOM_CHECKED_EVERY = 16 * 1024 * 1024
 
@@ -71,6 +71,25 @@ class IndexJob:
         )
 
 
+class RemovalJob:
+    """Removes the files of a segment that was forgotten; ``run`` may be called from any thread.
+
+    The log goes last, so that no file is left without its log. Whoever still reads has the file
+    open and goes on reading.
+    """
+
+    def __init__(self, files: FileSystem, segment: Segment) -> None:
+        self._files = files
+        self._base = segment.base
+
+    def run(self) -> None:
+        """Remove the files."""
+        for suffix in ("index", "open", "log"):
+            path = segment_path(self._base, suffix)
+            if self._files.exists(path):
+                self._files.remove(path)
+
+
 class Engine:
     """Keeps messages and facts in one data directory."""
 
@@ -93,6 +112,7 @@ class Engine:
         state = self._checkpoints.load()
         self._mark = Mark.decode(state)
         self._previous_actions = self._mark.action_offset
+        self._saved_base = self._mark.index_base
         self.partitions = Partitions()
         self.partitions.load(state)
         observer.checkpoint_loaded(state)
@@ -104,6 +124,8 @@ class Engine:
         self._index_saved, self._index_crc = self._saved_index(recovered.open_index)
         self.actions = ActionLog.open(files, options, listener, self._mark.action_offset)
         self._unconfirmed: deque[tuple[MessageOffset, Partition, ConsumeSequence]] = deque()
+        self._confirmed: list[Partition] = []
+        """Have new confirmed messages that ``write`` has not told of."""
         self.is_full = False
         """Whether sends are refused for want of room."""
         self._unchecked_bytes = _ROOM_CHECKED_EVERY
@@ -116,7 +138,9 @@ class Engine:
         """Return a partition that exists."""
         return self.partitions.by_name.get(name)
 
-    def create_partition(self, name: PartitionName, now_ms: int) -> Partition:
+    def create_partition(
+        self, name: PartitionName, now_ms: int, *, from_reserve: bool = False
+    ) -> Partition:
         """Return a partition, which is made if need be.
 
         Raises:
@@ -125,7 +149,10 @@ class Engine:
         found = self.partitions.by_name.get(name)
         if found is not None:
             return found
-        self.write()
+        if self.is_full and not from_reserve:
+            raise self._full()
+        if self._log.has_queue:
+            self._write_queue()
         partition = self.partitions.make(name)
         self._log.append_table(partition, now_ms)
         self._log.write()
@@ -160,10 +187,7 @@ class Engine:
         if self._unchecked_bytes >= _ROOM_CHECKED_EVERY:
             self.check_room()
         if self.is_full and not from_reserve:
-            raise StorageFullError(
-                f"less than {self._options.reserve_bytes} bytes are free on the disk; "
-                "what is stored can still be pulled and settled"
-            )
+            raise self._full()
         if self._log.needs_roll(size, now_ms):
             self.roll(now_ms)
         return self._log.append(
@@ -181,14 +205,17 @@ class Engine:
         Raises:
             StorageError: Nothing that was queued is stored.
         """
-        if not self._log.has_queue:
-            return []
+        if self._log.has_queue:
+            self._write_queue()
+        confirmed, self._confirmed = self._confirmed, []
+        return confirmed
+
+    def _write_queue(self) -> None:
         try:
             written = self._log.write()
         except StorageFullError:
             self.check_room()
             raise
-        confirmed = []
         for appended in written:
             partition, entry = appended.partition, appended.entry
             self._consume_logs.open_index.add(entry)
@@ -199,9 +226,8 @@ class Engine:
                 self._unconfirmed.append((appended.end, partition, end))
             else:
                 partition.confirmed = ConsumeSequence(entry.first_sequence + entry.count)
-                confirmed.append(partition)
+                self._confirmed.append(partition)
         self.records_since_checkpoint += len(written)
-        return confirmed
 
     def append_action(self, action: Action) -> None:
         """Append a fact.
@@ -321,7 +347,8 @@ class Engine:
 
     def roll(self, now_ms: int) -> None:
         """Seal the open segment and begin a new one."""
-        self.write()
+        if self._log.has_queue:
+            self._write_queue()
         sealed = self._log.open_segment
         index = self._consume_logs.open_index
         self._log.start_segment(self.partitions.rows(), now_ms)
@@ -345,20 +372,19 @@ class Engine:
 
     def finish_index(self, job: IndexJob) -> None:
         """Use the index file from now on."""
-        base = job.segment.base
-        del self._consume_logs.sealing[base]
-        if self._files.exists(segment_path(base, "open")):
-            self._files.remove(segment_path(base, "open"))
+        del self._consume_logs.sealing[job.segment.base]
 
-    def remove_oldest(self) -> None:
-        """Remove the oldest segment and its index; its messages are gone."""
-        self._remove_with_index()
+    def remove_oldest(self) -> RemovalJob:
+        """Forget the oldest segment; its messages are gone. The files go when the job runs."""
+        segment = self._log.remove_first()
+        self._consume_logs.forget(segment.base)
         table = self._table_of(self._log.segments[0])
         for partition_id, _, sequence in table:
             partition = self.partitions.by_id.get(partition_id)
             if partition is not None and partition.start < sequence:
                 partition.start = min(sequence, partition.confirmed)
                 self.partitions.changed.add(partition_id)
+        return RemovalJob(self._files, segment)
 
     # -- checkpoints -------------------------------------------------------------------------
 
@@ -372,7 +398,8 @@ class Engine:
         Args:
             changes: What of the caller's own state changed since the last one.
         """
-        self.write()
+        if self._log.has_queue:
+            self._write_queue()
         entries = self._consume_logs.open_index.entries
         segment = self._log.open_segment
         fresh = bytes(memoryview(entries)[self._index_saved :])
@@ -411,6 +438,11 @@ class Engine:
         """Drop what only an older checkpoint needed."""
         self.actions.remove_before(ActionOffset(self._previous_actions))
         self._previous_actions = job.mark.action_offset
+        if job.mark.index_base != self._saved_base:
+            path = segment_path(self._saved_base, "open")
+            if self._files.exists(path):
+                self._files.remove(path)
+            self._saved_base = job.mark.index_base
 
     def close(self) -> None:
         """Close all files; nothing is written."""
@@ -420,6 +452,12 @@ class Engine:
             segment.file.close()
 
     # -- inside ------------------------------------------------------------------------------
+
+    def _full(self) -> StorageFullError:
+        return StorageFullError(
+            f"less than {self._options.reserve_bytes} bytes are free on the disk; "
+            "what is stored can still be pulled and settled"
+        )
 
     def _begin(self, now_ms: int) -> None:
         """Make what was recovered durable, and open a segment if there is none."""
@@ -510,14 +548,6 @@ class Engine:
             ),
             part,
         )
-
-    def _remove_with_index(self) -> None:
-        base = self._log.segments[0].base
-        self._consume_logs.forget(base)
-        self._log.remove_first()
-        for suffix in ("index", "open"):
-            if self._files.exists(segment_path(base, suffix)):
-                self._files.remove(segment_path(base, suffix))
 
     def _table_of(self, segment: Segment) -> list[TableRow]:
         head = read_envelope(segment.read(segment.base, ENVELOPE_SIZE))

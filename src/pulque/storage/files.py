@@ -131,7 +131,13 @@ class _OsFile:
         return os.fstat(self._descriptor).st_size
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __del__(self) -> None:
+        # A removed file stays open as long as some thread reads it.
+        self.close()
 
     def _write_all(self, buffers: Sequence[Buffer], offset: int) -> int:
         written = os.pwritev(self._descriptor, buffers, offset)

@@ -258,11 +258,8 @@ class MessageLog:
         return self.segments[low - 1]
 
     def remove_first(self) -> Segment:
-        """Forget the oldest segment and remove its file."""
+        """Forget the oldest segment."""
         segment = self.segments.pop(0)
-        segment.file.close()
-        self._files.remove(segment.path)
-        self._is_directory_unsynced = True
         self._listener.segment_removed(segment.path, segment.end - segment.base)
         return segment
 
