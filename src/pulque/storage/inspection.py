@@ -156,11 +156,21 @@ def refuse_if_locked(directory: str) -> None:
 
 
 def read_messages(
-    files: FileSystem, path: str, base: int
+    files: FileSystem,
+    path: str,
+    base: int,
+    names: dict[PartitionId, PartitionName] | None = None,
 ) -> Iterator[BatchRecord | TableRecord | DamagedRange]:
-    """Yield what a segment of the message log holds."""
+    """Yield what a segment of the message log holds.
+
+    Args:
+        files: The data directory.
+        path: The segment's file.
+        base: Where it begins in the log.
+        names: Partitions that earlier segments told of; those of this one are added.
+    """
+    names = {} if names is None else names
     with _segment(files, path, base) as segment:
-        names: dict[PartitionId, PartitionName] = {}
         offset = segment.base
         while offset < segment.end:
             for item in walk(segment, MessageOffset(offset)):

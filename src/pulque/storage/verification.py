@@ -13,7 +13,7 @@ import numpy as np
 from pulque.errors import CorruptionError
 from pulque.model.batch import HEADER, BatchHeader
 from pulque.model.names import PartitionName
-from pulque.model.positions import ConsumeSequence, MessageOffset
+from pulque.model.positions import ConsumeSequence, MessageOffset, PartitionId
 from pulque.storage.checkpoint import read_checkpoint
 from pulque.storage.files import FileSystem
 from pulque.storage.index import ENTRY_SIZE, Entry, OpenIndex, SealedIndex
@@ -74,6 +74,7 @@ class _Verification:
         self._indexes: dict[int, OpenIndex | None] = {}
         """The entries of each walked segment by its base; None for a damaged segment."""
         self._expected: dict[PartitionName, ConsumeSequence] = {}
+        self._names: dict[PartitionId, PartitionName] = {}
         self._highest_synced = 0
 
     def run(self) -> Verified:
@@ -125,7 +126,7 @@ class _Verification:
     def _check_messages(self, each: DataFile) -> None:
         self._count(each)
         index: OpenIndex | None = OpenIndex({})
-        for record in read_messages(self._files, each.path, each.base):
+        for record in read_messages(self._files, each.path, each.base, self._names):
             match record:
                 case DamagedRange(offset, size, reason):
                     self._find(each, offset, size, reason)
