@@ -46,7 +46,8 @@ class Committer:
         self._queued: list[tuple[Appended, Done]] = []
         self._waiting: deque[tuple[MessageOffset, Appended, Done]] = deque()
         self._is_flush_scheduled = False
-        self._is_syncing = False
+        self._running: asyncio.Future[None] | None = None
+        """The sync under way."""
         self._wants_actions = False
         self._timer = self._loop.call_later(sync_interval_s, self._tick)
         self.waiting_bytes = 0
@@ -69,8 +70,9 @@ class Committer:
         """Sync everything and stop."""
         self._timer.cancel()
         self._flush()
-        while self._is_syncing:
-            await asyncio.sleep(0.005)
+        if self._running is not None:
+            await asyncio.wait([self._running])
+            await asyncio.sleep(0)  # its callback comes first
         job = self._engine.begin_sync(actions=True)
         if job is not None:
             await self._loop.run_in_executor(self._thread, job.run)
@@ -112,19 +114,18 @@ class Committer:
         self._start_sync()
 
     def _start_sync(self) -> None:
-        if self._is_syncing:
+        if self._running is not None:
             return
         job = self._engine.begin_sync(actions=self._wants_actions)
         self._wants_actions = False
         if job is None:
             return
-        self._is_syncing = True
         self.syncs += 1
-        running = self._loop.run_in_executor(self._thread, job.run)
-        running.add_done_callback(lambda future: self._synced(job, future))
+        self._running = self._loop.run_in_executor(self._thread, job.run)
+        self._running.add_done_callback(lambda future: self._synced(job, future))
 
     def _synced(self, job: SyncJob, future: "asyncio.Future[None]") -> None:
-        self._is_syncing = False
+        self._running = None
         problem = future.exception()
         if problem is not None:
             self._fail(StorageError(f"the log cannot be synced: {problem}"))

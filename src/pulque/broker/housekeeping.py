@@ -1,18 +1,14 @@
 """What a broker does by the clock: leases, checkpoints, indexes, retention, room on the disk."""
 
 import asyncio
-from collections.abc import Callable
-from concurrent.futures import Executor
 from dataclasses import dataclass
+from itertools import pairwise
 
 from pulque.broker.settle import Settler
-from pulque.clock import Clock
+from pulque.broker.state import BrokerState, Surroundings
 from pulque.errors import CorruptionError, PulqueError, StorageFullError
-from pulque.rules.consumption import Consumption
 from pulque.rules.consumption_state import encode_changes
-from pulque.rules.dedup import Dedup
 from pulque.rules.retention import SegmentAge, expired_segments
-from pulque.storage.engine import Engine
 
 __all__ = ["Housekeeper", "Rhythm"]
 
@@ -39,27 +35,21 @@ class Housekeeper:
 
     def __init__(
         self,
-        engine: Engine,
-        consumption: Consumption,
-        dedup: Dedup,
+        state: BrokerState,
+        around: Surroundings,
         settler: Settler,
-        clock: Clock,
-        executor: Executor,
         rhythm: Rhythm,
-        *,
-        log: Callable[..., None],
-        fail: Callable[[PulqueError], None],
     ) -> None:
-        self._engine = engine
-        self._consumption = consumption
-        self._dedup = dedup
+        self._engine = state.engine
+        self._consumption = state.consumption
+        self._dedup = state.dedup
         self._settler = settler
-        self._clock = clock
-        self._executor = executor
+        self._clock = around.clock
+        self._executor = around.executor
         self._rhythm = rhythm
-        self._log = log
-        self._fail = fail
-        now_ms = clock.monotonic_ms()
+        self._warn = around.warn
+        self._fail = around.fail
+        now_ms = self._clock.monotonic_ms()
         self._checkpoint_at_ms = now_ms
         self._not_before_ms = now_ms
         self._leases_at_ms = now_ms
@@ -72,9 +62,9 @@ class Housekeeper:
             try:
                 await self._tick()
             except StorageFullError as error:
-                self._log("housekeeping_delayed", reason=str(error))
+                self._warn("housekeeping_delayed", reason=str(error))
             except CorruptionError as error:
-                self._log("corruption_found", reason=str(error))
+                self._warn("corruption_found", reason=str(error))
 
     async def checkpoint(self) -> None:
         """Write a checkpoint of now."""
@@ -102,7 +92,7 @@ class Housekeeper:
         if now_ms - self._leases_at_ms >= self._rhythm.lease_check_ms:
             self._leases_at_ms = now_ms
             for group, consumer in self._settler.lose_silent():
-                self._log("consumer_lost", group=group, consumer=consumer)
+                self._warn("consumer_lost", group=group, consumer=consumer)
         if self._engine.actions.needs_roll():
             self._engine.actions.start_segment(self._consumption.open_facts())
         if self._is_checkpoint_due(now_ms):
@@ -133,7 +123,7 @@ class Housekeeper:
         segments = self._engine.segments
         ages = [
             SegmentAge(segment.end - segment.base, after.opened_at_ms)
-            for segment, after in zip(segments, segments[1:], strict=False)
+            for segment, after in pairwise(segments)
         ]
         expired = expired_segments(
             ages,

@@ -8,10 +8,10 @@ thread, one timer.
 
 import asyncio
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import dataclass, field
 
-from pulque.clock import Clock
+from pulque.broker.state import BrokerState, PullLimits, Surroundings
 from pulque.errors import (
     ErrorCode,
     InvalidRequestError,
@@ -27,12 +27,9 @@ from pulque.model.names import (
     parse_group,
     parse_partition,
 )
-from pulque.model.positions import ConsumeSequence, PullSequence, Tenure
-from pulque.rules.consumption import Consumption
-from pulque.rules.lease import Leases
+from pulque.model.positions import ConsumeSequence, PullSequence
 from pulque.rules.subscription import HeldRange, Subscription
 from pulque.storage.consume_log import Span
-from pulque.storage.engine import Engine
 from pulque.storage.files import Buffer, WouldBlockError
 from pulque.storage.partitions import Partition
 from pulque.wire.requests import FROM_SETTLED, LATEST, Pull
@@ -91,26 +88,16 @@ class Puller:
 
     def __init__(
         self,
-        engine: Engine,
-        consumption: Consumption,
-        leases: Leases,
-        clock: Clock,
-        executor: Executor,
-        *,
-        tenure: Tenure,
-        max_messages: int,
-        max_bytes: int,
-        max_held: int,
+        state: BrokerState,
+        around: Surroundings,
+        limits: PullLimits,
     ) -> None:
-        self._engine = engine
-        self._consumption = consumption
-        self._leases = leases
-        self._clock = clock
-        self._executor = executor
-        self._tenure = tenure
-        self._max_messages = max_messages
-        self._max_bytes = max_bytes
-        self._max_held = max_held
+        self._state = state
+        self._engine = state.engine
+        self._consumption = state.consumption
+        self._clock = around.clock
+        self._executor = around.executor
+        self._limits = limits
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[str, dict[Group, dict[WaitingPull, None]]] = {}
         """By partition name, as a partition may come into being while a pull waits for it."""
@@ -137,7 +124,7 @@ class Puller:
             owner,
         )
         self._check(request, waiting.group)
-        self._leases.renew(waiting.group, waiting.consumer, self._clock.monotonic_ms())
+        self._state.leases.renew(waiting.group, waiting.consumer, self._clock.monotonic_ms())
         if self._try(waiting):
             return
         if not request.timeout_ms:
@@ -183,14 +170,16 @@ class Puller:
             if not owned:
                 del self._by_owner[waiting.owner]
         for wanted in waiting.request.wanted:
-            groups = self._waiting.get(wanted.partition, {})
-            line = groups.get(waiting.group)
-            if line is not None:
-                line.pop(waiting, None)
-                if not line:
-                    del groups[waiting.group]
-                    if not groups:
-                        del self._waiting[wanted.partition]
+            self._leave_line(wanted.partition, waiting)
+
+    def _leave_line(self, partition: str, waiting: WaitingPull) -> None:
+        groups = self._waiting.get(partition, {})
+        line = groups.get(waiting.group, {})
+        line.pop(waiting, None)
+        if not line:
+            groups.pop(waiting.group, None)
+        if not groups:
+            self._waiting.pop(partition, None)
 
     def _time_is_up(self, waiting: WaitingPull) -> None:
         self._end(waiting, self._plan_nothing(waiting))
@@ -235,17 +224,16 @@ class Puller:
                     self._end(waiting, self._plan_nothing(waiting))
 
         def read() -> None:
-            try:
+            with suppress(PulqueError, OSError):  # the second try meets the same and answers it
                 self._plan(waiting, may_block=True)
-            except (PulqueError, OSError):
-                pass  # the second try meets the same and answers it
 
         self._loop.run_in_executor(self._executor, read).add_done_callback(again)
 
     def _plan(self, waiting: WaitingPull, *, may_block: bool) -> _Plan:
         request = waiting.request
         plan = _Plan(
-            min(request.max_messages, self._max_messages), min(request.max_bytes, self._max_bytes)
+            min(request.max_messages, self._limits.max_messages),
+            min(request.max_bytes, self._limits.max_bytes),
         )
         for index, wanted in enumerate(request.wanted):
             partition = self._engine.partition(wanted.partition)
@@ -265,9 +253,13 @@ class Puller:
                 plan.is_lost = True
                 continue
             if found is not None and held:
-                self._plan_held(plan, index, partition, found, wanted.expected, may_block)
-            if plan.messages > 0 and plan.room > 0 and held < self._max_held:
-                self._plan_new(plan, index, waiting, partition, opening or found, may_block)
+                self._plan_held(
+                    plan, index, partition, found, wanted.expected, may_block=may_block
+                )
+            if plan.messages > 0 and plan.room > 0 and held < self._limits.max_held:
+                self._plan_new(
+                    plan, index, waiting, partition, opening or found, may_block=may_block
+                )
             else:
                 plan.states.append((ErrorCode.NONE, found, 0))
         return plan
@@ -279,6 +271,7 @@ class Puller:
         partition: Partition,
         subscription: Subscription,
         expected: int,
+        *,
         may_block: bool,
     ) -> None:
         """Plan to hand out again what the consumer holds."""
@@ -309,6 +302,7 @@ class Puller:
         waiting: WaitingPull,
         partition: Partition,
         subscription: SubscriptionOpened | Subscription | None,
+        *,
         may_block: bool,
     ) -> None:
         """Plan to hand out messages that nobody of the group was handed yet."""
@@ -343,7 +337,7 @@ class Puller:
         """Write the facts of a plan, apply them, and answer."""
         try:
             for fact in plan.facts:
-                self._record(fact)
+                self._state.record(fact)
             deliveries = [
                 Delivered(
                     index, held.tenure, held.first_pull, held.first_sequence, held.length, buffers
@@ -372,10 +366,10 @@ class Puller:
             else subscription.subscription
         )
         first_pull = self._consumption.subscriptions[number].next_pull
-        self._record(
+        self._state.record(
             Pulled(
                 number,
-                self._tenure,
+                self._state.tenure,
                 first_pull,
                 span.first_sequence,
                 span.length,
@@ -384,12 +378,8 @@ class Puller:
         )
         self.delivered += span.length
         return Delivered(
-            index, self._tenure, first_pull, span.first_sequence, span.length, buffers
+            index, self._state.tenure, first_pull, span.first_sequence, span.length, buffers
         )
-
-    def _record(self, fact: Action) -> None:
-        self._engine.append_action(fact)
-        self._consumption.handle(fact)
 
     def _states(self, waiting: WaitingPull, plan: _Plan) -> Iterator[State]:
         for (code, _, _), wanted in zip(plan.states, waiting.request.wanted, strict=True):
@@ -412,7 +402,8 @@ class Puller:
     def _check(self, request: Pull, group: Group) -> None:
         if not 1 <= len(request.wanted) <= _MOST_PARTITIONS:
             raise InvalidRequestError(
-                f"a pull from {len(request.wanted)} partitions; 1 to {_MOST_PARTITIONS} are allowed"
+                f"a pull from {len(request.wanted)} partitions; "
+                f"1 to {_MOST_PARTITIONS} are allowed"
             )
         if not request.max_messages or not request.max_bytes:
             raise InvalidRequestError("a pull must ask for at least one message and one byte")

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
+from pulque.broker.state import PullLimits
 from pulque.errors import InvalidRequestError, PulqueError, UnknownSubjectError
 from pulque.model.names import parse_partition
 from pulque.model.positions import ConsumeSequence
@@ -31,13 +32,10 @@ class _WaitingRead:
 class Browser:
     """Shows what is stored, without effect."""
 
-    def __init__(
-        self, engine: Engine, executor: Executor, *, max_messages: int, max_bytes: int
-    ) -> None:
+    def __init__(self, engine: Engine, executor: Executor, limits: PullLimits) -> None:
         self._engine = engine
         self._executor = executor
-        self._max_messages = max_messages
-        self._max_bytes = max_bytes
+        self._limits = limits
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[str, list[_WaitingRead]] = {}
 
@@ -114,8 +112,8 @@ class Browser:
         span = self._engine.span(
             partition,
             ConsumeSequence(request.sequence),
-            max_messages=min(request.max_messages, self._max_messages),
-            max_bytes=min(request.max_bytes, self._max_bytes),
+            max_messages=min(request.max_messages, self._limits.max_messages),
+            max_bytes=min(request.max_bytes, self._limits.max_bytes),
             may_block=may_block,
         )
         records = tuple(self._engine.read(partition, span, may_block=may_block))

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from pulque.broker.columns import total_and_largest
 from pulque.broker.commit import Committer
-from pulque.clock import Clock
+from pulque.broker.state import BrokerState, SendLimits, Surroundings
 from pulque.errors import (
     ErrorCode,
     InvalidBatchError,
@@ -23,8 +23,6 @@ from pulque.errors import (
 from pulque.model.batch import BatchHeader, Flag, layout_of, read_header, seed_of, verify_crc
 from pulque.model.names import owner_of, parse_partition
 from pulque.model.positions import ConsumeSequence
-from pulque.rules.dedup import Dedup
-from pulque.storage.engine import Engine
 from pulque.storage.message_log import Appended
 from pulque.storage.partitions import Partition
 from pulque.wire.requests import Acks, Send
@@ -39,15 +37,15 @@ _NO_SEQUENCE = ConsumeSequence(0)
 _DUE = int(Flag.DUE)  # an operation on the enum itself costs more than all else in the check
 
 
-def check_batch(batch: bytes, seed: int, *, max_batch: int, max_message: int) -> BatchHeader:
+def check_batch(batch: bytes, seed: int, limits: SendLimits) -> BatchHeader:
     """Return the header of a batch that may be stored.
 
     Raises:
         RejectedError: It may not.
     """
-    if len(batch) > max_batch:
+    if len(batch) > limits.max_batch:
         raise MessageTooLargeError(
-            f"a batch of {len(batch)} bytes; at most {max_batch} are allowed"
+            f"a batch of {len(batch)} bytes; at most {limits.max_batch} are allowed"
         )
     header = read_header(batch)
     if not verify_crc(batch, seed):
@@ -55,9 +53,9 @@ def check_batch(batch: bytes, seed: int, *, max_batch: int, max_message: int) ->
     if header.flags & _DUE:
         raise UnsupportedError("this broker holds no delayed messages: a due time is not allowed")
     total, largest = total_and_largest(batch, header.count)
-    if largest > max_message:
+    if largest > limits.max_message:
         raise MessageTooLargeError(
-            f"a message of {largest} bytes; at most {max_message} are allowed"
+            f"a message of {largest} bytes; at most {limits.max_message} are allowed"
         )
     columns = header.count * layout_of(header.flags).record_width
     if columns + total != header.records_size or header.records_size > _MOST_RECORDS:
@@ -90,22 +88,16 @@ class Receiver:
 
     def __init__(
         self,
-        engine: Engine,
+        state: BrokerState,
+        around: Surroundings,
         committer: Committer,
-        dedup: Dedup,
-        clock: Clock,
-        *,
-        max_batch: int,
-        max_message: int,
-        max_waiting: int,
+        limits: SendLimits,
     ) -> None:
-        self._engine = engine
+        self._engine = state.engine
+        self._dedup = state.dedup
+        self._clock = around.clock
         self._committer = committer
-        self._dedup = dedup
-        self._clock = clock
-        self._max_batch = max_batch
-        self._max_message = max_message
-        self._max_waiting = max_waiting
+        self._limits = limits
         self.messages = 0
         self.batches = 0
         self.refused = 0
@@ -130,17 +122,15 @@ class Receiver:
     def _store(
         self, name: str, batch: bytes, pending: _PendingSend, index: int, *, wants_disk: bool
     ) -> None:
-        if self._committer.waiting_bytes > self._max_waiting:
+        if self._committer.waiting_bytes > self._limits.max_waiting:
             raise OverloadedError(
                 f"{self._committer.waiting_bytes} bytes wait for the disk; "
-                f"at most {self._max_waiting} are allowed"
+                f"at most {self._limits.max_waiting} are allowed"
             )
         partition = self._engine.partition(name)
         if partition is None or name[0] == "%":
-            seed = seed_of(_sendable(name))
-        else:
-            seed = partition.seed
-        header = check_batch(batch, seed, max_batch=self._max_batch, max_message=self._max_message)
+            _sendable(name)
+        header = check_batch(batch, seed_of(name), self._limits)
         now_ms = self._clock.now_ms()
         if partition is None:
             partition = self._engine.create_partition(parse_partition(name), now_ms)
@@ -192,11 +182,9 @@ class Receiver:
         )
 
 
-def _sendable(name: str) -> str:
-    partition = parse_partition(name)
-    if owner_of(partition) is not None:
+def _sendable(name: str) -> None:
+    if owner_of(parse_partition(name)) is not None:
         raise NotAllowedError(f"partition {name} belongs to a group: only the broker sends to it")
-    return partition
 
 
 def _failed(error: PulqueError) -> Outcome:

@@ -1,21 +1,18 @@
 """From frames to the parts of the broker and back: who may ask what, and where it goes."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import assert_never
 
-from pulque.broker.pull import Puller
-from pulque.broker.read import Browser
-from pulque.broker.receive import Receiver
-from pulque.broker.settle import Settler
+from pulque.broker.parts import Parts
 from pulque.clock import Clock
 from pulque.errors import ProtocolError, PulqueError, RemoteProtocolError, UnsupportedError
 from pulque.model.names import PartitionName, parse_subject
-from pulque.model.positions import Tenure
 from pulque.model.routes import PartitionRoute
 from pulque.model.routes import Route as RouteOf
 from pulque.net.server import Connection
 from pulque.storage.engine import Engine
-from pulque.wire.frame import MAX_PAYLOAD, Frame
+from pulque.wire.frame import Frame
 from pulque.wire.requests import (
     Heartbeat,
     Hello,
@@ -78,34 +75,24 @@ class RequestHandler:
 
     def __init__(
         self,
-        name: str,
-        tenure: Tenure,
-        *,
-        receiver: Receiver,
-        puller: Puller,
-        settler: Settler,
-        browser: Browser,
+        welcome: Welcome,
+        parts: Parts,
         engine: Engine,
         clock: Clock,
         status: Callable[[], bytes],
-        max_message: int,
-        lease_ms: int,
     ) -> None:
-        self._name = name
-        self._tenure = tenure
-        self._receiver = receiver
-        self._puller = puller
-        self._settler = settler
-        self._browser = browser
+        self._welcome = welcome
+        self._receiver = parts.receiver
+        self._puller = parts.puller
+        self._settler = parts.settler
+        self._browser = parts.browser
         self._engine = engine
         self._clock = clock
         self._status = status
-        self._max_message = max_message
-        self._lease_ms = lease_ms
 
     def handle(self, connection: Connection, frame: Frame) -> None:
         """Answer a frame, now or when there is something to answer."""
-        answerer = _Answerer(connection, frame.request_id, self._tenure.epoch)
+        answerer = _Answerer(connection, frame.request_id, self._welcome.tenure.epoch)
         try:
             request = decode_request(frame)
             if connection.is_welcome:
@@ -131,13 +118,11 @@ class RequestHandler:
             )
         version = agree(request.min_version, request.max_version)
         connection.welcome()
-        answerer.answer(
-            Welcome(
-                version, self._name, self._tenure, MAX_PAYLOAD, self._max_message, self._lease_ms
-            )
-        )
+        answerer.answer(replace(self._welcome, version=version))
 
-    def _dispatch(self, connection: Connection, request: Request, answerer: _Answerer) -> None:
+    def _dispatch(  # noqa: C901  # one case per opcode
+        self, connection: Connection, request: Request, answerer: _Answerer
+    ) -> None:
         match request:
             case Send():
                 self._receiver.send(request, answerer.answer)
@@ -185,7 +170,7 @@ class RequestHandler:
         """A lone broker serves every subject itself."""
         subject = parse_subject(request.subject)
         host, port = connection.local_address
-        here = PartitionRoute(PartitionName(subject), self._name, host, port)
+        here = PartitionRoute(PartitionName(subject), self._welcome.broker, host, port)
         return Routed(RouteOf(subject, 1, (here,)))
 
     def _seal(self) -> Sealed:

@@ -7,12 +7,11 @@ that the log does not have yet.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
-from concurrent.futures import Executor
+from collections.abc import Iterator
 from itertools import groupby
 
 from pulque.broker.commit import Committer
-from pulque.clock import Clock
+from pulque.broker.state import BrokerState, Surroundings
 from pulque.errors import InvalidBatchError, PulqueError, StorageFullError
 from pulque.model.batch import Flag, read_header, seed_of
 from pulque.model.message import Message, StoredBatch
@@ -20,9 +19,8 @@ from pulque.model.names import Group, PartitionName, owner_of, retry_partition, 
 from pulque.model.pack import BatchPacker, encode_headers
 from pulque.model.positions import ConsumeSequence
 from pulque.model.record import ENVELOPE_SIZE, Envelope, read_envelope
-from pulque.rules.consumption import Consumption, Redeliver, Redelivery
+from pulque.rules.consumption import Redeliver, Redelivery
 from pulque.rules.retry import ORIGIN_HEADER, REASON_HEADER, decide
-from pulque.storage.engine import Engine
 from pulque.storage.files import Buffer
 from pulque.storage.message_log import Appended
 from pulque.storage.partitions import Partition
@@ -35,7 +33,7 @@ _TRY_AGAIN_S = 1.0
 
 
 def messages_of(partition: PartitionName, records: Iterator[Buffer]) -> Iterator[Message]:
-    """Yield every message of records as they are served; those that cannot be read are left out."""
+    """Yield every message of served records; those that cannot be read are left out."""
     data = b"".join(records)
     at = 0
     while at < len(data):
@@ -78,19 +76,16 @@ class Redeliverer:
 
     def __init__(
         self,
-        engine: Engine,
-        consumption: Consumption,
+        state: BrokerState,
+        around: Surroundings,
         committer: Committer,
-        clock: Clock,
-        executor: Executor,
-        log: Callable[..., None],
     ) -> None:
-        self._engine = engine
-        self._consumption = consumption
+        self._engine = state.engine
+        self._consumption = state.consumption
         self._committer = committer
-        self._clock = clock
-        self._executor = executor
-        self._log = log
+        self._clock = around.clock
+        self._executor = around.executor
+        self._warn = around.warn
         self._queue: asyncio.Queue[Redeliver] = asyncio.Queue()
         self.redelivered = 0
 
@@ -118,7 +113,7 @@ class Redeliverer:
             self._consumption.redelivered(effect.partition, effect.group, sequences)
             self.redelivered += len(sequences)
         if missing:
-            self._log("redelivery_impossible", partition=partition.name, sequences=missing[:10])
+            self._warn("redelivery_impossible", partition=partition.name, sequences=missing[:10])
             self._consumption.redelivered(effect.partition, effect.group, missing)
 
     async def _append(self, target: PartitionName, batch: bytes) -> None:
@@ -127,7 +122,7 @@ class Redeliverer:
             try:
                 await self._append_once(target, batch)
             except StorageFullError as error:
-                self._log("redelivery_delayed", partition=target, reason=str(error))
+                self._warn("redelivery_delayed", partition=target, reason=str(error))
                 await asyncio.sleep(_TRY_AGAIN_S)
             else:
                 return

@@ -18,13 +18,15 @@ from pulque.broker.config import BrokerSettings
 from pulque.broker.housekeeping import Housekeeper, Rhythm
 from pulque.broker.listener import LoggingListener
 from pulque.broker.logs import configure_logging
+from pulque.broker.parts import Parts
 from pulque.broker.pull import Puller
 from pulque.broker.read import Browser
 from pulque.broker.receive import Receiver
-from pulque.broker.recovery import recover
+from pulque.broker.recovery import Recovered, recover
 from pulque.broker.requests import RequestHandler
 from pulque.broker.retry import Redeliverer
 from pulque.broker.settle import Settler
+from pulque.broker.state import BrokerState, PullLimits, SendLimits, Surroundings
 from pulque.broker.status import status_report
 from pulque.clock import Clock, SystemClock
 from pulque.errors import PulqueError, StorageError
@@ -35,6 +37,8 @@ from pulque.storage.files import OsFileSystem
 from pulque.storage.options import StorageOptions
 from pulque.storage.partitions import Partition
 from pulque.wire.frame import MAX_PAYLOAD
+from pulque.wire.responses import Welcome
+from pulque.wire.versions import NEWEST
 
 __all__ = ["Broker", "run_broker"]
 
@@ -91,98 +95,15 @@ class Broker:
 
     async def start(self) -> None:
         """Recover, then serve."""
-        settings, clock = self._settings, self._clock
-        limits = settings.limits
-        settings.storage.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._files = OsFileSystem(str(settings.storage.directory))
-        self._files.lock()
+        clock = self._clock
         began_ms = clock.monotonic_ms()
-        engine, recovered = recover(
-            self._files, _options(settings), LoggingListener(), clock.now_ms()
-        )
-        self._engine = engine
-        consumption, dedup = recovered.consumption, recovered.dedup
-        self._executor = ThreadPoolExecutor(_READERS, "pulque-disk")
-        leases = Leases(_ms(settings.consumption.lease))
-        now_ms = clock.monotonic_ms()
-        for subscription in consumption.subscriptions.values():
-            if subscription.held_count:
-                leases.renew(subscription.group, subscription.consumer, now_ms)
-        tenure = Tenure(Epoch(0), engine.start_count)
-        self._committer = Committer(
-            engine,
-            sync_interval_s=settings.storage.sync_interval.total_seconds(),
-            wake=self._wake,
-            fail=self._fail,
-            answered=self._write_out,
-        )
-        receiver = Receiver(
-            engine,
-            self._committer,
-            dedup,
-            clock,
-            max_batch=limits.max_batch,
-            max_message=limits.max_message,
-            max_waiting=limits.max_in_flight,
-        )
-        self._puller = Puller(
-            engine,
-            consumption,
-            leases,
-            clock,
-            self._executor,
-            tenure=tenure,
-            max_messages=limits.max_pull_messages,
-            max_bytes=limits.max_pull_bytes,
-            max_held=limits.max_held,
-        )
-        self._browser = Browser(
-            engine,
-            self._executor,
-            max_messages=limits.max_pull_messages,
-            max_bytes=limits.max_pull_bytes,
-        )
-        redeliverer = Redeliverer(
-            engine, consumption, self._committer, clock, self._executor, self._log.warning
-        )
-        settler = Settler(engine, consumption, leases, clock, perform=redeliverer.perform)
-        self._housekeeper = Housekeeper(
-            engine,
-            consumption,
-            dedup,
-            settler,
-            clock,
-            self._executor,
-            _rhythm(settings),
-            log=self._log.warning,
-            fail=self._fail,
-        )
+        recovered = self._recover()
+        self._build()
         await self._housekeeper.checkpoint()
-        for effect in consumption.pending():
-            redeliverer.perform(effect)
-
-        def report() -> bytes:
-            parts = (engine, consumption, receiver, self._puller, settler, redeliverer)
-            found = status_report(*parts, self._committer, len(self._server.connections))
-            found["broker"] = settings.name
-            return json.dumps(found).encode()
-
-        handler = RequestHandler(
-            settings.name,
-            tenure,
-            receiver=receiver,
-            puller=self._puller,
-            settler=settler,
-            browser=self._browser,
-            engine=engine,
-            clock=clock,
-            status=report,
-            max_message=limits.max_message,
-            lease_ms=leases.lease_ms,
-        )
-        self._server = FrameServer(handler, _connection_limits(settings), clock, self._log.info)
+        for effect in self._state.consumption.pending():
+            self._parts.redeliverer.perform(effect)
         self._tasks = [
-            asyncio.create_task(self._supervise(redeliverer.run())),
+            asyncio.create_task(self._supervise(self._parts.redeliverer.run())),
             asyncio.create_task(self._supervise(self._housekeeper.run())),
         ]
         host, port = await self._listen()
@@ -191,11 +112,74 @@ class Broker:
         self._log.info(
             "broker_started",
             url=self.url,
-            start=engine.start_count,
+            start=self._state.engine.start_count,
             replayed_batches=recovered.batches,
             replayed_facts=recovered.facts,
             recovery_ms=clock.monotonic_ms() - began_ms,
         )
+
+    def _recover(self) -> Recovered:
+        """Take the data directory and bring it to where it was."""
+        settings = self._settings
+        settings.storage.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._files = OsFileSystem(str(settings.storage.directory))
+        self._files.lock()
+        engine, recovered = recover(
+            self._files, _options(settings), LoggingListener(), self._clock.now_ms()
+        )
+        leases = Leases(_ms(settings.consumption.lease))
+        now_ms = self._clock.monotonic_ms()
+        for subscription in recovered.consumption.subscriptions.values():
+            if subscription.held_count:
+                leases.renew(subscription.group, subscription.consumer, now_ms)
+        self._state = BrokerState(
+            engine,
+            recovered.consumption,
+            recovered.dedup,
+            leases,
+            Tenure(Epoch(0), engine.start_count),
+        )
+        return recovered
+
+    def _build(self) -> None:
+        """Make the parts and put them together."""
+        settings, state = self._settings, self._state
+        self._executor = ThreadPoolExecutor(_READERS, "pulque-disk")
+        around = Surroundings(self._clock, self._executor, self._log.warning, self._fail)
+        self._committer = Committer(
+            state.engine,
+            sync_interval_s=settings.storage.sync_interval.total_seconds(),
+            wake=self._wake,
+            fail=self._fail,
+            answered=self._write_out,
+        )
+        redeliverer = Redeliverer(state, around, self._committer)
+        settler = Settler(state, self._clock, perform=redeliverer.perform)
+        self._parts = Parts(
+            Receiver(state, around, self._committer, _send_limits(settings)),
+            Puller(state, around, _pull_limits(settings)),
+            settler,
+            Browser(state.engine, self._executor, _pull_limits(settings)),
+            redeliverer,
+        )
+        self._housekeeper = Housekeeper(state, around, settler, _rhythm(settings))
+        welcome = Welcome(
+            NEWEST,
+            settings.name,
+            state.tenure,
+            MAX_PAYLOAD,
+            settings.limits.max_message,
+            state.leases.lease_ms,
+        )
+        handler = RequestHandler(welcome, self._parts, state.engine, self._clock, self._report)
+        self._server = FrameServer(
+            handler, _connection_limits(settings), self._clock, self._log.info
+        )
+
+    def _report(self) -> bytes:
+        connections = len(self._server.connections)
+        found = status_report(self._state, self._parts, self._committer, connections)
+        return json.dumps({"broker": self._settings.name, **found}).encode()
 
     def stop(self) -> None:
         """Ask the broker to stop."""
@@ -226,7 +210,7 @@ class Broker:
             except StorageError as error:
                 self._log.warning("last_checkpoint_failed", reason=str(error))
         self._executor.shutdown()
-        self._engine.close()
+        self._state.engine.close()
         self._files.unlock()
         self._log.info("broker_stopped")
 
@@ -247,13 +231,13 @@ class Broker:
             raise
         except PulqueError as error:
             self._fail(error)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  # the root of a task
             self._log.exception("task_failed")
             self._fail(StorageError(f"an inner task failed: {error!r}"))
 
     def _wake(self, partitions: list[Partition]) -> None:
-        self._puller.wake(partitions)
-        self._browser.wake(partitions)
+        self._parts.puller.wake(partitions)
+        self._parts.browser.wake(partitions)
 
     def _write_out(self) -> None:
         self._server.write_out()
@@ -276,6 +260,16 @@ def _options(settings: BrokerSettings) -> StorageOptions:
         tail_cache_bytes=storage.tail_cache,
         reserve_bytes=storage.reserve,
     )
+
+
+def _send_limits(settings: BrokerSettings) -> SendLimits:
+    limits = settings.limits
+    return SendLimits(limits.max_batch, limits.max_message, limits.max_in_flight)
+
+
+def _pull_limits(settings: BrokerSettings) -> PullLimits:
+    limits = settings.limits
+    return PullLimits(limits.max_pull_messages, limits.max_pull_bytes, limits.max_held)
 
 
 def _rhythm(settings: BrokerSettings) -> Rhythm:

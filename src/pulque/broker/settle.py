@@ -2,14 +2,13 @@
 
 from collections.abc import Callable
 
+from pulque.broker.state import BrokerState
 from pulque.clock import Clock
 from pulque.errors import InvalidRequestError, StaleSettleError
 from pulque.model.actions import Action, ConsumerLost, NackedDelivery, Settled
 from pulque.model.names import ConsumerId, Group, parse_consumer_id, parse_group
 from pulque.model.positions import PullSequence
-from pulque.rules.consumption import Consumption, Effect, check_incarnation
-from pulque.rules.lease import Leases
-from pulque.storage.engine import Engine
+from pulque.rules.consumption import Effect, check_incarnation
 from pulque.wire.requests import Heartbeat, Settle
 from pulque.wire.responses import Beaten
 from pulque.wire.responses import Settled as SettledAnswer
@@ -25,16 +24,15 @@ class Settler:
 
     def __init__(
         self,
-        engine: Engine,
-        consumption: Consumption,
-        leases: Leases,
+        state: BrokerState,
         clock: Clock,
         *,
         perform: Callable[[Effect], None],
     ) -> None:
-        self._engine = engine
-        self._consumption = consumption
-        self._leases = leases
+        self._state = state
+        self._engine = state.engine
+        self._consumption = state.consumption
+        self._leases = state.leases
         self._clock = clock
         self._perform = perform
         self.settled = 0
@@ -111,6 +109,5 @@ class Settler:
         self._leases.end(group, consumer)
 
     def _record(self, fact: Action) -> None:
-        self._engine.append_action(fact)
-        for effect in self._consumption.handle(fact):
+        for effect in self._state.record(fact):
             self._perform(effect)

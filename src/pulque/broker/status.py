@@ -5,12 +5,8 @@ import resource
 from typing import Any
 
 from pulque.broker.commit import Committer
-from pulque.broker.pull import Puller
-from pulque.broker.receive import Receiver
-from pulque.broker.retry import Redeliverer
-from pulque.broker.settle import Settler
-from pulque.rules.consumption import Consumption
-from pulque.storage.engine import Engine
+from pulque.broker.parts import Parts
+from pulque.broker.state import BrokerState
 
 __all__ = ["status_report"]
 
@@ -18,16 +14,10 @@ _MOST_ROWS = 1000
 
 
 def status_report(
-    engine: Engine,
-    consumption: Consumption,
-    receiver: Receiver,
-    puller: Puller,
-    settler: Settler,
-    redeliverer: Redeliverer,
-    committer: Committer,
-    connections: int,
+    state: BrokerState, parts: Parts, committer: Committer, connections: int
 ) -> dict[str, Any]:
     """Return counts, positions and sizes; long lists are cut at a thousand rows."""
+    engine, consumption = state.engine, state.consumption
     usage = resource.getrusage(resource.RUSAGE_SELF)
     partitions = list(engine.partitions.by_id.values())
     return {
@@ -35,15 +25,15 @@ def status_report(
         "start": engine.start_count,
         "connections": connections,
         "cpu_seconds": usage.ru_utime + usage.ru_stime,
-        "messages_sent": receiver.messages,
-        "batches_sent": receiver.batches,
-        "sends_refused": receiver.refused,
-        "messages_delivered": puller.delivered,
-        "pulls_waiting": puller.waiting,
-        "deliveries_settled": settler.settled,
-        "deliveries_nacked": settler.nacked,
-        "deliveries_lost": settler.lost,
-        "messages_redelivered": redeliverer.redelivered,
+        "messages_sent": parts.receiver.messages,
+        "batches_sent": parts.receiver.batches,
+        "sends_refused": parts.receiver.refused,
+        "messages_delivered": parts.puller.delivered,
+        "pulls_waiting": parts.puller.waiting,
+        "deliveries_settled": parts.settler.settled,
+        "deliveries_nacked": parts.settler.nacked,
+        "deliveries_lost": parts.settler.lost,
+        "messages_redelivered": parts.redeliverer.redelivered,
         "syncs": committer.syncs,
         "bytes_unconfirmed": committer.waiting_bytes,
         "is_full": engine.is_full,
@@ -61,11 +51,11 @@ def status_report(
             {
                 "partition": engine.partitions.by_id[partition].name,
                 "group": group,
-                "next_sequence": state.next_sequence,
-                "lag": engine.partitions.by_id[partition].confirmed - state.next_sequence,
-                "redeliveries_pending": len(state.pending),
+                "next_sequence": found.next_sequence,
+                "lag": engine.partitions.by_id[partition].confirmed - found.next_sequence,
+                "redeliveries_pending": len(found.pending),
             }
-            for (partition, group), state in list(consumption.groups.items())[:_MOST_ROWS]
+            for (partition, group), found in list(consumption.groups.items())[:_MOST_ROWS]
         ],
         "subscriptions": [
             {

@@ -9,6 +9,7 @@ it is cut off; a frame that has begun must end in time.
 import asyncio
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -23,7 +24,7 @@ _HIGH_WATER = 1024 * 1024
 _SWEEP_EVERY_S = 1.0
 _STALLED_MS = 30_000
 _WORTH_JOINING = 16 * 1024
-_LAST_ANSWERS_MS = 1000
+_LAST_ANSWERS_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,8 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def local_address(self) -> tuple[str, int]:
         """The address that the client reached us at."""
-        assert self._transport is not None
+        if self._transport is None:
+            return "", 0
         host, port = self._transport.get_extra_info("sockname")[:2]
         return host, port
 
@@ -212,6 +214,8 @@ class FrameServer:
         self._answering: set[Connection] = set()
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.TimerHandle | None = None
+        self._is_empty: asyncio.Event | None = None
+        """Set when the last connection is gone, once the server closes."""
 
     async def listen(self, host: str, port: int) -> tuple[str, int]:
         """Begin to accept connections; return the address."""
@@ -235,9 +239,10 @@ class FrameServer:
         self.stop_listening()
         for connection in list(self.connections):
             connection.close()
-        deadline_ms = self.clock.monotonic_ms() + _LAST_ANSWERS_MS
-        while self.connections and self.clock.monotonic_ms() < deadline_ms:
-            await asyncio.sleep(0.01)
+        self._is_empty = asyncio.Event()
+        if self.connections:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._is_empty.wait(), _LAST_ANSWERS_S)
         for connection in list(self.connections):
             connection.abort()
 
@@ -265,6 +270,8 @@ class FrameServer:
     def lost(self, connection: Connection) -> None:
         """Forget a connection."""
         self.connections.discard(connection)
+        if self._is_empty is not None and not self.connections:
+            self._is_empty.set()
         self.handler.closed(connection)
 
     def _sweep(self) -> None:

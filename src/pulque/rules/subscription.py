@@ -16,6 +16,7 @@ nobody processed.
 
 from collections import deque
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 from pulque.errors import InvalidRequestError, StaleSettleError
@@ -123,13 +124,7 @@ class Subscription:
             InvalidRequestError: The range, or the order of the nacked ones, cannot be.
             StaleSettleError: It names deliveries that the consumer does not hold.
         """
-        if first > last or any(not first <= s <= last for s in nacked):
-            raise InvalidRequestError(
-                f"a settle of {first}..{last} with nacked {list(nacked)[:10]}: the first must not "
-                "be after the last, and the nacked ones must lie between them"
-            )
-        if any(a >= b for a, b in zip(nacked, nacked[1:], strict=False)):
-            raise InvalidRequestError("nacked deliveries must be in ascending order")
+        _check_range(first, last, nacked)
         if first < self.lost_end and last >= self.lost_start:
             raise StaleSettleError(
                 f"deliveries {self.lost_start}..{self.lost_end} were given to others, "
@@ -153,6 +148,19 @@ class Subscription:
                 )
         return self.settled
 
+    def align(self, first_pull: PullSequence) -> None:
+        """Make ``first_pull`` the next delivery, as a fact says that it was.
+
+        It is, unless something is missing from the log: a recovery that set the consumer back
+        leaves no fact, and facts can be damaged. What nobody knows any more counts as settled.
+        """
+        if first_pull < self.next_pull:
+            self.rewind(first_pull)
+        elif first_pull > self.next_pull:
+            self.next_pull = first_pull
+            if not self.held:
+                self.settled = first_pull
+
     def settle(self, last: PullSequence) -> None:
         """Drop deliveries up to and including ``last`` from the pull log."""
         end = PullSequence(last + 1)
@@ -160,20 +168,29 @@ class Subscription:
             held = self.held.popleft()
             if held.end_pull > end:
                 self.held.appendleft(held.part(end, held.end_pull))
-        self.settled = end
+        self.next_pull = max(self.next_pull, end)
+        self.settled = self.held[0].first_pull if self.held else self.next_pull
 
-    def sequence_of(self, pull: PullSequence) -> ConsumeSequence:
-        """Return which message a held delivery is."""
-        for held in self.held:
-            if held.first_pull <= pull < held.end_pull:
-                return ConsumeSequence(held.first_sequence + pull - held.first_pull)
-        raise StaleSettleError(f"delivery {pull} is not held by {self.consumer}")
+    def lose(self) -> None:
+        """Take everything away from the consumer."""
+        self.lost_start, self.lost_end = self.settled, self.next_pull
+        self.held.clear()
+        self.settled = self.next_pull
 
     def sequences_of(
         self, nacked: tuple[NackedDelivery, ...]
     ) -> list[tuple[ConsumeSequence, NackedDelivery]]:
-        """Return which messages the nacked deliveries are."""
-        return [(self.sequence_of(n.sequence), n) for n in nacked]
+        """Return which messages nacked deliveries are, in ascending order as they are."""
+        found = []
+        ranges = iter(self.held)
+        held = next(ranges, None)
+        for each in nacked:
+            while held is not None and held.end_pull <= each.sequence:
+                held = next(ranges, None)
+            if held is not None and held.first_pull <= each.sequence:
+                at = ConsumeSequence(held.first_sequence + each.sequence - held.first_pull)
+                found.append((at, each))
+        return found
 
     def clip(self, end: ConsumeSequence) -> None:
         """Forget deliveries of messages at or beyond ``end``, which a power cut took away."""
@@ -188,6 +205,16 @@ class Subscription:
         """Forget the deliveries from ``next_pull`` on."""
         self.held = deque(part for h in self.held if (part := h.part(0, next_pull)).length)
         self.next_pull = max(next_pull, self.settled)
+
+
+def _check_range(first: int, last: int, nacked: tuple[int, ...]) -> None:
+    if first > last or any(not first <= s <= last for s in nacked):
+        raise InvalidRequestError(
+            f"a settle of {first}..{last} with nacked {list(nacked)[:10]}: the first must not "
+            "be after the last, and the nacked ones must lie between them"
+        )
+    if any(a >= b for a, b in pairwise(nacked)):
+        raise InvalidRequestError("nacked deliveries must be in ascending order")
 
 
 def _continues(last: HeldRange, new: HeldRange) -> bool:

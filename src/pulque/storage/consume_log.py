@@ -84,7 +84,7 @@ class ConsumeLogs:
         messages, room = max_messages, max_bytes
         at_once = _ENTRIES_AT_FIRST
         while messages > 0 and at < end:
-            entries = self._entries(partition.id, at, min(messages, at_once), may_block)
+            entries = self._entries(partition.id, at, min(messages, at_once), may_block=may_block)
             at_once = min(at_once * 4, _ENTRIES_AT_ONCE)
             if not entries:
                 break
@@ -122,7 +122,7 @@ class ConsumeLogs:
             index.close()
 
     def _entries(
-        self, partition: PartitionId, sequence: ConsumeSequence, limit: int, may_block: bool
+        self, partition: PartitionId, sequence: ConsumeSequence, limit: int, *, may_block: bool
     ) -> list[Entry]:
         start = self.open_index.start_of(partition)
         if start is not None and start <= sequence:

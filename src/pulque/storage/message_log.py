@@ -105,12 +105,11 @@ class MessageLog:
         options: StorageOptions,
         listener: Listener,
         segments: list[Segment],
-        epoch: Epoch = Epoch(0),
     ) -> None:
         self._files = files
         self._options = options
         self._listener = listener
-        self._epoch = epoch
+        self._epoch = Epoch(0)  # there is no authority to ask
         self.segments = segments
         """In order; the last one is open."""
         self.end = MessageOffset(segments[-1].end if segments else 0)

@@ -216,7 +216,7 @@ class _Recovery:
         return {partition_id: sequence for partition_id, _, sequence in rows}
 
     def _replay_segment(self, at: int) -> OpenIndex:
-        """Walk a segment from the mark on, apply every record, cut or pass over what is damaged."""
+        """Walk a segment from the mark on; apply records, cut or pass over what is damaged."""
         segment = self._segments[at]
         start = min(max(self._mark.message_offset, segment.base), segment.end)
         index = self._index_of(segment, start)

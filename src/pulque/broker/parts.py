@@ -1,0 +1,22 @@
+"""The parts of the data path that requests go to."""
+
+from dataclasses import dataclass
+
+from pulque.broker.pull import Puller
+from pulque.broker.read import Browser
+from pulque.broker.receive import Receiver
+from pulque.broker.retry import Redeliverer
+from pulque.broker.settle import Settler
+
+__all__ = ["Parts"]
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """One of each."""
+
+    receiver: Receiver
+    puller: Puller
+    settler: Settler
+    browser: Browser
+    redeliverer: Redeliverer

@@ -1,0 +1,73 @@
+"""What a broker knows, and what it has at hand. Passed to the parts of the data path."""
+
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+from pulque.clock import Clock
+from pulque.errors import PulqueError
+from pulque.model.actions import Action
+from pulque.model.positions import Tenure
+from pulque.rules.consumption import Consumption, Effect
+from pulque.rules.dedup import Dedup
+from pulque.rules.lease import Leases
+from pulque.storage.engine import Engine
+
+__all__ = ["BrokerState", "PullLimits", "SendLimits", "Surroundings"]
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerState:
+    """The logs, and what follows from them."""
+
+    engine: Engine
+    consumption: Consumption
+    """Who was handed what."""
+    dedup: Dedup
+    """What producers sent lately."""
+    leases: Leases
+    """Which consumers live."""
+    tenure: Tenure
+    """The epoch and the start that this broker hands out messages under."""
+
+    def record(self, fact: Action) -> list[Effect]:
+        """Write a fact to the action log, then apply it; return what follows from it.
+
+        Raises:
+            StorageError: It is not in the log, so it did not happen.
+        """
+        self.engine.append_action(fact)
+        return self.consumption.handle(fact)
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """The world around the data path."""
+
+    clock: Clock
+    executor: Executor
+    """For work that waits for the disk."""
+    warn: Callable[..., None]
+    """Logs an event with its fields."""
+    fail: Callable[[PulqueError], None]
+    """Called when the disk failed and the broker must stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendLimits:
+    """What a send may hold."""
+
+    max_batch: int
+    max_message: int
+    max_waiting: int
+    """Bytes of all batches that are not confirmed yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class PullLimits:
+    """What a pull or a read may ask for; more is cut."""
+
+    max_messages: int
+    max_bytes: int
+    max_held: int
+    """Deliveries that one consumer may have unsettled in one partition."""
