@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pulque import errors
@@ -31,6 +31,9 @@ PAGES = {
     name: (DOCS / "reference" / f"{name}.md").read_text(encoding="utf-8")
     for name in ("batch-format", "wire-protocol", "errors")
 }
+TABLES = {name: tables(page) for name, page in PAGES.items()}
+FEW = 50
+"""A page that is wrong is wrong at once: more examples would show nothing new."""
 LAYOUT = ("Offset", "Width", "Type", "Name", "Meaning")
 PAYLOAD = ("Type", "Name", "Meaning")
 WIDTHS = {"u8": 1, "u16": 2, "u32": 4, "u64": 8, "i64": 8, "bool": 1}
@@ -39,7 +42,7 @@ WIDTHS = {"u8": 1, "u16": 2, "u32": 4, "u64": 8, "i64": 8, "bool": 1}
 def table(page: str, heading: str, *columns: str) -> Table:
     found = [
         each
-        for each in tables(PAGES[page])
+        for each in TABLES[page]
         if each.heading == heading and each.columns[: len(columns)] == columns
     ]
     assert len(found) == 1, f"{page} has {len(found)} tables of {columns} under {heading}"
@@ -141,7 +144,7 @@ def assert_same(found: dict[str, Any], value: Any) -> None:
 def payload_rows(heading: str) -> list[dict[str, str]]:
     found = [
         each
-        for each in tables(PAGES["wire-protocol"])
+        for each in TABLES["wire-protocol"]
         if each.heading == heading and each.columns == PAYLOAD
     ]
     assert len(found) <= 1
@@ -159,6 +162,7 @@ def check_frame(frame: bytes, heading: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", REQUESTS, ids=lambda kind: kind.__name__)
+@settings(max_examples=FEW)
 @given(data=st.data())
 def test_requests_are_read_by_the_page(kind: type[Any], data: st.DataObject) -> None:
     request = data.draw(REQUESTS[kind])
@@ -169,6 +173,7 @@ def test_requests_are_read_by_the_page(kind: type[Any], data: st.DataObject) -> 
 
 
 @pytest.mark.parametrize("kind", RESPONSES, ids=lambda kind: kind.__name__)
+@settings(max_examples=FEW)
 @given(data=st.data())
 def test_answers_are_read_by_the_page(kind: type[Any], data: st.DataObject) -> None:
     response = data.draw(RESPONSES[kind])
@@ -197,6 +202,7 @@ def test_the_opcodes_of_the_page_are_those_of_the_code() -> None:
     assert found == {code: (requests[code], answers[code]) for code in Opcode}
 
 
+@settings(max_examples=FEW)
 @given(
     envelope=st.builds(
         Envelope,
@@ -223,6 +229,7 @@ def test_envelopes_are_read_by_the_page(envelope: Envelope) -> None:
     assert sum(int(row["Width"]) for row in layout.rows) == len(data)
 
 
+@settings(max_examples=FEW)
 @given(messages=st.lists(drafts, min_size=1, max_size=4), priority=st.integers(0, 9))
 def test_batches_are_read_by_the_page(messages: list[Draft], priority: int) -> None:
     batch = packed(messages, priority=priority)
@@ -330,7 +337,7 @@ def test_the_bits_of_an_id_make_sixteen_bytes() -> None:
 def test_the_limits_of_the_page_are_those_of_the_code(page: str) -> None:
     rows = [
         row
-        for each in tables(PAGES[page])
+        for each in TABLES[page]
         if each.columns == ("Limit", "Value", "Where", "Meaning")
         for row in each.rows
     ]
@@ -387,8 +394,8 @@ def test_every_class_of_error_is_named_on_the_page() -> None:
 
 
 def test_every_field_on_a_page_has_a_meaning() -> None:
-    for page in PAGES.values():
-        for each in tables(page):
+    for page in TABLES.values():
+        for each in page:
             if "Meaning" in each.columns:
                 assert all(row["Meaning"] for row in each.rows), each.heading
 

@@ -209,10 +209,9 @@ def read_header(batch: bytes) -> BatchHeader:
 
 
 def verify_crc(batch: bytes, seed: int) -> bool:
-    """Say whether a batch is as its producer packed it, for the partition of ``seed``.
-
-    Its header has been read, so that it has one.
-    """
+    """Say whether a batch is as its producer packed it, for the partition of ``seed``."""
+    if len(batch) < HEADER_SIZE:
+        return False
     crc: int = _CRC.unpack_from(batch)[0]
     return bool(google_crc32c.extend(seed, batch[4:]) == crc)
 

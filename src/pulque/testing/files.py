@@ -321,7 +321,6 @@ class _MemoryFile:
         return self._files.size(self._node)
 
     def close(self) -> None:
-        self._check_open()
         self._is_open = False
 
     def _check_open(self) -> None:

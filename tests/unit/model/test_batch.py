@@ -11,6 +11,7 @@ from pulque.model.batch import (
     MAX_RECORDS_SIZE,
     BatchHeader,
     Codec,
+    Flag,
     layout_of,
     read_header,
     seal,
@@ -18,7 +19,10 @@ from pulque.model.batch import (
     slice_batch,
     verify_crc,
 )
+from pulque.model.message import StoredBatch
+from pulque.model.names import PartitionName
 from pulque.model.pack import BatchPacker, ProducedBy
+from pulque.model.positions import ConsumeSequence
 
 IDS = bytes(range(48))
 
@@ -150,6 +154,31 @@ def test_sizes_beyond_the_data_are_not_sliced() -> None:
 
     with pytest.raises(InvalidBatchError, match="do not add up"):
         slice_batch(batch, 0, 1, 0)
+
+
+@pytest.mark.parametrize("size", [0, 3, 4, 51])
+def test_what_is_shorter_than_a_header_does_not_verify(size: int) -> None:
+    rest = bytes(max(0, size - 4))
+
+    assert not verify_crc(seal(rest, 0)[:size], 0)
+
+
+def test_a_batch_with_due_times_is_read_and_sliced() -> None:
+    """No packer writes them yet; the format has them."""
+    header = BatchHeader(0, Flag.DUE, 0, 4, 2, 32 + 5, 0, 0, 0, 0, 0)
+    columns = pack("<2I", 3, 2) + pack("<2q", 111, -222)
+    batch = seal(pack("<HBBIIQIQqQ", *header[1:]) + columns + IDS[:32] + b"onetw", 0)
+    part = slice_batch(batch, 1, 2, 0)
+
+    assert column(batch, "due_at_ms") == (111, -222)
+    assert column(part, "due_at_ms") == (-222,)
+    assert part.endswith(IDS[16:32] + b"tw")
+
+
+def column(batch: bytes, name: str) -> tuple[int, ...]:
+    return StoredBatch(
+        batch, partition=PartitionName("p"), first_sequence=ConsumeSequence(0), stored_at_ms=0
+    ).column(name)
 
 
 def test_a_slice_has_a_crc_of_its_own() -> None:

@@ -31,7 +31,7 @@ def content(files: FileSystem, path: str) -> bytes:
 def test_what_is_written_is_read(files: FileSystem) -> None:
     file = files.open("a", create=True)
 
-    assert file.write([b"one", memoryview(b"two"), bytearray(b"three")], 0) == 11
+    assert file.write([b"one", memoryview(b"two"), b"three"], 0) == 11
     assert file.write([b"TWO"], 3) == 3
     assert file.read(100, 0) == b"oneTWOthree"
     assert file.read(4, 2) == b"eTWO"
@@ -148,11 +148,12 @@ def test_a_file_opened_to_be_read_refuses_writes(files: FileSystem) -> None:
     assert content(files, "a") == b"abc"
 
 
-def test_a_closed_file_refuses_everything(files: FileSystem) -> None:
+def test_a_closed_file_refuses_all_but_to_be_closed(files: FileSystem) -> None:
     file = files.open("a", create=True)
     file.close()
+    file.close()
 
-    for call in (lambda: file.read(1, 0), file.size, lambda: file.truncate(0), file.close):
+    for call in (lambda: file.read(1, 0), file.size, lambda: file.truncate(0)):
         with pytest.raises(OSError, match="Bad file descriptor"):
             call()
     with pytest.raises(StorageError):
