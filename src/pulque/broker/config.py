@@ -86,8 +86,7 @@ class StorageSection(_Section):
     )
     segment_age: Annotated[Duration, Field(ge=_SECOND, le=30 * _DAY)] = Field(
         default=_HOUR,
-        description="… or this long after its first batch. Only sealed segments are archived and "
-        "deleted.",
+        description="… or this long after its first batch. Only sealed segments can be deleted.",
     )
     action_segment_size: Annotated[Size, Field(ge=64 * _KIB, le=16 * _GIB)] = Field(
         default=ByteSize(64 * _MIB),
@@ -155,12 +154,13 @@ class LimitsSection(_Section):
     )
     send_buffer: Annotated[Size, Field(ge=64 * _KIB, le=_GIB)] = Field(
         default=ByteSize(8 * _MIB),
-        description="A client that leaves more than this many bytes of answers unread is cut off.",
+        description="A client that leaves this many bytes of answers unread, besides those to one "
+        "full pull, is cut off.",
     )
     max_in_flight: Annotated[Size, Field(ge=_MIB, le=64 * _GIB)] = Field(
         default=ByteSize(64 * _MIB),
-        description="Bytes of requests being worked on, over all clients; more has to wait, or is "
-        "refused as overloaded.",
+        description="Bytes of batches that wait to be written or synced, over all clients; beyond "
+        "it, sends are refused as overloaded until some are done.",
     )
     handshake_timeout: Annotated[Duration, Field(ge=10 * _MILLISECOND, le=_HOUR)] = Field(
         default=5 * _SECOND,
@@ -232,8 +232,8 @@ class BrokerSettings(_Section):
 
     name: str = Field(
         default="broker",
-        description="The name of this broker's group in routes and positions; a name like that "
-        "of a subject. It stays with the data.",
+        description="The name of this broker's group in routes and positions; it is "
+        "spelled like a subject.",
     )
     listen: ListenSection = Field(
         default=ListenSection(), description="Where the broker can be reached."

@@ -14,17 +14,26 @@ class ExitCode(IntEnum):
     """How a command ended."""
 
     OK = 0
-    """It did what was asked, or whoever read its output had seen enough."""
     FAILED = 1
-    """It could not, or the broker refused."""
     USAGE = 2
-    """The command line or the settings are wrong; nothing was begun."""
     UNREACHABLE = 3
-    """No broker answered in time."""
     NOTHING = 4
-    """There was nothing: no message came within the time given."""
     INTERRUPTED = 130
-    """Ctrl-C."""
+
+    @property
+    def meaning(self) -> str:
+        """What a script may conclude."""
+        return _MEANINGS[self]
+
+
+_MEANINGS = {
+    ExitCode.OK: "It did what was asked, or whoever read its output had seen enough.",
+    ExitCode.FAILED: "It could not, or the broker refused; for `log verify`: there is damage.",
+    ExitCode.USAGE: "The command line or the settings are wrong; nothing was begun.",
+    ExitCode.UNREACHABLE: "No broker answered in time.",
+    ExitCode.NOTHING: "There was nothing: no message came within the time given.",
+    ExitCode.INTERRUPTED: "Ctrl-C. A broker that is told to stop exits with 0.",
+}
 
 
 def exit_code_of(error: PulqueError) -> ExitCode:

@@ -2,6 +2,7 @@
 
 import typer
 
+from pulque.broker.preflight import check_world
 from pulque.broker.sources import LoadedSettings
 from pulque.cli.options import (
     ConfigFile,
@@ -78,10 +79,9 @@ def seal(
 
 
 def _serve(loaded: LoadedSettings) -> None:
-    from pulque.broker.logs import configure_logging
     from pulque.broker.server import run_broker
 
-    configure_logging(loaded.settings.log)
+    check_world(loaded)
     run_broker(loaded.settings, on_ready=_print_ready)
 
 

@@ -1,0 +1,47 @@
+"""The reference pages say what the code says."""
+
+import re
+
+import pytest
+
+from pulque.broker.schema import settings_of
+from pulque.cli.exits import ExitCode
+from tools.reference import pages
+
+COMMANDS, SETTINGS = pages().items()
+
+
+@pytest.mark.parametrize("page", [COMMANDS, SETTINGS], ids=lambda page: page[0].name)
+def test_the_committed_page_is_up_to_date(page: tuple[object, str]) -> None:
+    path, text = page
+
+    assert path.read_text(encoding="utf-8") == text, "run: python -m tools.reference"  # type: ignore[attr-defined]
+
+
+def test_every_setting_has_a_row() -> None:
+    rows = re.findall(r"^\| `([\w.]+)` \|", SETTINGS[1], re.MULTILINE)
+
+    assert rows == list(settings_of())
+
+
+def test_every_command_and_exit_code_is_there() -> None:
+    headings = re.findall(r"^## (pulque.*)$", COMMANDS[1], re.MULTILINE)
+
+    assert {
+        "pulque up",
+        "pulque broker",
+        "pulque broker seal",
+        "pulque send",
+        "pulque pull",
+        "pulque tail",
+        "pulque status",
+        "pulque log dump",
+        "pulque log verify",
+        "pulque bench send",
+        "pulque bench pull",
+        "pulque bench e2e",
+        "pulque config show",
+        "pulque config check",
+        "pulque version",
+    } <= set(headings)
+    assert all(f"| {code.value} | " in COMMANDS[1] for code in ExitCode)

@@ -1,0 +1,156 @@
+"""Writes the reference pages of commands and settings from the code that they describe.
+
+::
+
+    python -m tools.reference           write docs/reference/commands.md and settings.md
+    python -m tools.reference --check   exit with 1 if a page is not what the code says
+"""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from pulque.broker.config import BrokerSettings
+from pulque.broker.schema import Setting, environment_name, settings_of, show_value
+from pulque.cli.app import app
+from pulque.cli.exits import ExitCode
+
+__all__ = ["main", "pages"]
+
+_FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
+_WIDTH = 80
+_MADE = "<!-- Made by `python -m tools.reference`; a test compares this page with the code. -->"
+
+
+def pages() -> dict[Path, str]:
+    """Return what each page should hold."""
+    return {
+        _FOLDER / "commands.md": "\n".join(_commands()) + "\n",
+        _FOLDER / "settings.md": "\n".join(_settings()) + "\n",
+    }
+
+
+# -- commands -----------------------------------------------------------------------------------
+
+
+def _commands() -> Iterator[str]:
+    yield from ("# Commands", "", _MADE, "")
+    yield from (
+        "Results go to stdout, everything else to stderr. `-o json` prints one JSON value per",
+        "line, and is what scripts should read; the form for people may change. Names, headers",
+        "and bodies are printed with control characters escaped, so that no terminal acts upon",
+        "them; only `-o raw` prints bodies as they are.",
+        "",
+        "An error is one line on stderr that begins with `error:` and the error's name.",
+        "",
+        "| Variable | Means |",
+        "|---|---|",
+        "| `PULQUE_URL` | Where the broker listens, if `--url` does not say. |",
+        "| `PULQUE_STATE_DIR` | Where consumers keep their ids between runs. |",
+        "| `PULQUE_BROKER__…` | [Settings](settings.md) of `pulque up` and `pulque broker`. |",
+        "| `NO_COLOR` | If it is set, nothing is coloured. |",
+        "",
+        "## Exit codes",
+        "",
+        "A code never changes its meaning.",
+        "",
+        "| Code | Means |",
+        "|---|---|",
+    )
+    for code in ExitCode:
+        yield f"| {code.value} | {code.meaning} |"
+    yield ""
+    root = typer.main.get_command(app)
+    with root.make_context("pulque", ["version"], **_FIXED_WIDTH) as context:
+        yield from _command(root, context)
+
+
+_FIXED_WIDTH: dict[str, Any] = {"terminal_width": _WIDTH, "max_content_width": _WIDTH}
+
+
+def _command(command: Any, context: Any) -> Iterator[str]:
+    yield from (f"## {context.command_path}", "", "```text")
+    yield from (line.rstrip() for line in command.get_help(context).strip().splitlines())
+    yield from ("```", "")
+    for name in getattr(command, "commands", {}):
+        inner = command.commands[name]
+        inner_context = type(context)(
+            inner,
+            info_name=name,
+            parent=context,
+            help_option_names=["-h", "--help"],
+            **_FIXED_WIDTH,
+        )
+        yield from _command(inner, inner_context)
+
+
+# -- settings -----------------------------------------------------------------------------------
+
+
+def _settings() -> Iterator[str]:
+    example = "storage.retention"
+    yield from ("# Settings", "", _MADE, "")
+    yield from (
+        "From the weakest to the strongest: the default, the TOML file given with `--config`, the",
+        "environment, a flag (`--data`, `--port`, `--set key=value`). A key that does not exist",
+        "is refused. `pulque config show` prints every value in force and where it came from, and",
+        "`pulque config check` tells every problem with its file and line.",
+        "",
+        "```toml",
+        "[storage]",
+        'directory = "/var/lib/pulque"',
+        'retention = "7d"',
+        "```",
+        "",
+        f"In the environment the same is `{environment_name(example)}=7d`.",
+        "",
+        "A duration is written like `500ms`, `90s`, `1h30m` or `7d`, or as in ISO 8601 (`P7D`); a",
+        "size like `64MiB` or as a number of bytes.",
+        "",
+    )
+    sections: dict[str, list[Setting]] = {}
+    for setting in settings_of().values():
+        sections.setdefault(setting.section, []).append(setting)
+    for section, settings in sections.items():
+        yield from _section(section, settings)
+
+
+def _section(section: str, settings: list[Setting]) -> Iterator[str]:
+    if section:
+        field = BrokerSettings.model_fields[section]
+        yield from (f"## {section}", "", field.description or "", "")
+    else:
+        yield from ("## At the top", "")
+    yield from ("| Key | Value | Default | What it does |", "|---|---|---|---|")
+    for each in settings:
+        kind = f"{each.kind}: {each.allowed}" if each.allowed else each.kind
+        default = "must be given" if each.is_required else f"`{show_value(each.default)}`"
+        if each.default is None and not each.is_required:
+            default = "none"
+        yield f"| `{each.key}` | {kind} | {default} | {each.description} |"
+    yield ""
+
+
+def main(arguments: list[str]) -> int:
+    """Write the pages, or check them."""
+    outdated = [
+        path
+        for path, text in pages().items()
+        if not path.exists() or path.read_text(encoding="utf-8") != text
+    ]
+    if "--check" in arguments:
+        for path in outdated:
+            print(f"{path.name} is not what the code says: run python -m tools.reference")
+        return 1 if outdated else 0
+    _FOLDER.mkdir(parents=True, exist_ok=True)
+    for path in outdated:
+        path.write_text(pages()[path], encoding="utf-8")
+        print(f"wrote {path.name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
