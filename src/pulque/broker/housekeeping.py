@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import dataclass
 from itertools import pairwise
 
+from pulque.broker.pull import Puller
 from pulque.broker.settle import Settler
 from pulque.broker.state import BrokerState, Surroundings
 from pulque.errors import CorruptionError, PulqueError, StorageFullError
@@ -38,12 +39,14 @@ class Housekeeper:
         state: BrokerState,
         around: Surroundings,
         settler: Settler,
+        puller: Puller,
         rhythm: Rhythm,
     ) -> None:
         self._engine = state.engine
         self._consumption = state.consumption
         self._dedup = state.dedup
         self._settler = settler
+        self._puller = puller
         self._clock = around.clock
         self._executor = around.executor
         self._rhythm = rhythm
@@ -92,6 +95,7 @@ class Housekeeper:
         if now_ms - self._leases_at_ms >= self._rhythm.lease_check_ms:
             self._leases_at_ms = now_ms
             for group, consumer in self._settler.lose_silent():
+                self._puller.dismiss(group, consumer)
                 self._warn("consumer_lost", group=group, consumer=consumer)
         if self._engine.actions.needs_roll():
             self._engine.actions.start_segment(self._consumption.open_facts())

@@ -53,8 +53,12 @@ class WaitingPull:
     refuse: "Callable[[PulqueError], None]"
     owner: object
     """Whose connection it came over."""
+    until: float
+    """When it must be answered, in the event loop's time."""
     timer: asyncio.TimerHandle | None = None
+    """Set while it stands in line."""
     is_over: bool = False
+    """It was answered, or its connection is gone."""
 
 
 @dataclass(slots=True)
@@ -70,6 +74,8 @@ class _Plan:
     new: list[tuple[int, SubscriptionOpened | Subscription, Span, tuple[Buffer, ...]]] = field(
         default_factory=list
     )
+    openings: int = 0
+    """How many of the facts give a number to a new subscription."""
     is_lost: bool = False
 
     @property
@@ -122,15 +128,15 @@ class Puller:
             answer,
             refuse,
             owner,
+            self._loop.time() + min(request.timeout_ms, _LONGEST_WAIT_MS) / 1000,
         )
         self._check(request, waiting.group)
-        self._state.leases.renew(waiting.group, waiting.consumer, self._clock.monotonic_ms())
-        if self._try(waiting):
-            return
-        if not request.timeout_ms:
-            self._end(waiting, self._plan_nothing(waiting))
-            return
-        self._wait(waiting)
+        if request.start_at == LATEST:
+            self._begin_at_end(waiting)
+        self._renew_lease(waiting)
+        self._by_owner.setdefault(owner, set()).add(waiting)
+        if not self._try(waiting):
+            self._wait(waiting)
 
     def wake(self, partitions: list[Partition]) -> None:
         """Serve pulls that wait for messages of these partitions."""
@@ -142,15 +148,27 @@ class Puller:
 
     def closed(self, owner: object) -> None:
         """Forget the pulls of a connection that is gone."""
-        for waiting in self._by_owner.pop(owner, set()).copy():
+        for waiting in self._by_owner.get(owner, set()).copy():
             self._stop_waiting(waiting)
+
+    def dismiss(self, group: Group, consumer: ConsumerId) -> None:
+        """Answer the waiting pulls of a consumer that was lost, with nothing.
+
+        Should it be dead, it must not be handed messages; should it live, it comes back.
+        """
+        for owned in list(self._by_owner.values()):
+            for waiting in owned.copy():
+                is_in_line = waiting.timer is not None
+                if is_in_line and (waiting.group, waiting.consumer) == (group, consumer):
+                    self._time_is_up(waiting)
 
     # -- waiting -----------------------------------------------------------------------------
 
     def _wait(self, waiting: WaitingPull) -> None:
-        wait_ms = min(waiting.request.timeout_ms, _LONGEST_WAIT_MS)
-        waiting.timer = self._loop.call_later(wait_ms / 1000, self._time_is_up, waiting)
-        self._by_owner.setdefault(waiting.owner, set()).add(waiting)
+        if self._loop.time() >= waiting.until:
+            self._time_is_up(waiting)
+            return
+        waiting.timer = self._loop.call_at(waiting.until, self._time_is_up, waiting)
         self.waiting += 1
         for wanted in waiting.request.wanted:
             groups = self._waiting.setdefault(wanted.partition, {})
@@ -160,15 +178,19 @@ class Puller:
         if waiting.is_over:
             return
         waiting.is_over = True
-        if waiting.timer is None:
-            return
-        waiting.timer.cancel()
-        self.waiting -= 1
+        self._leave_lines(waiting)
         owned = self._by_owner.get(waiting.owner)
         if owned is not None:
             owned.discard(waiting)
             if not owned:
                 del self._by_owner[waiting.owner]
+
+    def _leave_lines(self, waiting: WaitingPull) -> None:
+        if waiting.timer is None:
+            return
+        waiting.timer.cancel()
+        waiting.timer = None
+        self.waiting -= 1
         for wanted in waiting.request.wanted:
             self._leave_line(wanted.partition, waiting)
 
@@ -212,19 +234,17 @@ class Puller:
 
     def _warm(self, waiting: WaitingPull) -> None:
         """Have a thread read what the pull needs, then try again."""
-        self._stop_waiting(waiting)
-        waiting.is_over = False
-        waiting.timer = None
+        self._leave_lines(waiting)
 
         def again(_: object) -> None:
-            if not self._try(waiting, may_block=True):
-                if waiting.request.timeout_ms:
-                    self._wait(waiting)
-                else:
-                    self._end(waiting, self._plan_nothing(waiting))
+            # Its connection may be gone by now: nobody would get what it is handed.
+            if not waiting.is_over and not self._try(waiting, may_block=True):
+                self._wait(waiting)
 
         def read() -> None:
-            with suppress(PulqueError, OSError):  # the second try meets the same and answers it
+            # The second try meets the same, and answers it. What changes under this one's eyes
+            # (a RuntimeError says so) changes nothing: it only warms.
+            with suppress(PulqueError, OSError, RuntimeError):
                 self._plan(waiting, may_block=True)
 
         self._loop.run_in_executor(self._executor, read).add_done_callback(again)
@@ -242,11 +262,16 @@ class Puller:
                 plan.is_lost = plan.is_lost or wanted.expected > 0
                 continue
             opening = self._consumption.opened(
-                partition.id, waiting.group, waiting.consumer, request.incarnation
+                partition.id,
+                waiting.group,
+                waiting.consumer,
+                request.incarnation,
+                ahead=plan.openings,
             )
+            found = self._consumption.subscription(partition.id, waiting.group, waiting.consumer)
             if opening is not None:
                 plan.facts.append(opening)
-            found = self._consumption.subscription(partition.id, waiting.group, waiting.consumer)
+                plan.openings += found is None
             held, next_pull = (0, 0) if found is None else (found.held_count, found.next_pull)
             if wanted.expected > next_pull:
                 plan.states.append((ErrorCode.POSITION_LOST, found, 0))
@@ -349,6 +374,8 @@ class Puller:
             self._stop_waiting(waiting)
             waiting.refuse(error)
             return
+        if plan.new:
+            self._renew_lease(waiting)
         self._stop_waiting(waiting)
         states = tuple(self._states(waiting, plan))
         waiting.answer(PulledAnswer(states, tuple(deliveries)))
@@ -407,22 +434,31 @@ class Puller:
             )
         if not request.max_messages or not request.max_bytes:
             raise InvalidRequestError("a pull must ask for at least one message and one byte")
+        if len({wanted.partition for wanted in request.wanted}) < len(request.wanted):
+            raise InvalidRequestError("a pull names a partition twice")
         for wanted in request.wanted:
             owner = owner_of(parse_partition(wanted.partition))
             if owner is not None and owner != group:
                 raise NotAllowedError(f"{wanted.partition} belongs to group {owner}, not {group}")
-            if request.start_at == LATEST and owner is None:
-                # A group that starts at the end needs an end to start from.
-                self._engine.create_partition(
-                    parse_partition(wanted.partition), self._clock.now_ms()
-                )
+
+    def _begin_at_end(self, waiting: WaitingPull) -> None:
+        """Write down where a new group starts: at the end of now, not of when it is served."""
+        for wanted in waiting.request.wanted:
+            name = parse_partition(wanted.partition)
+            if owner_of(name) is None:
+                partition = self._engine.create_partition(name, self._clock.now_ms())
+                if (partition.id, waiting.group) not in self._consumption.groups:
+                    self._state.record(
+                        GroupOpened(partition.id, waiting.group, partition.confirmed)
+                    )
+
+    def _renew_lease(self, waiting: WaitingPull) -> None:
+        self._state.leases.renew(waiting.group, waiting.consumer, self._clock.monotonic_ms())
 
 
 def _start_of(start_at: int, partition: Partition) -> ConsumeSequence:
     if owner_of(partition.name) is not None:
         return partition.start
-    if start_at == LATEST:
-        return partition.confirmed
     return ConsumeSequence(min(max(start_at, partition.start), partition.confirmed))
 
 

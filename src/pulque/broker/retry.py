@@ -86,17 +86,17 @@ class Redeliverer:
         self._clock = around.clock
         self._executor = around.executor
         self._warn = around.warn
-        self._queue: asyncio.Queue[Redeliver] = asyncio.Queue()
+        self._effects: asyncio.Queue[Redeliver] = asyncio.Queue()
         self.redelivered = 0
 
     def perform(self, effect: Redeliver) -> None:
         """Begin a redelivery."""
-        self._queue.put_nowait(effect)
+        self._effects.put_nowait(effect)
 
     async def run(self) -> None:
         """Perform redeliveries until cancelled."""
         while True:
-            effect = await self._queue.get()
+            effect = await self._effects.get()
             wanted = sorted(effect.redeliveries, key=lambda r: r.sequence)
             for at in range(0, len(wanted), _MOST_MESSAGES):
                 await self._redeliver(effect, wanted[at : at + _MOST_MESSAGES])

@@ -162,7 +162,9 @@ class Broker:
             Browser(state.engine, self._executor, _pull_limits(settings)),
             redeliverer,
         )
-        self._housekeeper = Housekeeper(state, around, settler, _rhythm(settings))
+        self._housekeeper = Housekeeper(
+            state, around, settler, self._parts.puller, _rhythm(settings)
+        )
         welcome = Welcome(
             NEWEST,
             settings.name,

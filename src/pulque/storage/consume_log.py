@@ -73,8 +73,9 @@ class ConsumeLogs:
     ) -> Span:
         """Return the messages from ``sequence`` on, before ``end``, within the limits.
 
-        At least one message is returned if there is one, however large. A hole is passed over:
-        the span then begins at the first message after it.
+        At least one message is returned if there is one, however large. Only the first batch of
+        a span may be cut: whoever goes on from its end then begins with whole batches, which cost
+        nothing to hand out. A hole is passed over: the span begins at the first message after it.
 
         Raises:
             WouldBlockError: An index file would have to be read from the disk.
@@ -90,7 +91,7 @@ class ConsumeLogs:
                 break
             for entry in entries:
                 piece = _piece(entry, at, end, messages, room if pieces else max(room, 1))
-                if piece is None:
+                if piece is None or (pieces and piece.end - piece.start < entry.count):
                     return Span(first, at, pieces)
                 if not pieces:
                     first = ConsumeSequence(entry.first_sequence + piece.start)

@@ -15,79 +15,29 @@ import google_crc32c
 
 from pulque.errors import CorruptionError, StorageFullError
 from pulque.model.actions import Action
-from pulque.model.batch import BatchHeader, Codec, read_header, slice_batch, verify_crc
+from pulque.model.batch import BatchHeader
 from pulque.model.names import PartitionName
 from pulque.model.positions import ActionOffset, ConsumeSequence, MessageOffset, StartCount
-from pulque.model.record import ENVELOPE_SIZE, Envelope, pack_envelope, read_envelope
+from pulque.model.record import ENVELOPE_SIZE, read_envelope
 from pulque.storage import message_log
 from pulque.storage.action_log import ActionLog
 from pulque.storage.checkpoint import Checkpoints
-from pulque.storage.consume_log import ConsumeLogs, Piece, Span
+from pulque.storage.consume_log import ConsumeLogs, Span
 from pulque.storage.files import Buffer, FileSystem
 from pulque.storage.identity import Identity
-from pulque.storage.index import OpenIndex, write_sealed_index
+from pulque.storage.index import OpenIndex
+from pulque.storage.jobs import CheckpointJob, IndexJob, RemovalJob
 from pulque.storage.listener import Listener
 from pulque.storage.message_log import Appended, MessageLog, SyncJob, segment_path
 from pulque.storage.options import StorageOptions
 from pulque.storage.partitions import Partition, Partitions, TableRow, decode_table
+from pulque.storage.reader import RecordReader
 from pulque.storage.recovery import MARK_KEY, Mark, Observer, recover_message_log
 from pulque.storage.segment import Segment
 
-__all__ = ["CheckpointJob", "Engine", "IndexJob", "RemovalJob"]
+__all__ = ["Engine"]
 
 _ROOM_CHECKED_EVERY = 16 * 1024 * 1024
-
-
-class CheckpointJob:
-    """Writes a checkpoint; ``run`` may be called from any thread."""
-
-    def __init__(self, steps: list[Callable[[], None]], mark: Mark) -> None:
-        self._steps = steps
-        self.mark = mark
-
-    def run(self) -> None:
-        """Sync both logs, then the index entries, then write the checkpoint."""
-        for step in self._steps:
-            step()
-
-
-class IndexJob:
-    """Writes the index file of a sealed segment; ``run`` may be called from any thread."""
-
-    def __init__(self, files: FileSystem, segment: Segment, index: OpenIndex) -> None:
-        self._files = files
-        self.segment = segment
-        self._index = index
-
-    def run(self) -> None:
-        """Write the file."""
-        write_sealed_index(
-            self._files,
-            segment_path(self.segment.base, "index"),
-            base=MessageOffset(self.segment.base),
-            end=MessageOffset(self.segment.end),
-            starts=self._index.starts.items(),
-            entries=bytes(self._index.entries),
-        )
-
-
-class RemovalJob:
-    """Removes the files of a segment that was forgotten; ``run`` may be called from any thread.
-
-    The log goes last, so that no file is left without its log. Whoever still reads has the file
-    open and goes on reading.
-    """
-
-    def __init__(self, files: FileSystem, segment: Segment) -> None:
-        self._files = files
-        self._base = segment.base
-
-    def run(self) -> None:
-        """Remove the files."""
-        for suffix in ("index", "open", "log"):
-            path = segment_path(self._base, suffix)
-            if self._files.exists(path):
-                self._files.remove(path)
 
 
 class Engine:
@@ -121,6 +71,7 @@ class Engine:
         self._log.batches = recovered.batches
         self._log.last_stored_at_ms = recovered.stored_at_ms
         self._consume_logs = ConsumeLogs(files, self._log, recovered.open_index)
+        self._reader = RecordReader(self._log, listener)
         self._index_saved, self._index_crc = self._saved_index(recovered.open_index)
         self.actions = ActionLog.open(files, options, listener, self._mark.action_offset)
         self._unconfirmed: deque[tuple[MessageOffset, Partition, ConsumeSequence]] = deque()
@@ -151,8 +102,8 @@ class Engine:
             return found
         if self.is_full and not from_reserve:
             raise self._full()
-        if self._log.has_queue:
-            self._write_queue()
+        if self._log.has_pending:
+            self._write_pending()
         partition = self.partitions.make(name)
         self._log.append_table(partition, now_ms)
         self._log.write()
@@ -205,12 +156,12 @@ class Engine:
         Raises:
             StorageError: Nothing that was queued is stored.
         """
-        if self._log.has_queue:
-            self._write_queue()
+        if self._log.has_pending:
+            self._write_pending()
         confirmed, self._confirmed = self._confirmed, []
         return confirmed
 
-    def _write_queue(self) -> None:
+    def _write_pending(self) -> None:
         try:
             written = self._log.write()
         except StorageFullError:
@@ -313,26 +264,7 @@ class Engine:
         Raises:
             WouldBlockError: Not ``may_block``, and the disk would have to be asked.
         """
-        buffers: list[Buffer] = []
-        cache = self._log.cache
-        pieces = span.pieces
-        at = 0
-        while at < len(pieces):
-            piece = pieces[at]
-            cached = cache.get(piece.entry.offset)
-            if cached is not None:
-                if piece.is_whole:
-                    buffers += cached
-                else:
-                    buffers += self._cut_piece(partition, piece, *cached)
-                at += 1
-                continue
-            stop = at + 1
-            while stop < len(pieces) and _follows(pieces[stop - 1], pieces[stop]):
-                stop += 1
-            buffers += self._read_run(partition, pieces[at:stop], may_block=may_block)
-            at = stop
-        return buffers
+        return self._reader.read(partition, span, may_block=may_block)
 
     def at_time(self, partition: Partition, at_ms: int) -> ConsumeSequence:
         """Return the first message stored at or after an instant; may read from the disk."""
@@ -347,8 +279,8 @@ class Engine:
 
     def roll(self, now_ms: int) -> None:
         """Seal the open segment and begin a new one."""
-        if self._log.has_queue:
-            self._write_queue()
+        if self._log.has_pending:
+            self._write_pending()
         sealed = self._log.open_segment
         index = self._consume_logs.open_index
         self._log.start_segment(self.partitions.rows(), now_ms)
@@ -398,8 +330,8 @@ class Engine:
         Args:
             changes: What of the caller's own state changed since the last one.
         """
-        if self._log.has_queue:
-            self._write_queue()
+        if self._log.has_pending:
+            self._write_pending()
         entries = self._consume_logs.open_index.entries
         segment = self._log.open_segment
         fresh = bytes(memoryview(entries)[self._index_saved :])
@@ -501,54 +433,6 @@ class Engine:
             file.close()
         self._files.sync_directory(message_log.DIRECTORY)
 
-    def _read_run(
-        self, partition: Partition, pieces: list[Piece], *, may_block: bool
-    ) -> list[Buffer]:
-        """Read batches that lie next to each other in one go."""
-        first = pieces[0].entry.offset
-        size = pieces[-1].entry.offset + pieces[-1].entry.size - first
-        segment = self._log.segment_of(first)
-        data = segment.read(first, size, may_block=may_block)
-        view = memoryview(data)
-        buffers: list[Buffer] = []
-        for piece in pieces:
-            at = piece.entry.offset - first
-            envelope = read_envelope(data, at)
-            batch = data[at + ENVELOPE_SIZE : at + piece.entry.size]
-            problem = _problem(envelope, batch, piece, partition)
-            if problem is not None:
-                self._listener.corruption_found(
-                    segment.path, piece.entry.offset, piece.entry.size, problem
-                )
-            elif piece.is_whole:
-                buffers.append(view[at : at + piece.entry.size])
-            else:
-                head = data[at : at + ENVELOPE_SIZE]
-                buffers += self._cut_piece(partition, piece, head, batch)
-        return buffers
-
-    @staticmethod
-    def _cut_piece(
-        partition: Partition, piece: Piece, head: bytes, batch: bytes
-    ) -> tuple[bytes, bytes]:
-        """Return part of a batch as a record of its own; of a compressed one, the whole."""
-        if read_header(batch).codec != Codec.NONE:
-            return head, batch
-        part = slice_batch(batch, piece.start, piece.end, partition.seed)
-        envelope = read_envelope(head)
-        if isinstance(envelope, str):
-            raise CorruptionError("memory", piece.entry.offset, envelope)
-        return (
-            pack_envelope(
-                envelope._replace(
-                    size=ENVELOPE_SIZE + len(part),
-                    first_sequence=ConsumeSequence(envelope.first_sequence + piece.start),
-                    count=piece.end - piece.start,
-                )
-            ),
-            part,
-        )
-
     def _table_of(self, segment: Segment) -> list[TableRow]:
         head = read_envelope(segment.read(segment.base, ENVELOPE_SIZE))
         if isinstance(head, str):
@@ -558,20 +442,3 @@ class Engine:
         if rows is None:
             raise CorruptionError(segment.path, segment.base, "the partition table is damaged")
         return rows
-
-
-def _follows(before: Piece, after: Piece) -> bool:
-    return before.entry.offset + before.entry.size == after.entry.offset
-
-
-def _problem(
-    envelope: Envelope | str, batch: bytes, piece: Piece, partition: Partition
-) -> str | None:
-    if isinstance(envelope, str):
-        return envelope
-    expected = (piece.entry.offset, partition.id, piece.entry.first_sequence)
-    if (envelope.offset, envelope.partition, envelope.first_sequence) != expected:
-        return "another record lies where the index points to"
-    if not verify_crc(batch, partition.seed):
-        return "the batch's crc does not match"
-    return None

@@ -120,7 +120,7 @@ class MessageLog:
         self.batches = 0
         """In the open segment."""
         self.cache = TailCache(options.tail_cache_bytes)
-        self._queue: list[Appended] = []
+        self._pending: list[Appended] = []
         self._buffers: list[Buffer] = []
         self._unsynced: list[File] = []
         self._is_directory_unsynced = False
@@ -131,7 +131,7 @@ class MessageLog:
         return self.segments[-1]
 
     @property
-    def has_queue(self) -> bool:
+    def has_pending(self) -> bool:
         """Whether anything waits for ``write``."""
         return bool(self._buffers)
 
@@ -202,7 +202,7 @@ class MessageLog:
         appended = Appended(partition, entry, envelope, batch, wants_disk=wants_disk)
         self.end = appended.end
         partition.end = ConsumeSequence(first + count)
-        self._queue.append(appended)
+        self._pending.append(appended)
         self._buffers.append(envelope)
         self._buffers.append(batch)
         return appended
@@ -213,22 +213,22 @@ class MessageLog:
         Raises:
             StorageError: Nothing of it is in the log, and the partitions are as before.
         """
-        queue, buffers = self._queue, self._buffers
-        self._queue, self._buffers = [], []
+        written, buffers = self._pending, self._buffers
+        self._pending, self._buffers = [], []
         segment = self.open_segment
         try:
             segment.file.write(buffers, segment.end - segment.base)
         except StorageError:
-            self._take_back(queue)
+            self._take_back(written)
             raise
         segment.end = self.end
-        self.batches += len(queue)
+        self.batches += len(written)
         if not self._unsynced:
             self._unsynced.append(segment.file)
-        for appended in queue:
+        for appended in written:
             appended.is_written = True
             self.cache.put(appended.entry.offset, appended.envelope, appended.batch)
-        return queue
+        return written
 
     def begin_sync(self) -> SyncJob | None:
         """Return the work that makes all written records durable, or None if they are."""
@@ -262,10 +262,10 @@ class MessageLog:
         self._listener.segment_removed(segment.path, segment.end - segment.base)
         return segment
 
-    def _take_back(self, queue: list[Appended]) -> None:
+    def _take_back(self, lost: list[Appended]) -> None:
         segment = self.open_segment
         self.end = MessageOffset(segment.end)
-        for appended in reversed(queue):
+        for appended in reversed(lost):
             appended.partition.end = appended.entry.first_sequence
         segment.file.truncate(segment.end - segment.base)
 

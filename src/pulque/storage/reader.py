@@ -1,0 +1,119 @@
+"""Reading stored records back: from memory where they are new, in one go where they are neighbours.
+
+Whatever comes from a file is verified before it is handed out: the envelope must say what the
+index says, and the batch must be as its producer sealed it.
+"""
+
+from pulque.errors import CorruptionError
+from pulque.model.batch import Codec, read_header, slice_batch, verify_crc
+from pulque.model.positions import ConsumeSequence
+from pulque.model.record import ENVELOPE_SIZE, Envelope, pack_envelope, read_envelope
+from pulque.storage.consume_log import Piece, Span
+from pulque.storage.files import Buffer
+from pulque.storage.listener import Listener
+from pulque.storage.message_log import MessageLog
+from pulque.storage.partitions import Partition
+
+__all__ = ["RecordReader"]
+
+
+class RecordReader:
+    """Reads records of the message log. May be used from any thread."""
+
+    def __init__(self, log: MessageLog, listener: Listener) -> None:
+        self._log = log
+        self._listener = listener
+
+    def read(self, partition: Partition, span: Span, *, may_block: bool = True) -> list[Buffer]:
+        """Return the records of a span, verified, as buffers that follow each other.
+
+        Damaged batches are reported and left out. May be called from any thread.
+
+        Raises:
+            WouldBlockError: Not ``may_block``, and the disk would have to be asked.
+        """
+        buffers: list[Buffer] = []
+        cache = self._log.cache
+        pieces = span.pieces
+        at = 0
+        while at < len(pieces):
+            piece = pieces[at]
+            cached = cache.get(piece.entry.offset)
+            if cached is not None:
+                if piece.is_whole:
+                    buffers += cached
+                else:
+                    buffers += self._cut_piece(partition, piece, *cached)
+                at += 1
+                continue
+            stop = at + 1
+            while stop < len(pieces) and _follows(pieces[stop - 1], pieces[stop]):
+                stop += 1
+            buffers += self._read_run(partition, pieces[at:stop], may_block=may_block)
+            at = stop
+        return buffers
+
+    def _read_run(
+        self, partition: Partition, pieces: list[Piece], *, may_block: bool
+    ) -> list[Buffer]:
+        """Read batches that lie next to each other in one go."""
+        first = pieces[0].entry.offset
+        size = pieces[-1].entry.offset + pieces[-1].entry.size - first
+        segment = self._log.segment_of(first)
+        data = segment.read(first, size, may_block=may_block)
+        view = memoryview(data)
+        buffers: list[Buffer] = []
+        for piece in pieces:
+            at = piece.entry.offset - first
+            envelope = read_envelope(data, at)
+            batch = data[at + ENVELOPE_SIZE : at + piece.entry.size]
+            problem = _problem(envelope, batch, piece, partition)
+            if problem is not None:
+                self._listener.corruption_found(
+                    segment.path, piece.entry.offset, piece.entry.size, problem
+                )
+            elif piece.is_whole:
+                buffers.append(view[at : at + piece.entry.size])
+            else:
+                head = data[at : at + ENVELOPE_SIZE]
+                buffers += self._cut_piece(partition, piece, head, batch)
+        return buffers
+
+    @staticmethod
+    def _cut_piece(
+        partition: Partition, piece: Piece, head: bytes, batch: bytes
+    ) -> tuple[bytes, bytes]:
+        """Return part of a batch as a record of its own; of a compressed one, the whole."""
+        if read_header(batch).codec != Codec.NONE:
+            return head, batch
+        part = slice_batch(batch, piece.start, piece.end, partition.seed)
+        envelope = read_envelope(head)
+        if isinstance(envelope, str):
+            raise CorruptionError("memory", piece.entry.offset, envelope)
+        return (
+            pack_envelope(
+                envelope._replace(
+                    size=ENVELOPE_SIZE + len(part),
+                    first_sequence=ConsumeSequence(envelope.first_sequence + piece.start),
+                    count=piece.end - piece.start,
+                )
+            ),
+            part,
+        )
+
+
+def _follows(before: Piece, after: Piece) -> bool:
+    return before.entry.offset + before.entry.size == after.entry.offset
+
+
+def _problem(
+    envelope: Envelope | str, batch: bytes, piece: Piece, partition: Partition
+) -> str | None:
+    if isinstance(envelope, str):
+        return envelope
+    expected = (piece.entry.offset, partition.id, piece.entry.first_sequence)
+    if (envelope.offset, envelope.partition, envelope.first_sequence) != expected:
+        return "another record lies where the index points to"
+    if not verify_crc(batch, partition.seed):
+        return "the batch's crc does not match"
+    return None
