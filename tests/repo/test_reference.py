@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from pulque import errors
 from pulque.errors import ErrorCode, PulqueError
-from pulque.model.batch import COLUMNS, BatchHeader, Codec, Flag, read_header
+from pulque.model.batch import COLUMNS, HEADER, BatchHeader, Codec, Flag, read_header
 from pulque.model.record import Envelope, RecordType, pack_envelope
 from pulque.model.tags import bits_of_tag
 from pulque.wire.requests import Opcode, encode_request
@@ -255,6 +255,13 @@ def test_batches_are_read_by_the_page(messages: list[Draft], priority: int) -> N
         assert row.get("expires_at_ms", 0) == message.expires_at_ms
         assert row.get("attempt", 1) == message.attempt
     assert ends[-1] == len(data)
+
+
+def test_the_types_of_the_header_are_those_of_the_code() -> None:
+    codes = {"B": "u8", "H": "u16", "I": "u32", "Q": "u64", "q": "i64"}
+    rows = table("batch-format", "The header", *LAYOUT).rows
+
+    assert [bare(row["Type"]) for row in rows] == [codes[code] for code in HEADER.format[1:]]
 
 
 def columns_by_page(batch: bytes, flags: int, count: int) -> tuple[dict[str, list[int]], bytes]:
