@@ -184,9 +184,10 @@ class Message:
         if not encoded:
             return {}
         texts = _text(encoded).split("\0")
-        if len(texts) % 2:
-            raise InvalidBatchError("the last header of a message has a name and no value")
-        return dict(zip(texts[::2], texts[1::2], strict=True))
+        names = texts[::2]
+        if len(texts) % 2 or not all(names):
+            raise InvalidBatchError("a header of a message has no name, or no value")
+        return dict(zip(names, texts[1::2], strict=True))
 
     @property
     def attempt(self) -> int:

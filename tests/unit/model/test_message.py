@@ -56,9 +56,10 @@ def test_what_is_no_text_is_refused_on_access(field: str) -> None:
         getattr(message, field)
 
 
-def test_a_header_without_a_value_is_refused_on_access() -> None:
-    with pytest.raises(InvalidBatchError, match="no value"):
-        _ = message_with(headers=b"a\0b\0c").headers
+@pytest.mark.parametrize("headers", [b"a\0b\0c", b"\0b", b"a\0b\0\0d", b"a"])
+def test_a_header_without_a_name_or_a_value_is_refused_on_access(headers: bytes) -> None:
+    with pytest.raises(InvalidBatchError, match="no name, or no value"):
+        _ = message_with(headers=headers).headers
 
 
 def test_parts_longer_than_their_message_are_refused() -> None:
