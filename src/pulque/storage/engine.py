@@ -68,8 +68,7 @@ class Engine:
         observer.checkpoint_loaded(state)
         recovered = recover_message_log(files, listener, self.partitions, self._mark, observer)
         self._log = MessageLog(files, options, listener, recovered.segments)
-        self._log.batches = recovered.batches
-        self._log.last_stored_at_ms = recovered.stored_at_ms
+        self._log.resume(recovered.batches, recovered.stored_at_ms)
         self._consume_logs = ConsumeLogs(files, self._log, recovered.open_index)
         self._reader = RecordReader(self._log, listener)
         self._index_saved, self._index_crc = self._saved_index(recovered.open_index)

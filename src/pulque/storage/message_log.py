@@ -125,6 +125,11 @@ class MessageLog:
         self._unsynced: list[File] = []
         self._is_directory_unsynced = False
 
+    def resume(self, batches: int, stored_at_ms: int) -> None:
+        """Go on with an open segment that holds so many batches, the newest of that time."""
+        self.batches = batches
+        self.last_stored_at_ms = stored_at_ms
+
     @property
     def open_segment(self) -> Segment:
         """The segment that is being written."""

@@ -1,4 +1,4 @@
-"""Reading stored records back: from memory where they are new, in one go where they are neighbours.
+"""Reading records back: from memory where they are new, in one go where they are neighbours.
 
 Whatever comes from a file is verified before it is handed out: the envelope must say what the
 index says, and the batch must be as its producer sealed it.
