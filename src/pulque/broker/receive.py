@@ -30,8 +30,6 @@ from pulque.wire.responses import Outcome, Sent
 
 __all__ = ["Receiver", "check_batch"]
 
-_MOST_RECORDS = 64 * 1024 * 1024
-"""What a compressed batch may become."""
 _MOST_BATCHES = 1024
 _NO_SEQUENCE = ConsumeSequence(0)
 _DUE = int(Flag.DUE)  # an operation on the enum itself costs more than all else in the check
@@ -58,10 +56,10 @@ def check_batch(batch: bytes, seed: int, limits: SendLimits) -> BatchHeader:
             f"a message of {largest} bytes; at most {limits.max_message} are allowed"
         )
     columns = header.count * layout_of(header.flags).record_width
-    if columns + total != header.records_size or header.records_size > _MOST_RECORDS:
+    if columns + total != header.records_size:
         raise InvalidBatchError(
             f"messages of {total} bytes and columns of {columns} do not make records of "
-            f"{header.records_size} bytes (at most {_MOST_RECORDS} are allowed)"
+            f"{header.records_size} bytes"
         )
     return header
 

@@ -81,14 +81,29 @@ class FrameReader:
         """Whether a frame has begun and not ended."""
         return self._end > self._start
 
+    @property
+    def is_http(self) -> bool:
+        """Whether the bytes that are there look like a request of HTTP."""
+        return bytes(self._view[self._start : min(self._start + 2, self._end)]) in _HTTP
+
+    def let_go(self) -> None:
+        """Give back a buffer that grew large, if there is nothing in it."""
+        if self._start == self._end and len(self._buffer) > _FIRST_BUFFER:
+            self._buffer = bytearray(_FIRST_BUFFER)
+            self._view = memoryview(self._buffer)
+            self._start = self._end = 0
+
     def buffer(self) -> memoryview:
         """Return where to put the next bytes; ends the life of all payloads given out."""
+        size = len(self._buffer)
         if self._start == self._end:
             self._start = self._end = 0
-        needed = FRAME_HEADER_SIZE + (self._header[3] if self._header else 0)
-        room = len(self._buffer) - self._start
-        if room < needed or self._end == len(self._buffer):
-            self._make_room(needed)
+            if size > _LARGEST_BUFFER:
+                # What one large frame needed is not kept for the small ones after it.
+                size = 0
+        wanted = self._wanted()
+        if size - self._start < wanted or self._end == size:
+            self._make_room(wanted)
         return self._view[self._end :]
 
     def received(self, count: int) -> None:
@@ -127,22 +142,27 @@ class FrameReader:
             opcode, version, request_id, epoch, self._view[start + FRAME_HEADER_SIZE : end]
         )
 
-    def _make_room(self, needed: int) -> None:
-        """Move what is there to the front of a buffer that has room for what is needed.
+    def _wanted(self) -> int:
+        """Return the size of buffer that the frame under way should have by now.
+
+        A large frame gets its room as its bytes come: announcing them is not enough.
+        """
+        whole = FRAME_HEADER_SIZE + (self._header[3] if self._header else 0)
+        if whole <= _LARGEST_BUFFER:
+            return whole
+        return min(whole, max(2 * (self._end - self._start), _LARGEST_BUFFER))
+
+    def _make_room(self, wanted: int) -> None:
+        """Move what is there to the front of a buffer of at least the size that is wanted.
 
         A full buffer means that the peer sends faster than we read: a larger one takes more per
         call. The old one lives on as long as somebody looks into it.
         """
         held = self._view[self._start : self._end]
-        size = len(self._buffer)
+        size = min(len(self._buffer), _LARGEST_BUFFER)
         if self._end == size and size < _LARGEST_BUFFER:
             size *= 2
-        size = (
-            max(size, needed)
-            if needed > _LARGEST_BUFFER
-            else max(min(size, _LARGEST_BUFFER), needed)
-        )
-        grown = bytearray(size)
+        grown = bytearray(max(size, wanted))
         grown[: len(held)] = held
         self._buffer = grown
         self._view = memoryview(grown)
