@@ -45,22 +45,29 @@ class Retries:
 
     Args:
         draw: Returns a random number in ``0.0..1.0``.
-        deadline: When the caller wants to know, on the clock that ``next_wait`` is told.
+        started: When the call began, on the clock that ``next_wait`` is told.
+        deadline: When the caller wants to know.
     """
 
-    __slots__ = ("_backoff", "_deadline")
+    __slots__ = ("_backoff", "_deadline", "_started", "_tries")
 
-    def __init__(self, draw: Callable[[], float], deadline: float) -> None:
+    def __init__(self, draw: Callable[[], float], started: float, deadline: float) -> None:
         self._backoff = Backoff(draw)
+        self._started = started
         self._deadline = deadline
+        self._tries = 0
 
     def next_wait(self, error: PulqueError, now: float) -> float:
         """Return how long to wait before the next try.
 
         Raises:
-            PulqueError: ``error`` itself, where another try is of no use or comes too late.
+            PulqueError: Another try is of no use, or comes too late.
         """
         wait = self._backoff.next_wait()
-        if not error.retryable or now + wait >= self._deadline:
+        self._tries += 1
+        if not error.retryable:
             raise error
+        if now + wait >= self._deadline:
+            lasted = now - self._started
+            raise type(error)(f"{error} (tried {self._tries} times in {lasted:.1f} s)") from error
         return wait

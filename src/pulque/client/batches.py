@@ -89,6 +89,7 @@ class OutgoingBatch:
         "error",
         "ids",
         "is_done",
+        "large",
         "lock",
         "number",
         "opened_at_ms",
@@ -96,11 +97,19 @@ class OutgoingBatch:
         "packer",
         "size",
         "stream",
+        "subject",
     )
 
     def __init__(
-        self, stream: "Stream", lock: threading.Lock, *, due_at: float, deadline: float
+        self,
+        subject: str,
+        stream: "Stream",
+        lock: threading.Lock,
+        *,
+        due_at: float,
+        deadline: float,
     ) -> None:
+        self.subject = subject
         self.stream = stream
         self.lock = lock
         self.due_at = due_at
@@ -108,6 +117,7 @@ class OutgoingBatch:
         self.packer = BatchPacker()
         self.bodies = self.packer.bodies
         self.size = 0
+        self.large = 0
         self.count = 0
         self.opened_at_ms = 0
         self.number = -1

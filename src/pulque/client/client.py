@@ -1,24 +1,30 @@
 """The blocking client: everything an application does goes through it."""
 
-import contextlib
 import functools
 import os
 import secrets
-import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from pulque.client.backoff import Retries
-from pulque.client.connection import Connection, connect_any
+from pulque.client.calls import Calls
+from pulque.client.connection import Connection
 from pulque.client.consumer import Consumer
-from pulque.client.identity import Identity, application_name, state_folder
-from pulque.client.incoming import IncomingCore, PullOptions
-from pulque.client.lanes import Lane, Packed, outcome_of, pack_messages, receipts_of
+from pulque.client.identity import application_name
+from pulque.client.lanes import (
+    Lane,
+    Packed,
+    check_size,
+    deal,
+    pack_messages,
+    receipt_of,
+    receipts_of,
+)
 from pulque.client.looking import (
     PartitionPositions,
+    first_sequence,
     messages_of,
     positions_of,
     positions_request,
@@ -32,19 +38,21 @@ from pulque.client.options import (
     StartName,
     acks_of,
     check_timeout,
+    consumer_core,
     send_options,
     start_of,
 )
 from pulque.client.producer import Producer
-from pulque.client.receipt import Outgoing, Receipt
-from pulque.client.routes import Target, Targets
+from pulque.client.receipt import Outgoing, Receipt, as_body
+from pulque.client.routes import Targets, targets_of
 from pulque.client.url import Address, addresses_of
-from pulque.errors import DisconnectedError, PulqueError, RemoteProtocolError, UsageError
+from pulque.errors import PulqueError
 from pulque.model.ids import IdSource
 from pulque.model.message import Message
-from pulque.model.names import PartitionName, parse_group, parse_subject, retry_partition
-from pulque.wire.requests import Read, Request, Route, Seal, Send, Status
-from pulque.wire.responses import Response, Routed
+from pulque.model.names import PartitionName, parse_subject
+from pulque.model.positions import ConsumeSequence
+from pulque.wire.requests import Read, Route, Seal, Status
+from pulque.wire.single import SingleStored
 
 __all__ = ["Client", "connect"]
 
@@ -85,7 +93,7 @@ def connect(
     client = Client(
         addresses_of(url, os.environ), name=name, timeout=timeout, acks=acks, state_dir=state_dir
     )
-    client._warm_up()  # noqa: SLF001  # so that a wrong address is known at once
+    client.warm_up()
     return client
 
 
@@ -105,17 +113,22 @@ class Client:
         acks: AcksName,
         state_dir: str | os.PathLike[str] | None,
     ) -> None:
-        self._addresses = tuple(addresses)
         self._name = application_name(name)
+        self._calls = Calls(addresses, client=self._name, draw=_draw)
         self._timeout = check_timeout(timeout)
         self._acks_name: AcksName = acks
         self._acks = acks_of(acks)
         self._state_dir = state_dir
-        self._idle: list[Lane] = []
         self._targets: dict[str, Targets] = {}
-        self._max_message = 0
-        self._is_closed = False
         self._open_ends: weakref.WeakSet[Producer | Consumer] = weakref.WeakSet()
+
+    def warm_up(self) -> None:
+        """Connect now, so that a wrong address is known at once; ``connect`` does it.
+
+        Raises:
+            DisconnectedError: Nobody answers there.
+        """
+        self._calls.warm_up(self._timeout)
 
     # ── sending ────────────────────────────────────────────────────────────────────────────
 
@@ -141,13 +154,17 @@ class Client:
                 all the same.
         """
         targets = self._targets.get(subject) or self._find_targets(subject)
-        message: bytes | Outgoing = body
         if key or order_key or tags or headers or expires_at:
             message = Outgoing(body, key, order_key, tags, headers, expires_at)
-        packer = pack_messages((message,), self._max_message)
-        lane = self._take_lane()
-        packed = lane.pack(targets.pick(order_key), packer)
-        return self._send_packed(lane, packed, timeout)[0]
+            packer = pack_messages((message,), self._calls.max_message)
+            lane = self._calls.take_lane()
+            packed = lane.pack(targets.pick(order_key), packer)
+        else:
+            body = as_body(body)
+            check_size(len(body), self._calls.max_message)
+            lane = self._calls.take_lane()
+            packed = lane.pack_body(targets.pick(None), body)
+        return receipt_of(packed, self._send_packed(lane, packed, timeout), 0)
 
     def send_many(
         self,
@@ -165,13 +182,13 @@ class Client:
         targets = self._targets.get(subject) or self._find_targets(subject)
         items = list(messages)
         receipts: dict[int, Receipt] = {}
-        for target, places in _deal(targets, items):
+        for target, places in deal(targets, items):
             some = [items[place] for place in places]
-            packer = pack_messages(some, self._max_message)
-            lane = self._take_lane()
+            packer = pack_messages(some, self._calls.max_message)
+            lane = self._calls.take_lane()
             packed = lane.pack(target, packer)
             try:
-                found = self._send_packed(lane, packed, timeout)
+                found = receipts_of(packed, self._send_packed(lane, packed, timeout))
             except PulqueError as error:
                 error.add_note(f"{len(receipts)} of {len(items)} messages are confirmed")
                 raise
@@ -213,10 +230,10 @@ class Client:
             timeout=timeout or self._timeout,
             compression=compression,
         )
-        self._check_open()
+        self._calls.check_open()
         producer = Producer(
             options,
-            connect=self._open,
+            connect=self._calls.open,
             find_targets=self._find_targets,
             producer_id=secrets.randbits(64) | 1,
             ids=IdSource(secrets.randbits(38)),
@@ -256,30 +273,22 @@ class Client:
                 default when iterating, and not for ``pull``.
         """
         targets = self._find_targets(subject)
-        name, parsed_group = parse_subject(subject), parse_group(group)
-        if max_messages < 1:
-            raise UsageError(f"max_messages is {max_messages}; at least 1 must be asked for")
-        start_at = start_of(start)
-        partitions = [target.partition for target in targets]
-        partitions.append(retry_partition(name, parsed_group))
-        if consumer_id is not None:
-            identity = Identity.given(consumer_id)
-        else:
-            folder = state_folder(self._state_dir, os.environ)
-            identity = Identity.take(folder, application=self._name, group=group, subject=subject)
-        options = PullOptions(
-            group=parsed_group,
-            consumer=identity.consumer,
-            incarnation=identity.incarnation,
-            start_at=start_at,
+        core, identity = consumer_core(
+            subject,
+            group,
+            consumer_id=consumer_id,
+            application=self._name,
+            state_dir=self._state_dir,
+            start=start,
             max_messages=max_messages,
             max_bytes=max_bytes,
-            max_held=max(1, max_held or 4 * max_messages),
+            max_held=max_held,
         )
+        core.subscribe(target.partition for target in targets)
         consumer = Consumer(
-            IncomingCore(options, partitions),
+            core,
             identity,
-            connect=self._open,
+            connect=self._calls.open,
             timeout=self._timeout,
             prefetch=prefetch,
             draw=_draw,
@@ -312,21 +321,20 @@ class Client:
         )
         request = Read(name, sequence, max_messages, _MAX_BYTES, int(timeout * 1000))
         convert = functools.partial(messages_of, name)
-        return self._ask(request, timeout + self._timeout, convert)
+        return self._calls.ask(request, timeout + self._timeout, convert)
 
     def tail(self, subject: str, *, start: StartName | int = "latest") -> Iterator[Message]:
         """Yield messages as they are stored, without a group, until the caller stops."""
-        start_at = start_of(start)
-        names = [target.partition for target in self._find_targets(subject)]
-        nexts = {}
-        for found in self.positions(subject):
-            nexts[found.partition] = {-1: found.end, -2: found.start}.get(start_at, start_at)
-        wait = _LONG_POLL / len(names) ** 2
-        while not self._is_closed:
-            for name in names:
-                messages = self.read(subject, nexts[name], partition=name, timeout=wait)
+        nexts = {
+            found.partition: first_sequence(start_of(start), found)
+            for found in self.positions(subject)
+        }
+        wait = _LONG_POLL / len(nexts) ** 2
+        while not self._calls.is_closed:
+            for name, sequence in nexts.items():
+                messages = self.read(subject, sequence, partition=name, timeout=wait)
                 if messages:
-                    nexts[name] = messages[-1].sequence + 1
+                    nexts[name] = ConsumeSequence(messages[-1].sequence + 1)
                 yield from messages
 
     def positions(self, subject: str, *, at: datetime | None = None) -> list[PartitionPositions]:
@@ -341,16 +349,16 @@ class Client:
             name = target.partition
             request = positions_request(name, at)
             convert = functools.partial(positions_of, name, at)
-            found.append(self._ask(request, self._timeout, convert))
+            found.append(self._calls.ask(request, self._timeout, convert))
         return found
 
     def status(self) -> dict[str, Any]:
         """Return how the broker is doing; fields are added without notice."""
-        return self._ask(Status(), self._timeout, report_of)
+        return self._calls.ask(Status(), self._timeout, report_of)
 
     def seal(self) -> int:
         """Close the broker's open segment, so that it can be archived; return where it ends."""
-        return self._ask(Seal(), self._timeout, sealed_end_of)
+        return self._calls.ask(Seal(), self._timeout, sealed_end_of)
 
     # ── the end ────────────────────────────────────────────────────────────────────────────
 
@@ -358,9 +366,7 @@ class Client:
         """Close everything that was made from this client, and its connections."""
         for end in list(self._open_ends):
             end.close()
-        self._is_closed = True
-        while self._idle:
-            _drop(self._idle.pop())
+        self._calls.close()
 
     def __enter__(self) -> Self:
         return self
@@ -375,119 +381,21 @@ class Client:
 
     # ── underneath ─────────────────────────────────────────────────────────────────────────
 
-    def _warm_up(self) -> None:
-        lane = self._take_lane()
-        lane.connection = self._open(self._timeout)
-        self._give_back(lane)
-
     def _find_targets(self, subject: str) -> Targets:
         targets = self._targets.get(subject)
         if targets is None:
             request = Route(parse_subject(subject))
-            targets = self._ask(request, self._timeout, _targets_of)
+            targets = self._calls.ask(request, self._timeout, targets_of)
             self._targets[subject] = targets
         return targets
 
-    def _send_packed(self, lane: Lane, packed: Packed, timeout: float | None) -> list[Receipt]:
-        batches = ((packed.target.partition, packed.data),)
-        acks = self._acks
+    def _send_packed(self, lane: Lane, packed: Packed, timeout: float | None) -> SingleStored:
+        partition, data, acks = packed.target.partition, packed.data, self._acks
 
-        def call(connection: Connection, left: float) -> list[Receipt]:
-            request_id, buffers = connection.session.ask(Send(acks, int(left * 1000), batches))
-            outcome = outcome_of(connection.exchange(request_id, buffers, left))
-            return receipts_of(packed, outcome)
+        def call(connection: Connection, left: float) -> SingleStored:
+            stored = connection.send_single(partition, data, acks=acks, timeout=left)
+            if isinstance(stored, PulqueError):
+                raise stored
+            return stored
 
-        return self._repeat(lane, call, timeout or self._timeout)
-
-    def _ask(self, request: Request, timeout: float, convert: Callable[[Response], T]) -> T:
-        def call(connection: Connection, left: float) -> T:
-            return convert(connection.request(request, left))
-
-        return self._repeat(self._take_lane(), call, timeout)
-
-    def _repeat(self, lane: Lane, call: Callable[[Connection, float], T], timeout: float) -> T:
-        """Make a call that is safe to repeat, again and again until it succeeds in time."""
-        deadline = time.monotonic() + timeout
-        retries: Retries | None = None
-        left = timeout
-        try:
-            while True:
-                was_used = lane.connection is not None
-                try:
-                    if lane.connection is None:
-                        lane.connection = self._open(left)
-                        left = deadline - time.monotonic()
-                    result = call(lane.connection, left)
-                    self._give_back(lane)
-                    return result
-                except PulqueError as error:
-                    if lane.connection is not None and not lane.connection.is_open:
-                        _drop(lane)
-                    retries = retries or Retries(_draw, deadline)
-                    # Brokers close connections that were idle for long: that is no trouble.
-                    is_stale = was_used and isinstance(error, DisconnectedError)
-                    if not is_stale:
-                        time.sleep(retries.next_wait(error, time.monotonic()))
-                    left = max(0.001, deadline - time.monotonic())
-        except PulqueError:
-            self._give_back(lane)
-            raise
-        except BaseException:
-            # Interrupted in the middle of a frame: nobody can go on with that connection.
-            _drop(lane)
-            raise
-
-    def _open(self, timeout: float) -> Connection:
-        self._check_open()
-        connection = connect_any(self._addresses, client=self._name, timeout=timeout)
-        self._max_message = connection.welcome.max_message
-        return connection
-
-    def _take_lane(self) -> Lane:
-        # Taking from and adding to a list is atomic: threads need no lock here.
-        with contextlib.suppress(IndexError):
-            return self._idle.pop()
-        return Lane(secrets.randbits(64) | 1, IdSource(secrets.randbits(38)))
-
-    def _give_back(self, lane: Lane) -> None:
-        if self._is_closed or len(self._idle) >= _MAX_IDLE:
-            _drop(lane)
-        else:
-            self._idle.append(lane)
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise UsageError("this client is closed")
-
-
-def _drop(lane: Lane) -> None:
-    if lane.connection is not None:
-        lane.connection.close()
-        lane.connection = None
-
-
-def _targets_of(response: Response) -> Targets:
-    if not isinstance(response, Routed) or not response.route.partitions:
-        raise RemoteProtocolError(f"a request for a route got {response!r}")
-    return Targets(response.route)
-
-
-def _deal(
-    targets: Targets, items: Sequence[bytes | Outgoing]
-) -> Iterator[tuple[Target, list[int]]]:
-    """Deal messages to partitions, in batches that are not too large."""
-    batches: dict[PartitionName, tuple[Target, list[int], int]] = {}
-    other = targets.pick(None)
-    for place, item in enumerate(items):
-        order_key = item.order_key if isinstance(item, Outgoing) else None
-        target = targets.pick(order_key) if order_key else other
-        size = len(item.body if isinstance(item, Outgoing) else item)
-        _, places, total = batches.get(target.partition, (target, [], 0))
-        if places and (len(places) >= _MAX_MANY or total + size > _MAX_BYTES):
-            yield target, places
-            places, total = [], 0
-        places.append(place)
-        batches[target.partition] = (target, places, total + size)
-    for target, places, _ in batches.values():
-        if places:
-            yield target, places
+        return self._calls.repeat(lane, call, timeout or self._timeout)

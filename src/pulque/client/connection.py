@@ -15,13 +15,17 @@ from pulque.client.session import Answer, Session
 from pulque.client.url import Address
 from pulque.errors import (
     DisconnectedError,
+    ErrorCode,
     ProtocolError,
     PulqueError,
     RemoteProtocolError,
     RequestTimeoutError,
+    error_from_wire,
 )
+from pulque.wire.frame import Frame
 from pulque.wire.requests import Request
-from pulque.wire.responses import Response, Welcome
+from pulque.wire.responses import Response, Sent, Welcome, decode_response
+from pulque.wire.single import SingleStored, encode_single_send, read_single_stored
 
 __all__ = ["Connection", "connect_any"]
 
@@ -136,6 +140,51 @@ class Connection:
                 self.abort()
                 raise self._late(timeout)
 
+    def send_single(
+        self, partition: str, batch: bytes, *, acks: int, timeout: float
+    ) -> SingleStored | PulqueError:
+        """Send one batch and wait for its outcome: the short way."""
+        session = self.session
+        request_id = session.next_id()
+        data = encode_single_send(
+            partition,
+            batch,
+            acks=acks,
+            timeout_ms=int(timeout * 1000),
+            request_id=request_id,
+            epoch=session.epoch,
+        )
+        self.set_timeout(timeout)
+        try:
+            self._sock.sendall(data)
+        except BlockingIOError:
+            self.abort()
+            raise self._late(timeout) from None
+        except OSError as error:
+            raise self._lost(error) from None
+        frame = self._read_frame(request_id, timeout)
+        return read_single_stored(frame) or _not_stored(frame)
+
+    def _read_frame(self, request_id: int, timeout: float) -> Frame:
+        next_frame = self.session.reader.next_frame
+        deadline = 0.0
+        while True:
+            try:
+                frame = next_frame()
+            except ProtocolError:
+                self.abort()
+                raise
+            if frame is None:
+                if not self.read() or (deadline and time.monotonic() > deadline):
+                    self.abort()
+                    raise self._late(timeout)
+            elif frame.request_id == request_id:
+                return frame
+            elif not frame.request_id:
+                raise self._refused(decode_response(frame))
+            # Something came that is not the answer: from now on the time is watched.
+            deadline = deadline or time.monotonic() + timeout
+
     def write(self, buffers: Sequence[bytes | memoryview]) -> None:
         """Write all buffers."""
         try:
@@ -239,3 +288,16 @@ def connect_any(addresses: Sequence[Address], *, client: str, timeout: float) ->
             return Connection.open(address, client=client, timeout=share)
     left = deadline - time.monotonic()
     return Connection.open(addresses[-1], client=client, timeout=left)
+
+
+def _not_stored(frame: Frame) -> SingleStored | PulqueError:
+    """Return what became of the only batch of a send, decoded the long way."""
+    response = decode_response(frame)
+    if isinstance(response, PulqueError):
+        return response
+    if not isinstance(response, Sent) or len(response.outcomes) != 1:
+        return RemoteProtocolError(f"a send of one batch got {response!r}")
+    outcome = response.outcomes[0]
+    if outcome.code is not ErrorCode.NONE:
+        return error_from_wire(outcome.code, outcome.text)
+    return SingleStored(outcome.is_duplicate, outcome.first_sequence, outcome.stored_at_ms)

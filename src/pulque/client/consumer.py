@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Self
 
-from pulque.client.backoff import Backoff
 from pulque.client.connection import Connection
 from pulque.client.identity import Identity
 from pulque.client.incoming import IncomingCore
@@ -20,12 +19,12 @@ from pulque.client.keeper import Keeper
 from pulque.client.pace import Pace
 from pulque.client.received import ACKED, ReceivedBatch, ReceivedMessage
 from pulque.client.session import Answer
+from pulque.client.trouble import Trouble, problem_of
 from pulque.errors import (
     CorruptionError,
     DisconnectedError,
     ProtocolError,
     PulqueError,
-    RemoteProtocolError,
     RequestTimeoutError,
     UsageError,
 )
@@ -67,7 +66,7 @@ class Consumer:
         self._connect = connect
         self._timeout = timeout
         self._prefetch = prefetch
-        self._backoff = Backoff(draw)
+        self._trouble = Trouble(draw, timeout)
         self._pace = Pace(core.options.max_messages)
         self._lock = threading.Lock()
         self._reading = threading.Lock()
@@ -76,8 +75,6 @@ class Consumer:
         self._pull_due = _FOR_EVER
         self._settles: dict[int, Settle] = {}
         self._is_closed = False
-        self._failed_since: float | None = None
-        self._corrupt = 0
         self._handed = 0
         self._handed_at = 0.0
         self._keeper = Keeper(core, self._lock, connect=connect, drain=self._drain)
@@ -106,13 +103,19 @@ class Consumer:
             FencedError: Another consumer took over this id.
         """
         prefetch = self._prefetch is not False
+        new = ReceivedMessage.__new__
         while (batch := self._next_batch(_FOR_EVER, None, prefetch=prefetch)) is not None:
             index = batch.start
             try:
                 for index in range(batch.start, batch.end):  # where it was left is used below
-                    yield ReceivedMessage(batch, index)
+                    # Without its constructor, as this is the hot path: bench/micro/client.py.
+                    message = new(ReceivedMessage)
+                    message._batch = batch  # noqa: SLF001
+                    message._index = index  # noqa: SLF001
+                    yield message
             finally:
-                self._put_back(batch, index + 1)
+                with self._lock:
+                    self._core.put_back(batch, index + 1)
 
     def pull(
         self, max_messages: int | None = None, *, timeout: float = 1.0
@@ -127,17 +130,9 @@ class Consumer:
         if limit < 1:
             raise UsageError(f"max_messages is {max_messages}; at least 1 must be asked for")
         deadline = time.monotonic() + timeout
-        messages: list[ReceivedMessage] = []
-        prefetch = bool(self._prefetch)
-        batch = self._next_batch(deadline, limit, prefetch=prefetch)
-        while batch is not None:
-            end = min(batch.end, batch.start + limit - len(messages))
-            messages += [ReceivedMessage(batch, index) for index in range(batch.start, end)]
-            self._put_back(batch, end)
-            if len(messages) == limit:
-                break
-            with self._lock:
-                batch = self._core.next_batch()
+        batch = self._next_batch(deadline, limit, prefetch=bool(self._prefetch))
+        with self._lock:
+            messages = self._core.take_messages(batch, limit)
         self._handed = len(messages)
         return messages
 
@@ -260,14 +255,12 @@ class Consumer:
             elif request_id == self._pull_id and self._core.is_pulling:
                 if isinstance(response, Pulled):
                     self._core.pulled(response)
-                    self._corrupt = 0
+                    self._trouble.over()
                 else:
                     self._core.pull_failed()
-                    raise _problem(response)
+                    raise problem_of(response)
             elif isinstance(response, PulqueError):
                 raise response
-        self._failed_since = None
-        self._backoff.reset()
 
     def _drain(self) -> None:
         """Take in what has come while the caller is busy; called by the keeper's thread."""
@@ -286,12 +279,6 @@ class Consumer:
                     connection.abort()
             finally:
                 self._reading.release()
-
-    def _put_back(self, batch: ReceivedBatch, start: int) -> None:
-        if start < batch.end:
-            batch.start = start
-            with self._lock:
-                self._core.put_back(batch)
 
     # ── connections come and go ────────────────────────────────────────────────────────────
 
@@ -312,23 +299,10 @@ class Consumer:
         """Drop a broken connection and wait a while, or raise the error if it lasts too long."""
         with self._reading:
             self._drop_connection()
-        if self._is_closed:
-            return
-        now = time.monotonic()
-        if isinstance(error, CorruptionError):
-            self._corrupt += 1
-            if self._corrupt > 1:
-                raise error
-        if self._failed_since is None:
-            self._failed_since = now
-        limit = min(self._failed_since + self._timeout, deadline)
-        wait = self._backoff.next_wait()
-        if now + wait >= limit:
-            lasted = now - self._failed_since
-            self._failed_since = None
-            raise DisconnectedError(f"{error} (not reached for {lasted:.1f} s)") from error
-        log.info("disconnected: %s", error)
-        time.sleep(wait)
+        if not self._is_closed:
+            wait = self._trouble.next_wait(error, time.monotonic(), deadline)
+            log.info("disconnected: %s", error)
+            time.sleep(wait)
 
     def _drop_connection(self) -> None:
         with self._lock:
@@ -338,11 +312,3 @@ class Consumer:
                 self._core.pull_failed()
         if connection is not None:
             connection.close()
-
-
-def _problem(response: object) -> PulqueError:
-    if isinstance(response, PulqueError):
-        if response.retryable:
-            return DisconnectedError(str(response))
-        return response
-    return RemoteProtocolError(f"a pull got {response!r}")

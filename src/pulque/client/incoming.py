@@ -13,19 +13,28 @@ The broker may know better: it gives deliveries to others when the lease runs ou
 lose the last ones with its power. Its answers say so, and what is not ours is *abandoned*.
 """
 
+import logging
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from pulque.client.received import NACKED, ReceivedBatch
+from pulque.client.received import NACKED, ReceivedBatch, ReceivedMessage
 from pulque.client.records import check_count, split_records
-from pulque.errors import ErrorCode, PulqueError, StaleSettleError, error_from_wire
+from pulque.errors import (
+    ErrorCode,
+    PulqueError,
+    RemoteProtocolError,
+    StaleSettleError,
+    error_from_wire,
+)
 from pulque.model.names import ConsumerId, Group, PartitionName
 from pulque.model.positions import Tenure
 from pulque.wire.requests import FROM_SETTLED, Nacked, Pull, Settle, Wanted
-from pulque.wire.responses import Delivered, Pulled, State
+from pulque.wire.responses import Delivered, Pulled, Response, Settled, State
 
 __all__ = ["IncomingCore", "PullOptions", "Subscription"]
+
+log = logging.getLogger("pulque.client")
 
 _MAX_NACKS = 1000
 _UNKNOWN = -1
@@ -108,16 +117,23 @@ class Subscription:
 class IncomingCore:
     """The deliveries of one consumer. Its owner's lock guards it; ack and nack need none."""
 
-    def __init__(self, options: PullOptions, partitions: Sequence[PartitionName]) -> None:
+    def __init__(self, options: PullOptions) -> None:
         self.options = options
         self.abandoned = 0
         """How many deliveries the broker gave to others so far."""
         self.held = 0
         """How many deliveries are held, handed out or not."""
-        self._subscriptions = deque(Subscription(name) for name in partitions)
-        self._by_partition = {each.partition: each for each in self._subscriptions}
+        self._subscriptions: deque[Subscription] = deque()
+        self._by_partition: dict[PartitionName, Subscription] = {}
         self._waiting: deque[ReceivedBatch] = deque()
         self._pull: Pull | None = None
+
+    def subscribe(self, partitions: Iterable[PartitionName]) -> None:
+        """Have these partitions pulled, too."""
+        for partition in partitions:
+            if partition not in self._by_partition:
+                self._by_partition[partition] = each = Subscription(partition)
+                self._subscriptions.append(each)
 
     # ── pulling ────────────────────────────────────────────────────────────────────────────
 
@@ -197,8 +213,7 @@ class IncomingCore:
     def _take_in(self, each: Subscription, delivered: Delivered) -> None:
         assert not isinstance(delivered.records, tuple)  # noqa: S101  # decoded, not encoded
         if delivered.first_pull != each.expected:
-            raise error_from_wire(
-                ErrorCode.PROTOCOL,
+            raise RemoteProtocolError(
                 f"delivery {delivered.first_pull} of {each.partition} came, "
                 f"{each.expected} was expected",
             )
@@ -235,14 +250,26 @@ class IncomingCore:
                 return batch
         return None
 
+    def take_messages(self, batch: ReceivedBatch | None, limit: int) -> list[ReceivedMessage]:
+        """Return at most ``limit`` messages of a batch and of those that wait behind it."""
+        messages: list[ReceivedMessage] = []
+        while batch is not None and len(messages) < limit:
+            end = min(batch.end, batch.start + limit - len(messages))
+            messages += [ReceivedMessage(batch, index) for index in range(batch.start, end)]
+            self.put_back(batch, end)
+            batch = self.next_batch() if len(messages) < limit else None
+        return messages
+
     @property
     def has_waiting(self) -> bool:
         """Whether a batch waits to be handed out."""
         return bool(self._waiting)
 
-    def put_back(self, batch: ReceivedBatch) -> None:
-        """Have the rest of a batch handed out next: its ``start`` says from where on."""
-        self._waiting.appendleft(batch)
+    def put_back(self, batch: ReceivedBatch, start: int) -> None:
+        """Have the rest of a batch, from ``start`` on, handed out next."""
+        if start < batch.end:
+            batch.start = start
+            self._waiting.appendleft(batch)
 
     # ── settling ───────────────────────────────────────────────────────────────────────────
 
@@ -260,40 +287,41 @@ class IncomingCore:
         """Return the settles on their way, to be asked again; that does no harm."""
         return [each.on_the_way for each in self._subscriptions if each.on_the_way is not None]
 
-    def settled(self, settle: Settle) -> None:
-        """Take in that a settle was accepted."""
-        each = self._by_partition[PartitionName(settle.partition)]
-        if each.on_the_way is not settle:
-            return
-        each.on_the_way = None
-        self.held -= settle.last + 1 - each.settled
-        each.settled = settle.last + 1
-        while each.held and each.held[0].pull_base + each.held[0].end <= each.settled:
-            batch = each.held.popleft()
-            batch.settled = batch.end
-        if each.held:
-            batch = each.held[0]
-            batch.settled = max(batch.settled, each.settled - batch.pull_base)
-
-    def settle_refused(self, settle: Settle, error: PulqueError) -> None:
-        """Take in that a settle was refused; what it was for is not ours any more.
+    def settle_answered(self, settle: Settle, response: Response | PulqueError) -> None:
+        """Take in the answer to a settle.
 
         Raises:
-            PulqueError: The error itself, where there is no way to go on.
+            PulqueError: There is no way to go on: another took over this consumer's id, say.
         """
         each = self._by_partition[PartitionName(settle.partition)]
         if each.on_the_way is not settle:
             return
         each.on_the_way = None
-        if error.retryable:
-            return
-        if not isinstance(error, StaleSettleError):
-            raise error
-        self._abandon(each.forget())
+        if isinstance(response, Settled):
+            self._settled(each, settle.last + 1)
+        elif isinstance(response, StaleSettleError):
+            # What it was for is not ours any more.
+            self._abandon(each.forget())
+        elif not isinstance(response, PulqueError):
+            raise RemoteProtocolError(f"a settle got {response!r}")
+        elif not response.retryable:
+            raise response
+
+    def _settled(self, each: Subscription, end: int) -> None:
+        self.held -= end - each.settled
+        each.settled = end
+        while each.held and each.held[0].pull_base + each.held[0].end <= end:
+            batch = each.held.popleft()
+            batch.settled = batch.end
+        if each.held:
+            batch = each.held[0]
+            batch.settled = max(batch.settled, end - batch.pull_base)
 
     def _abandon(self, count: int) -> None:
         self.abandoned += count
         self.held -= count
+        if count:
+            log.warning("deliveries abandoned: consumer=%s count=%d", self.options.consumer, count)
 
     def _next_settle(self, each: Subscription) -> Settle | None:
         first = each.settled

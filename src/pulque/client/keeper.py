@@ -12,7 +12,7 @@ from pulque.client.connection import Connection
 from pulque.client.incoming import IncomingCore
 from pulque.errors import PulqueError, RemoteProtocolError, UnavailableError
 from pulque.wire.requests import Heartbeat, Settle
-from pulque.wire.responses import Beaten, Response, Settled
+from pulque.wire.responses import Beaten, Response
 
 __all__ = ["Keeper"]
 
@@ -50,7 +50,6 @@ class Keeper:
         self._stop = threading.Event()
         self._lease = 0.0
         self._beat_at = 0.0
-        self._abandoned = 0
         self._unanswered: list[Settle] = []
         self._thread: threading.Thread | None = None
 
@@ -70,21 +69,9 @@ class Keeper:
     def take_in(self, settle: Settle, response: Response | PulqueError) -> None:
         """Take in the answer to a settle; the lock is held."""
         try:
-            if isinstance(response, Settled):
-                self._core.settled(settle)
-            elif isinstance(response, PulqueError):
-                self._core.settle_refused(settle, response)
-            else:
-                raise RemoteProtocolError(f"a settle got {response!r}")
+            self._core.settle_answered(settle, response)
         except PulqueError as error:
             self._error = error
-        if self._core.abandoned > self._abandoned:
-            log.warning(
-                "deliveries abandoned: consumer=%s count=%d",
-                self._core.options.consumer,
-                self._core.abandoned - self._abandoned,
-            )
-            self._abandoned = self._core.abandoned
 
     def leave(self, timeout: float) -> None:
         """Settle what is done, hand back the rest, and end."""

@@ -6,24 +6,23 @@ a batch again that is sent a second time.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from pulque.client.connection import Connection
 from pulque.client.receipt import Outgoing, Receipt, as_body, ms_of
-from pulque.client.routes import Target
-from pulque.errors import (
-    ErrorCode,
-    MessageTooLargeError,
-    PulqueError,
-    RemoteProtocolError,
-    error_from_wire,
-)
-from pulque.model.ids import ID_SIZE, IdSource, show_id
+from pulque.client.routes import Target, Targets
+from pulque.errors import MessageTooLargeError
+from pulque.model.ids import ID_SIZE, IdSource
+from pulque.model.names import PartitionName
 from pulque.model.pack import BatchPacker, ProducedBy
 from pulque.model.positions import ConsumeSequence
-from pulque.wire.responses import Outcome, Response, Sent
+from pulque.model.single import pack_single
+from pulque.wire.single import SingleStored
 
-__all__ = ["Lane", "Packed", "outcome_of", "receipts_of"]
+_MAX_MANY = 1000
+_MAX_BYTES = 1024 * 1024
+
+__all__ = ["Lane", "Packed", "check_size", "deal", "pack_messages", "receipt_of", "receipts_of"]
 
 
 class Packed:
@@ -49,11 +48,23 @@ class Lane:
         self._ids = ids
         self._numbers: dict[str, int] = {}
 
+    def pack_body(self, target: Target, body: bytes) -> Packed:
+        """Make a batch of one plain message and give it its number."""
+        now_ms = time.time_ns() // 1_000_000
+        message_id = self._ids.one(now_ms)
+        data = pack_single(
+            body,
+            seed=target.seed,
+            message_id=message_id,
+            created_at_ms=now_ms,
+            producer_id=self._producer_id,
+            producer_sequence=self._next_number(target.partition),
+        )
+        return Packed(target, data, message_id, 1)
+
     def pack(self, target: Target, packer: BatchPacker) -> Packed:
         """Make a batch and give it its number."""
-        partition = target.partition
-        number = self._numbers.get(partition, 0)
-        self._numbers[partition] = number + 1
+        number = self._next_number(target.partition)
         now_ms = time.time_ns() // 1_000_000
         length = len(packer.bodies)
         ids = self._ids.many(now_ms, length)
@@ -64,6 +75,17 @@ class Lane:
             produced_by=ProducedBy(self._producer_id, 0, number),
         )
         return Packed(target, data, ids, length)
+
+    def drop_connection(self) -> None:
+        """Close the connection; the next call opens another."""
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None
+
+    def _next_number(self, partition: PartitionName) -> int:
+        number = self._numbers.get(partition, 0)
+        self._numbers[partition] = number + 1
+        return number
 
 
 def pack_messages(messages: Sequence[bytes | Outgoing], max_message: int) -> BatchPacker:
@@ -83,36 +105,53 @@ def pack_messages(messages: Sequence[bytes | Outgoing], max_message: int) -> Bat
         else:
             body = as_body(message)
             packer.bodies.append(body)
-        if len(body) > max_message:
-            raise MessageTooLargeError(
-                f"a message of {len(body)} bytes; the broker takes at most {max_message}"
-            )
+        check_size(len(body), max_message)
     return packer
 
 
-def outcome_of(response: Response | PulqueError) -> Outcome:
-    """Return the outcome of a send of one batch, or raise what went wrong."""
-    if isinstance(response, PulqueError):
-        raise response
-    if not isinstance(response, Sent) or len(response.outcomes) != 1:
-        raise RemoteProtocolError(f"a send of one batch got {response!r}")
-    outcome = response.outcomes[0]
-    if outcome.code is not ErrorCode.NONE:
-        raise error_from_wire(outcome.code, outcome.text)
-    return outcome
-
-
-def receipts_of(packed: Packed, outcome: Outcome) -> list[Receipt]:
-    """Return the receipts for the messages of a batch."""
-    target = packed.target
-    return [
-        Receipt(
-            show_id(packed.ids[ID_SIZE * index : ID_SIZE * index + ID_SIZE]),
-            target.partition,
-            ConsumeSequence(outcome.first_sequence + index),
-            outcome.stored_at_ms,
-            target.broker_group,
-            outcome.is_duplicate,
+def check_size(size: int, max_message: int) -> None:
+    """Raise ``MessageTooLargeError`` if the broker would refuse a message of ``size``."""
+    if size > max_message:
+        raise MessageTooLargeError(
+            f"a message of {size} bytes; the broker takes at most {max_message}"
         )
-        for index in range(packed.length)
-    ]
+
+
+def receipt_of(packed: Packed, stored: SingleStored, index: int) -> Receipt:
+    """Return the receipt of one message of a batch."""
+    target = packed.target
+    at = ID_SIZE * index
+    return Receipt(
+        packed.ids[at : at + ID_SIZE].hex(),
+        target.partition,
+        ConsumeSequence(stored.first_sequence + index),
+        stored.stored_at_ms,
+        target.broker_group,
+        stored.is_duplicate,
+    )
+
+
+def receipts_of(packed: Packed, stored: SingleStored) -> list[Receipt]:
+    """Return the receipts of all messages of a batch."""
+    return [receipt_of(packed, stored, index) for index in range(packed.length)]
+
+
+def deal(
+    targets: Targets, items: Sequence[bytes | Outgoing]
+) -> Iterator[tuple[Target, list[int]]]:
+    """Deal messages to partitions, in batches that are not too large."""
+    batches: dict[PartitionName, tuple[Target, list[int], int]] = {}
+    other = targets.pick(None)
+    for place, item in enumerate(items):
+        order_key = item.order_key if isinstance(item, Outgoing) else None
+        target = targets.pick(order_key) if order_key else other
+        size = len(item.body if isinstance(item, Outgoing) else item)
+        _, places, total = batches.get(target.partition, (target, [], 0))
+        if places and (len(places) >= _MAX_MANY or total + size > _MAX_BYTES):
+            yield target, places
+            places, total = [], 0
+        places.append(place)
+        batches[target.partition] = (target, places, total + size)
+    for target, places, _ in batches.values():
+        if places:
+            yield target, places

@@ -10,11 +10,12 @@ from pulque.errors import RemoteProtocolError
 from pulque.model.message import Message, StoredBatch
 from pulque.model.names import PartitionName
 from pulque.model.positions import ConsumeSequence
-from pulque.wire.requests import NO_TIME, Positions
+from pulque.wire.requests import EARLIEST, LATEST, NO_TIME, Positions
 from pulque.wire.responses import Located, ReadBack, Response, Sealed, StatusReport
 
 __all__ = [
     "PartitionPositions",
+    "first_sequence",
     "messages_of",
     "positions_of",
     "positions_request",
@@ -33,6 +34,13 @@ class PartitionPositions(NamedTuple):
     """The next message to come."""
     at: ConsumeSequence | None
     """The first message stored at or after the instant asked for; ``end`` if there is none."""
+
+
+def first_sequence(start_at: int, found: PartitionPositions) -> ConsumeSequence:
+    """Return where to read from, for a start as a request says it."""
+    if start_at == EARLIEST:
+        return found.start
+    return found.end if start_at == LATEST else ConsumeSequence(start_at)
 
 
 def positions_request(partition: PartitionName, at: datetime | None) -> Positions:

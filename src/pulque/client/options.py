@@ -1,12 +1,16 @@
 """What an application may choose when it connects, sends and receives, and what it gets else."""
 
+import os
 from typing import Literal
 
 from pulque.client.batches import WINDOW
-from pulque.client.outgoing import SendOptions
+from pulque.client.dispatch import SendOptions
+from pulque.client.identity import Identity, state_folder
+from pulque.client.incoming import IncomingCore, PullOptions
 from pulque.errors import UsageError
 from pulque.model.batch import MAX_COUNT, Codec
 from pulque.model.compression import compress
+from pulque.model.names import parse_group, parse_subject, retry_partition
 from pulque.wire.requests import EARLIEST, LATEST, Acks
 
 __all__ = [
@@ -15,6 +19,7 @@ __all__ = [
     "StartName",
     "acks_of",
     "check_timeout",
+    "consumer_core",
     "send_options",
     "start_of",
 ]
@@ -84,6 +89,47 @@ def send_options(  # noqa: PLR0913  # the arguments of Client.producer
         timeout=check_timeout(timeout),
         codec=codec,
     )
+
+
+def consumer_core(  # noqa: PLR0913  # the arguments of Client.consumer
+    subject: str,
+    group: str,
+    *,
+    consumer_id: str | None,
+    application: str,
+    state_dir: str | os.PathLike[str] | None,
+    start: str | int,
+    max_messages: int,
+    max_bytes: int,
+    max_held: int | None,
+) -> tuple[IncomingCore, Identity]:
+    """Check what a consumer was told, and find out who it is.
+
+    The core knows the retry partition of the group; those of the subject have to be added.
+    """
+    parsed_subject, parsed_group = parse_subject(subject), parse_group(group)
+    _check("max_messages", max_messages, 1, 1_000_000)
+    _check("max_bytes", max_bytes, 1, _LARGEST_BATCH)
+    if max_held is not None:
+        _check("max_held", max_held, 1, 1_000_000_000)
+    start_at = start_of(start)
+    if consumer_id is not None:
+        identity = Identity.given(consumer_id)
+    else:
+        folder = state_folder(state_dir, os.environ)
+        identity = Identity.take(folder, application=application, group=group, subject=subject)
+    options = PullOptions(
+        group=parsed_group,
+        consumer=identity.consumer,
+        incarnation=identity.incarnation,
+        start_at=start_at,
+        max_messages=max_messages,
+        max_bytes=max_bytes,
+        max_held=max_held or 4 * max_messages,
+    )
+    core = IncomingCore(options)
+    core.subscribe([retry_partition(parsed_subject, parsed_group)])
+    return core, identity
 
 
 def _check(name: str, value: float, least: float, most: float) -> None:

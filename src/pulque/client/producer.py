@@ -2,18 +2,18 @@
 
 import atexit
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Self
+from typing import Self, Unpack
 
 from pulque.client.connection import Connection
-from pulque.client.outgoing import NoRouteError, OutgoingCore, SendOptions
+from pulque.client.dispatch import SendOptions
+from pulque.client.outgoing import NoRouteError, OutgoingCore
 from pulque.client.pending import PendingSend, PendingSends, Span, wait_for
-from pulque.client.receipt import Outgoing, as_body
+from pulque.client.receipt import Outgoing, Parts
 from pulque.client.routes import Targets
 from pulque.client.sending import SendLink
-from pulque.errors import DisconnectedError, OverloadedError, RequestTimeoutError
+from pulque.errors import DisconnectedError, PulqueError, RequestTimeoutError
 from pulque.model.ids import IdSource
 
 __all__ = ["Producer"]
@@ -49,82 +49,60 @@ class Producer:
             now_ms=_now_ms,
             draw=draw,
         )
-        self._limit = options.max_buffered_bytes
+        self._dispatch = self._core.dispatch
         self._find_targets = find_targets
         self._link = SendLink(self._core, connect, draw)
         self._is_closed = False
         atexit.register(self.close, _LAST_WORDS)
 
-    def send(  # noqa: PLR0913  # a message has many parts, all by keyword
-        self,
-        subject: str,
-        body: bytes,
-        *,
-        key: str | None = None,
-        order_key: str | None = None,
-        tags: Iterable[str] = (),
-        headers: Mapping[str, str] | None = None,
-        expires_at: datetime | None = None,
-    ) -> PendingSend:
+    def send(self, subject: str, body: bytes, **parts: Unpack[Parts]) -> PendingSend:
         """Take in one message and return the promise of its receipt.
 
         Blocks while too much is buffered, for at most the producer's timeout.
 
+        Args:
+            subject: Where to.
+            body: What.
+            **parts: What the message has beside: ``key``, ``order_key``, ``tags``, ``headers``,
+                ``expires_at``.
+
         Raises:
-            OverloadedError: It is still too much then; the message was not taken in.
             MessageTooLargeError: The broker would refuse it; it was not taken in.
             UsageError: It is no message, or the producer is closed.
+            UnavailableError: Who serves the subject could not be found out.
         """
         core = self._core
-        if core.buffered >= self._limit:
-            self._wait_for_room()
         try:
-            if key or order_key or tags or headers or expires_at:
-                message = Outgoing(body, key, order_key, tags, headers, expires_at)
-                pending = core.add_message(subject, message)
+            if parts:
+                pending = core.add_message(subject, Outgoing(body, **parts))
             else:
                 pending = core.add(subject, body)
         except NoRouteError:
             self._learn(subject)
-            return self.send(
-                subject,
-                body,
-                key=key,
-                order_key=order_key,
-                tags=tags,
-                headers=headers,
-                expires_at=expires_at,
-            )
-        if core.has_work:
-            self._link.pump()
+            return self.send(subject, body, **parts)
+        if self._dispatch.has_work:
+            self._work()
         return pending
 
     def send_many(self, subject: str, messages: Iterable[bytes | Outgoing]) -> PendingSends:
         """Take in many messages, and return the promises of their receipts in order.
 
-        The cheapest way to send bodies that are at hand. Blocks and raises as ``send`` does; if
-        it raises ``OverloadedError`` in the middle, a note says how many were taken in.
+        The cheapest way to send bodies that are at hand. Blocks and raises as ``send`` does;
+        when it raises in the middle, a note says how many were taken in.
         """
-        items = messages if isinstance(messages, list) else list(messages)
         if not self._core.knows(subject):
             self._learn(subject)
-        kinds = set(map(type, items))
-        if kinds - {bytes, Outgoing}:
-            items = [m if isinstance(m, Outgoing) else as_body(m) for m in items]
-        if kinds == {bytes}:
-            self._core.check_size(max(map(len, items)))
+        items = self._core.as_items(messages)
         step = self._core.options.max_batch
         spans: list[Span] = []
         for at in range(0, len(items), step):
             try:
-                if self._core.buffered >= self._limit:
-                    self._wait_for_room()
-            except OverloadedError as error:
-                error.add_note(f"{at} of {len(items)} messages were taken in")
+                spans += self._core.add_some(subject, items[at : at + step])
+            except PulqueError as error:
+                error.add_note(f"{at} or more of {len(items)} messages were taken in")
                 raise
-            spans += self._add_some(subject, items[at : at + step])
-            if self._core.has_work:
-                self._link.pump()
+            if self._dispatch.has_work:
+                self._work()
         return PendingSends(spans)
 
     def flush(self, timeout: float | None = None) -> None:
@@ -136,7 +114,7 @@ class Producer:
             RequestTimeoutError: Some have none within ``timeout`` seconds.
         """
         with self._core.lock:
-            batches = self._core.flush()
+            batches = self._dispatch.flush()
         self._link.pump()
         wait_for(batches, timeout)
 
@@ -154,10 +132,10 @@ class Producer:
             wait_for(batches, timeout)
         except RequestTimeoutError:
             with self._core.lock:
-                self._core.fail_all(
+                self._dispatch.fail_all(
                     DisconnectedError("the producer was closed before the outcome was known")
                 )
-                finished = self._core.take_finished()
+                finished = self._dispatch.take_finished()
             self._link.tell(finished)
         finally:
             self._link.stop()
@@ -173,34 +151,21 @@ class Producer:
     ) -> None:
         self.close()
 
-    def _add_some(self, subject: str, items: Sequence[bytes | Outgoing]) -> list[Span]:
-        if set(map(type, items)) == {bytes}:
-            return self._core.add_many(subject, items)  # type: ignore[arg-type]  # just checked
-        spans: list[Span] = []
-        for item in items:
-            message = item if isinstance(item, Outgoing) else Outgoing(item)
-            pending = self._core.add_message(subject, message)
-            spans.append(pending.span)
-        return spans
-
     def _learn(self, subject: str) -> None:
         targets = self._find_targets(subject)
         with self._core.lock:
             self._core.add_subject(subject, targets)
 
-    def _wait_for_room(self) -> None:
-        core = self._core
-        timeout = core.options.timeout
+    def _work(self) -> None:
+        """Send what is ready, and wait while too much is not."""
         self._link.pump()
-        with core.lock:
-            has_room = self._link.changed.wait_for(
-                lambda: core.buffered < self._limit or self._is_closed, timeout
-            )
-        if not has_room:
-            raise OverloadedError(
-                f"{core.buffered} bytes wait to be sent, and none went in {timeout:g} s; "
-                f"at most {self._limit} may wait"
-            )
+        core = self._core
+        if core.is_crowded:
+            # Whatever happens, batches have an outcome within their timeout: that makes room.
+            with core.lock:
+                self._link.changed.wait_for(
+                    lambda: self._is_closed or not core.is_crowded, core.options.timeout
+                )
 
 
 def _now_ms() -> int:

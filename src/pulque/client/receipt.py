@@ -3,14 +3,14 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 from pulque.errors import UsageError
 from pulque.model.names import PartitionName
 from pulque.model.pack import NEVER
 from pulque.model.positions import ConsumeSequence, Position
 
-__all__ = ["Outgoing", "Receipt", "as_body", "ms_of"]
+__all__ = ["Outgoing", "Parts", "Receipt", "as_body", "ms_of"]
 
 
 class Receipt(NamedTuple):
@@ -33,6 +33,20 @@ class Receipt(NamedTuple):
     def position(self) -> Position:
         """Where it rests: broker group, partition and sequence."""
         return Position(self.broker_group, self.partition, self.sequence)
+
+
+class Parts(TypedDict, total=False):
+    """What a message may have beside its body."""
+
+    key: str | None
+    """What it is about; it can be found by it."""
+    order_key: str | None
+    """Messages of one order key stay in one partition, in the order in which they are sent."""
+    tags: Iterable[str]
+    """Words that consumers may filter by."""
+    headers: Mapping[str, str] | None
+    expires_at: datetime | None
+    """When it is no longer worth delivering; with a time zone."""
 
 
 @dataclass(frozen=True, slots=True)

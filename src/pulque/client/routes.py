@@ -4,11 +4,13 @@ from collections.abc import Iterator
 
 import google_crc32c
 
+from pulque.errors import RemoteProtocolError
 from pulque.model.batch import seed_of
 from pulque.model.names import PartitionName
 from pulque.model.routes import Route
+from pulque.wire.responses import Response, Routed
 
-__all__ = ["Target", "Targets"]
+__all__ = ["Target", "Targets", "targets_of"]
 
 ORDER_RANGES = 1024
 """Order keys are dealt to this many ranges, and ranges to partitions."""
@@ -23,6 +25,13 @@ class Target:
         self.partition = partition
         self.broker_group = broker_group
         self.seed = seed_of(partition)
+
+
+def targets_of(response: Response) -> "Targets":
+    """Return the partitions that the answer to a request for a route names."""
+    if not isinstance(response, Routed) or not response.route.partitions:
+        raise RemoteProtocolError(f"a request for a route got {response!r}")
+    return Targets(response.route)
 
 
 class Targets:

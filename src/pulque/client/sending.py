@@ -44,6 +44,7 @@ class SendLink:
         self.changed = threading.Condition(core.lock)
         """Told whenever batches got their outcome."""
         self._core = core
+        self._dispatch = core.dispatch
         self._connect = connect
         self._backoff = Backoff(draw)
         self._connection: Connection | None = None
@@ -58,8 +59,8 @@ class SendLink:
 
     def pump(self) -> None:
         """Write what is ready; the thread that writes already takes over what others bring."""
-        core = self._core
-        while core.has_work and self._connection is not None:
+        dispatch = self._dispatch
+        while dispatch.has_work and self._connection is not None:
             if not self._writing.acquire(blocking=False):
                 return
             try:
@@ -89,25 +90,25 @@ class SendLink:
 
     def _write_ready(self) -> bool:
         """Write until nothing is ready; say whether the connection is there."""
-        core = self._core
+        dispatch = self._dispatch
         while True:
-            with core.lock:
+            with self._core.lock:
                 connection = self._connection
                 if connection is None or not connection.is_open:
                     return False
                 now = time.monotonic()
-                batches = core.take(now)
+                batches = dispatch.take(now)
                 if not batches:
-                    wake = core.next_wake()
+                    wake = dispatch.next_wake()
                     if wake is not None and wake < self._wake_at:
                         self._wake()
                     return True
-                request_id, buffers = connection.session.ask(core.request(batches, now))
-                core.sent(request_id, batches)
+                request_id, buffers = connection.session.ask(dispatch.request(batches, now))
+                dispatch.sent(request_id, batches)
             try:
                 connection.write(buffers)
             except PulqueError as error:
-                core.problem = str(error)
+                dispatch.problem = str(error)
                 self._wake()
                 return False
 
@@ -124,14 +125,16 @@ class SendLink:
                 connection = self._open()
                 if connection is not None:
                     self._serve(connection)
+                if not self._stopped:
+                    self._rest()
         finally:
             self._woken.close()
             self._waker.close()
 
     def _open(self) -> Connection | None:
         with self._core.lock:
-            self._core.expire(time.monotonic())
-            wake = self._core.next_wake()
+            self._dispatch.expire(time.monotonic())
+            wake = self._dispatch.next_wake()
         self._settle_finished()
         left = _CONNECT_LIMIT if wake is None else wake - time.monotonic()
         try:
@@ -143,22 +146,23 @@ class SendLink:
             log.exception("a producer cannot connect")
             self._not_connected(DisconnectedError(str(error)))
             return None
-        self._backoff.reset()
         connection.set_timeout(self._core.options.timeout)
         with self._core.lock:
-            self._core.problem = ""
+            self._dispatch.problem = ""
             self._core.limit_messages(connection.welcome.max_message)
-            self._core.has_work = True
+            self._dispatch.has_work = True
             self._connection = connection
         return connection
 
     def _not_connected(self, error: PulqueError) -> None:
         log.info("not connected: %s", error)
-        self._core.problem = str(error)
+        self._dispatch.problem = str(error)
         if not error.retryable:
             with self._core.lock:
-                self._core.fail_all(error)
+                self._dispatch.fail_all(error)
         self._settle_finished()
+
+    def _rest(self) -> None:
         select.select([self._woken], [], [], self._backoff.next_wait())
         # A wake is for batches that linger; here they wait for a connection.
         self._drain()
@@ -176,14 +180,14 @@ class SendLink:
                 self._read(connection)
         except PulqueError as error:
             log.info("disconnected: %s", error)
-            self._core.problem = str(error)
+            self._dispatch.problem = str(error)
         except Exception as error:
             log.exception("a producer's connection failed")
-            self._core.problem = str(error)
+            self._dispatch.problem = str(error)
         finally:
             with self._core.lock:
                 self._connection = None
-                self._core.disconnected()
+                self._dispatch.disconnected()
             with self._writing:
                 connection.close()
             self._settle_finished()
@@ -192,10 +196,10 @@ class SendLink:
         """Return how many milliseconds there is nothing to do but to wait."""
         with self._core.lock:
             now = time.monotonic()
-            is_overdue = self._core.expire(now)
-            wake = self._core.next_wake()
-            self._wake_at = 0.0 if self._core.has_work else _FOR_EVER if wake is None else wake
-            has_work = self._core.has_work
+            is_overdue = self._dispatch.expire(now)
+            wake = self._dispatch.next_wake()
+            self._wake_at = 0.0 if self._dispatch.has_work else _FOR_EVER if wake is None else wake
+            has_work = self._dispatch.has_work
         self._settle_finished()
         if is_overdue:
             raise RequestTimeoutError("the broker owes an answer for too long")
@@ -206,14 +210,15 @@ class SendLink:
     def _read(self, connection: Connection) -> None:
         answer = connection.try_answer()
         while answer is not None:
+            self._backoff.reset()
             with self._core.lock:
-                self._core.answered(*answer, time.monotonic())
+                self._dispatch.answered(*answer, time.monotonic())
             answer = connection.buffered_answer()
         self._settle_finished()
 
     def _settle_finished(self) -> None:
         with self._core.lock:
-            finished = self._core.take_finished()
+            finished = self._dispatch.take_finished()
             if finished:
                 self.changed.notify_all()
         if finished:

@@ -35,7 +35,8 @@ class Session:
         self.welcome: Welcome | None = None
         self._client = client
         self._last_id = _HELLO_ID
-        self._epoch = 0
+        self.epoch = 0
+        """The broker's, as of the handshake."""
 
     def hello(self) -> bytes:
         """Return the first frame."""
@@ -44,7 +45,7 @@ class Session:
     def ask(self, request: Request) -> tuple[int, list[bytes | memoryview]]:
         """Return the id that the answer will have, and the buffers of the frame."""
         request_id = self.next_id()
-        return request_id, encode_request(request, request_id, self._epoch)
+        return request_id, encode_request(request, request_id, self.epoch)
 
     def next_id(self) -> int:
         """Return a request id for a frame that the caller encodes."""
@@ -70,7 +71,7 @@ class Session:
             raise UnsupportedError(f"the broker chose version {response.version} of the protocol")
         self.welcome = response
         self.reader.limit = MAX_PAYLOAD
-        self._epoch = response.tenure.epoch
+        self.epoch = response.tenure.epoch
         return response
 
     def next_answer(self) -> Answer | None:

@@ -1,0 +1,343 @@
+"""Which batches go when, and what became of them; without I/O.
+
+::
+
+    open → (full, or lingered) → ready → take → in flight → answered → outcome
+                                   ↑                          │
+                                   └── refused for now, or the connection was lost
+
+A batch gets its number when it is first taken and keeps it, so that a broker that stored it
+already knows it again. Every batch has a deadline; whatever happens, its messages have an
+outcome by then.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from pulque.client.batches import OutgoingBatch, Stream
+from pulque.errors import (
+    ErrorCode,
+    LocalProtocolError,
+    PulqueError,
+    RemoteProtocolError,
+    RequestTimeoutError,
+    error_from_wire,
+)
+from pulque.model.batch import Codec
+from pulque.model.ids import IdSource
+from pulque.model.pack import BatchPacker, ProducedBy
+from pulque.wire.requests import Acks, Send
+from pulque.wire.responses import Outcome, Response, Sent
+
+__all__ = ["OBJECT_BYTES", "Dispatch", "SendOptions"]
+
+OBJECT_BYTES = 64
+"""What a body costs in memory beside its bytes."""
+_MAX_REQUEST_BYTES = 1024 * 1024
+_MAX_REQUEST_BATCHES = 200
+_EMPTY = BatchPacker()
+"""Stands in for the messages of a batch that is packed, so that their memory is free."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendOptions:
+    """How a producer sends."""
+
+    acks: Acks
+    linger: float
+    """How long a batch waits for more messages, in seconds."""
+    max_batch: int
+    """A batch of this many messages goes at once."""
+    max_batch_bytes: int
+    """So does one of this many bytes."""
+    max_in_flight: int
+    """How many batches of one partition may wait for their answer."""
+    max_buffered_bytes: int
+    """How much may wait altogether before ``send`` blocks."""
+    timeout: float
+    """How long until a message has an outcome, in seconds."""
+    codec: Codec
+
+
+class Dispatch:
+    """The batches of one producer on their way. The lock of ``OutgoingCore`` guards it.
+
+    Args:
+        options: How to send.
+        producer_id: Who sends; the broker deduplicates by it.
+        ids: Makes message ids; nobody else may use it.
+    """
+
+    def __init__(self, options: SendOptions, *, producer_id: int, ids: IdSource) -> None:
+        self.options = options
+        self.has_work = False
+        """Something may be ready to be taken; may be read without the lock."""
+        self.released = 0
+        """Bytes of all messages that have an outcome, since the start."""
+        self.problem = ""
+        """Why there is no connection, for the texts of errors."""
+        self.open: dict[str, OutgoingBatch] = {}
+        """By subject: the batch that the next message without an order key goes into."""
+        self._producer_id = producer_id
+        self._ids = ids
+        self._lingering: deque[OutgoingBatch] = deque()
+        self._unresolved: deque[OutgoingBatch] = deque()
+        self._active: deque[Stream] = deque()
+        self._paused: list[tuple[float, int, Stream]] = []
+        self._pauses = count()
+        self._in_flight: dict[int, list[OutgoingBatch]] = {}
+        self._finished: list[OutgoingBatch] = []
+
+    # ── batches open and close ─────────────────────────────────────────────────────────────
+
+    def opened(self, batch: OutgoingBatch) -> None:
+        """Take note of a new batch."""
+        batch.stream.open = batch
+        self._lingering.append(batch)
+        self._unresolved.append(batch)
+        self.has_work = True
+
+    def discard(self, batch: OutgoingBatch) -> None:
+        """Forget a batch whose first message turned out to be no message."""
+        batch.is_done = True
+        self.no_longer_open(batch)
+
+    def close(self, batch: OutgoingBatch) -> None:
+        """Take no more messages into a batch; it is ready to go."""
+        self.no_longer_open(batch)
+        batch.stream.ready.append(batch)
+        self.activate(batch.stream)
+
+    def no_longer_open(self, batch: OutgoingBatch) -> None:
+        """Take care that no message comes into a batch."""
+        stream = batch.stream
+        if stream.open is batch:
+            stream.open = None
+            stream.is_due = False
+            if self.open.get(batch.subject) is batch:
+                del self.open[batch.subject]
+
+    def activate(self, stream: Stream) -> None:
+        """Have a look at a stream at the next occasion, if there is something to send."""
+        if not stream.is_active and (stream.ready or stream.is_due):
+            stream.is_active = True
+            self._active.append(stream)
+            self.has_work = True
+
+    # ── batches go out ─────────────────────────────────────────────────────────────────────
+
+    def take(self, now: float) -> list[OutgoingBatch]:
+        """Return batches to be sent in one request now: at most one for each partition."""
+        self.has_work = False
+        self._find_due(now)
+        taken: list[OutgoingBatch] = []
+        size = 0
+        for _ in range(len(self._active)):
+            if size >= _MAX_REQUEST_BYTES or len(taken) >= _MAX_REQUEST_BATCHES:
+                break
+            stream = self._active.popleft()
+            stream.is_active = False
+            batch = self._next_of(stream, now)
+            if batch is not None:
+                taken.append(batch)
+                size += len(batch.data)
+                self.activate(stream)
+        self.has_work = bool(self._active)
+        return taken
+
+    def request(self, batches: Sequence[OutgoingBatch], now: float) -> Send:
+        """Return the request that sends ``batches``."""
+        left = min(batch.deadline for batch in batches) - now
+        return Send(
+            self.options.acks,
+            max(1, int(left * 1000)),
+            tuple((batch.stream.target.partition, batch.data) for batch in batches),
+        )
+
+    def sent(self, request_id: int, batches: list[OutgoingBatch]) -> None:
+        """Take note that ``batches`` are on their way under this id."""
+        self._in_flight[request_id] = batches
+
+    def _find_due(self, now: float) -> None:
+        while self._paused and self._paused[0][0] <= now:
+            self.activate(heapq.heappop(self._paused)[2])
+        lingering = self._lingering
+        while lingering and (
+            lingering[0].due_at <= now or lingering[0].stream.open is not lingering[0]
+        ):
+            batch = lingering.popleft()
+            if batch.stream.open is batch:
+                batch.stream.is_due = True
+                self.activate(batch.stream)
+
+    def _next_of(self, stream: Stream, now: float) -> OutgoingBatch | None:
+        while stream.may_send(now, self.options.max_in_flight):
+            if not stream.ready:
+                if not stream.is_due or stream.open is None:
+                    return None
+                batch = stream.open
+                self.no_longer_open(batch)
+                stream.ready.append(batch)
+            batch = stream.ready.popleft()
+            if not batch.is_done and (batch.number >= 0 or self._encode(batch)):
+                stream.in_flight += 1
+                return batch
+        return None
+
+    def _encode(self, batch: OutgoingBatch) -> bool:
+        """Number a batch and pack it; say whether that went well."""
+        stream = batch.stream
+        self._count(batch)
+        now_ms = batch.opened_at_ms
+        batch.ids = self._ids.many(now_ms, batch.count)
+        produced_by = ProducedBy(self._producer_id, 0, stream.next_number)
+        try:
+            batch.data = batch.packer.encode(
+                seed=stream.target.seed,
+                ids=batch.ids,
+                created_at_ms=now_ms,
+                produced_by=produced_by,
+                codec=self.options.codec,
+            )
+        except Exception as error:  # noqa: BLE001  # whatever it is, the messages get an outcome
+            reason = error if isinstance(error, PulqueError) else LocalProtocolError(str(error))
+            self._fail(batch, reason)
+            return False
+        batch.number = stream.next_number
+        stream.next_number += 1
+        stream.unresolved.append(batch)
+        batch.packer, batch.bodies = _EMPTY, _EMPTY.bodies
+        return True
+
+    def _count(self, batch: OutgoingBatch) -> None:
+        if batch.bodies:
+            batch.count = len(batch.bodies)
+            batch.size = sum(map(len, batch.bodies)) + batch.packer.extra_size
+
+    # ── answers come back ──────────────────────────────────────────────────────────────────
+
+    def answered(self, request_id: int, response: Response | PulqueError, now: float) -> None:
+        """Take in the answer to a request."""
+        batches = self._in_flight.pop(request_id, None)
+        if batches is None:
+            return
+        for batch in batches:
+            batch.stream.in_flight -= 1
+        for batch, outcome in zip(batches, _outcomes(response, len(batches)), strict=True):
+            if isinstance(outcome, PulqueError):
+                self._refused(batch, outcome, now)
+            else:
+                self._confirm(batch, outcome)
+            self.activate(batch.stream)
+
+    def disconnected(self) -> None:
+        """Have everything without an answer sent again, in order and under the same numbers."""
+        in_flight, self._in_flight = self._in_flight, {}
+        for batches in in_flight.values():
+            for batch in batches:
+                batch.stream.in_flight -= 1
+                if not batch.is_done:
+                    batch.stream.put_back(batch)
+                self.activate(batch.stream)
+
+    def expire(self, now: float) -> bool:
+        """Fail the batches whose time is up; say whether the broker owes an answer to one."""
+        unresolved = self._unresolved
+        is_overdue = False
+        while unresolved and (unresolved[0].is_done or unresolved[0].deadline <= now):
+            batch = unresolved.popleft()
+            if not batch.is_done:
+                is_overdue = is_overdue or any(batch in each for each in self._in_flight.values())
+                state = "the outcome is unknown" if batch.number >= 0 else "it was never sent"
+                problem = f" ({self.problem})" if self.problem else ""
+                self._fail(
+                    batch,
+                    RequestTimeoutError(
+                        f"no outcome within {self.options.timeout:g} s for a batch to "
+                        f"{batch.stream.target.partition}; {state}{problem}"
+                    ),
+                )
+        return is_overdue
+
+    def fail_all(self, error: PulqueError) -> None:
+        """Give every batch without an outcome this one."""
+        self.disconnected()
+        for batch in self._unresolved:
+            self._fail(batch, error)
+        self._unresolved.clear()
+
+    def flush(self) -> list[OutgoingBatch]:
+        """Let no batch linger; return all that have no outcome yet."""
+        for batch in self._lingering:
+            if batch.stream.open is batch:
+                batch.stream.is_due = True
+                self.activate(batch.stream)
+        self._lingering.clear()
+        return [batch for batch in self._unresolved if not batch.is_done]
+
+    def next_wake(self) -> float | None:
+        """Return when ``take`` or ``expire`` will have something to do, if nothing else comes."""
+        lingering, unresolved = self._lingering, self._unresolved
+        while lingering and lingering[0].stream.open is not lingering[0]:
+            lingering.popleft()
+        while unresolved and unresolved[0].is_done:
+            unresolved.popleft()
+        wakes = [unresolved[0].deadline] if unresolved else []
+        if lingering:
+            wakes.append(lingering[0].due_at)
+        if self._paused:
+            wakes.append(self._paused[0][0])
+        return min(wakes, default=None)
+
+    def take_finished(self) -> list[OutgoingBatch]:
+        """Return the batches that got their outcome since the last call, for ``tell``."""
+        finished, self._finished = self._finished, []
+        return finished
+
+    def _refused(self, batch: OutgoingBatch, error: PulqueError, now: float) -> None:
+        if batch.is_done:
+            return
+        if not error.retryable:
+            self._fail(batch, error)
+            return
+        stream = batch.stream
+        if stream.paused_until <= now:
+            stream.paused_until = now + stream.backoff.next_wait()
+            heapq.heappush(self._paused, (stream.paused_until, next(self._pauses), stream))
+        stream.put_back(batch)
+
+    def _confirm(self, batch: OutgoingBatch, outcome: Outcome) -> None:
+        batch.stream.backoff.reset()
+        # The first outcome counts: a batch that failed for lack of time may be stored late.
+        if not batch.is_done:
+            batch.outcome = outcome
+            self._finish(batch)
+
+    def _fail(self, batch: OutgoingBatch, error: PulqueError) -> None:
+        if not batch.is_done:
+            batch.error = error
+            self._finish(batch)
+
+    def _finish(self, batch: OutgoingBatch) -> None:
+        self.no_longer_open(batch)
+        self._count(batch)
+        self.released += batch.size + OBJECT_BYTES * batch.count
+        batch.data = b""
+        batch.packer, batch.bodies = _EMPTY, _EMPTY.bodies
+        batch.is_done = True
+        self._finished.append(batch)
+
+
+def _outcomes(response: Response | PulqueError, length: int) -> Sequence[Outcome | PulqueError]:
+    """Return what became of each batch of a request."""
+    if isinstance(response, PulqueError):
+        return [response] * length
+    if not isinstance(response, Sent) or len(response.outcomes) != length:
+        return [RemoteProtocolError(f"a send of {length} batches got {response!r}")] * length
+    return [
+        outcome if outcome.code is ErrorCode.NONE else error_from_wire(outcome.code, outcome.text)
+        for outcome in response.outcomes
+    ]
