@@ -1,12 +1,26 @@
 """Holes that were found in a broker by attacking it. README.md tells of each."""
 
+import os
+import time
+
 import pytest
 
-from pulque.errors import InvalidRequestError
+from pulque.errors import InvalidRequestError, UnknownSubjectError
 from pulque.testing.process import BrokerProcess
-from pulque.wire.requests import EARLIEST, FROM_SETTLED, LATEST, Acks, Pull, Send, Wanted
-from pulque.wire.responses import Pulled, Sent
-from tests.robustness.brokers import StartBroker
+from pulque.wire.requests import (
+    EARLIEST,
+    FROM_SETTLED,
+    LATEST,
+    Acks,
+    Hello,
+    Positions,
+    Pull,
+    Read,
+    Send,
+    Wanted,
+)
+from pulque.wire.responses import Pulled, ReadBack, Sent
+from tests.robustness.brokers import Footprint, StartBroker
 from tests.robustness.raw import RawClient, bodies_of, make_batch
 
 pytestmark = pytest.mark.server
@@ -88,3 +102,56 @@ def test_a_send_that_makes_a_partition_wakes_those_who_wait_for_another(
 
         assert isinstance(pulled, Pulled)
         assert [bodies_of("a", each) for each in pulled.deliveries] == [[b"a1"]]
+
+
+@pytest.mark.parametrize("first", [Hello(1, 1, "again"), Hello(1, 1, "x" * 9000)])
+def test_frames_behind_a_refused_one_are_not_handled(broker: BrokerProcess, first: Hello) -> None:
+    with RawClient(broker.url) as hostile, RawClient(broker.url) as other:
+        batch = make_batch("sneaked", [b"in"])
+        behind = hostile.frame(Send(Acks.DISK, 1000, (("sneaked", batch),)))
+        hostile.socket.sendall(hostile.frame(first) + behind)
+
+        assert hostile.is_closed(within=2)
+        assert isinstance(other.ask(Positions("sneaked")), UnknownSubjectError)
+
+
+def test_what_is_sent_before_the_handshake_is_not_stored_by_a_later_one(
+    broker: BrokerProcess,
+) -> None:
+    with RawClient(broker.url, hello=False) as hostile, RawClient(broker.url) as other:
+        send = hostile.frame(Send(Acks.DISK, 1000, (("early", make_batch("early", [b"in"])),)))
+        hostile.socket.sendall(send + hostile.frame(Hello(1, 1, "late")) + send)
+
+        assert hostile.is_closed(within=2)
+        assert isinstance(other.ask(Positions("early")), UnknownSubjectError)
+
+
+def test_a_burst_of_large_reads_blocks_nobody_and_costs_little(start_broker: StartBroker) -> None:
+    broker = start_broker(storage__tail_cache="0")
+    with RawClient(broker.url) as other, RawClient(broker.url) as hostile:
+        for _ in range(20):
+            other.send("a", [os.urandom(1000)] * 1000, acks=Acks.MEMORY)
+        footprint = Footprint(broker.pid)
+        burst = [hostile.frame(Read("a", 0, 10_000, 2**23, 0)) for _ in range(1000)]
+        hostile.socket.sendall(b"".join(burst))
+        waits = []
+        for _ in range(20):
+            began = time.monotonic()
+            other.status()
+            waits.append(time.monotonic() - began)
+
+        assert max(waits) < 1
+        assert footprint.grown_mib < 48
+
+
+def test_an_answer_larger_than_the_buffer_for_slow_clients_arrives(
+    start_broker: StartBroker,
+) -> None:
+    broker = start_broker(limits__send_buffer="64KiB", limits__max_pull_bytes="1KiB")
+    with RawClient(broker.url) as client:
+        body = os.urandom(4_000_000)
+        client.send("a", [body])
+        found = client.expect(ReadBack, Read("a", 0, 1, 1, 0))
+
+        assert found.count == 1
+        assert client.stored("a")[0].body == body

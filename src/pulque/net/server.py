@@ -3,11 +3,14 @@
 A connection is a protocol of asyncio, not a task: a thousand idle ones cost memory and nothing
 else. Bytes go from the socket into the frame reader's own buffer. What a slow or dead client can
 cost is bounded: while it does not read its answers we do not read its requests, and past a limit
-it is cut off; a frame that has begun must end in time.
+it is cut off; a frame that has begun must end in time; of many frames that come at once only so
+many are handled before the others have their turn.
 """
 
 import asyncio
+import resource
 import socket
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,7 +26,14 @@ __all__ = ["Connection", "ConnectionLimits", "FrameServer", "Handler"]
 _HIGH_WATER = 1024 * 1024
 _SWEEP_EVERY_S = 1.0
 _STALLED_MS = 30_000
+_QUIET_MS = 2000
 _WORTH_JOINING = 16 * 1024
+_FRAMES_AT_ONCE = 256
+_LINES_PER_SWEEP = 10
+_HTTP_HINT = (
+    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n"
+    b"This port speaks the protocol of Pulque, not HTTP: use a client, or `pulque send`.\n"
+)
 _LAST_ANSWERS_S = 1.0
 
 
@@ -68,6 +78,10 @@ class Connection(asyncio.BufferedProtocol):
         self.waiting = 0
         """Requests that are held until a message arrives."""
         self._answers: list[bytes | memoryview] = []
+        self._unwritten = 0
+        """Bytes of them."""
+        self._is_ending = False
+        """It is to be closed: nothing that it asks counts any more."""
         self._active_at_ms = self.opened_at_ms
         self._frame_began_at_ms: int | None = None
         self._stalled_at_ms: int | None = None
@@ -78,32 +92,41 @@ class Connection(asyncio.BufferedProtocol):
         self._reader.limit = self._server.limits.max_payload
 
     def send(self, buffers: "list[bytes | memoryview]") -> None:
-        """Write an answer; a client that reads too slowly is cut off."""
+        """Write an answer; a client that leaves too much unread is cut off."""
+        transport = self._transport
+        if transport is None or self._is_ending:
+            return
+        unread = self._unwritten + transport.get_write_buffer_size()
+        if unread > self._server.limits.send_buffer:
+            self._server.log("client_too_slow", peer=self.peer, unread=unread)
+            self.abort()
+            return
         self._answers += buffers
+        self._unwritten += sum(map(len, buffers))
         self._server.has_answers(self)
 
     def write_out(self) -> None:
         """Hand the answers of this turn of the event loop to the socket, in one go."""
         answers, self._answers = self._answers, []
+        unwritten, self._unwritten = self._unwritten, 0
         transport = self._transport
         if transport is None or transport.is_closing() or not answers:
             return
-        if sum(map(len, answers)) < _WORTH_JOINING:
+        if unwritten < _WORTH_JOINING:
             transport.write(b"".join(answers))
         else:
             transport.writelines(answers)
-        if transport.get_write_buffer_size() > self._server.limits.send_buffer:
-            self._server.log("client_too_slow", peer=self.peer)
-            transport.abort()
 
     def close(self) -> None:
         """Close after what is written has been sent."""
         self.write_out()
+        self._is_ending = True
         if self._transport is not None:
             self._transport.close()
 
     def abort(self) -> None:
         """Close at once."""
+        self._is_ending = True
         if self._transport is not None:
             self._transport.abort()
 
@@ -123,12 +146,11 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = transport = cast("asyncio.Transport", transport)
         transport.set_write_buffer_limits(high=_HIGH_WATER)
         found = transport.get_extra_info("socket")
-        if found is not None:
-            found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         name = transport.get_extra_info("peername")
         if name:
             self.peer = f"{name[0]}:{name[1]}"
-        self._server.opened(self)
+        self._server.opened(self, found.fileno())
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return where the next bytes go."""
@@ -136,26 +158,74 @@ class Connection(asyncio.BufferedProtocol):
         return self._reader.buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Handle every frame that is whole now."""
-        reader = self._reader
-        reader.received(nbytes)
-        now_ms = self._active_at_ms = self._server.clock.monotonic_ms()
-        try:
-            while (frame := reader.next_frame()) is not None:
-                self._frame_began_at_ms = None
-                self._server.handler.handle(self, frame)
-        except ProtocolError as error:
-            self.refuse(error)
+        """Take in bytes, and handle the frames that are whole now."""
+        self._reader.received(nbytes)
+        self._active_at_ms = self._server.clock.monotonic_ms()
+        self._handle_frames()
+
+    def _handle_frames(self) -> None:
+        """Handle frames, but not for long: what is left waits for the next turn of the loop."""
+        left = _FRAMES_AT_ONCE
+        while left and self._handle_frame():
+            left -= 1
         self.write_out()
-        if not reader.is_inside_frame:
+        if not self._reader.is_inside_frame:
             self._frame_began_at_ms = None
         elif self._frame_began_at_ms is None:
-            self._frame_began_at_ms = now_ms
+            self._frame_began_at_ms = self._active_at_ms
+        if not left:
+            self._go_on_later()
+
+    def _handle_frame(self) -> bool:
+        """Handle the next frame; say whether there may be another one."""
+        if self._is_ending or self._stalled_at_ms is not None:
+            return False
+        request_id = 0
+        try:
+            frame = self._reader.next_frame()
+            if frame is None:
+                return False
+            self._frame_began_at_ms = None
+            request_id = frame.request_id
+            self._server.handler.handle(self, frame)
+        except ProtocolError as error:
+            self.refuse(error)
+        except Exception as error:  # noqa: BLE001  # a client must not be able to break the loop
+            self._failed(error, request_id)
+        if self._unwritten > _HIGH_WATER:
+            self.write_out()
+        return True
+
+    def _go_on_later(self) -> None:
+        # Nothing may be read before these are handled: the reader's buffer is full of them.
+        if self._transport is not None and not self._is_ending:
+            self._transport.pause_reading()
+            asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        """Handle what was left, then read again."""
+        transport = self._transport
+        if transport is None or self._is_ending or self._stalled_at_ms is not None:
+            return
+        transport.resume_reading()
+        self._handle_frames()
+
+    def _failed(self, error: Exception, request_id: int) -> None:
+        """Say that there is a bug here, without its details."""
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        self._server.log(
+            "request_failed", peer=self.peer, error=repr(error), at=f"{place.name}:{place.lineno}"
+        )
+        self.send([encode_error(PulqueError("the broker failed; see its log"), request_id, 0)])
+        self.close()
 
     def refuse(self, error: PulqueError, request_id: int = 0) -> None:
         """Say what is wrong and close."""
         self._server.log("connection_refused", peer=self.peer, reason=str(error))
-        self.send([encode_error(error, request_id, 0)])
+        if self._reader.is_http:
+            self.send([_HTTP_HINT])
+        else:
+            self.send([encode_error(error, request_id, 0)])
         self.close()
 
     def eof_received(self) -> bool:
@@ -169,15 +239,16 @@ class Connection(asyncio.BufferedProtocol):
         self._stalled_at_ms = self._server.clock.monotonic_ms()
 
     def resume_writing(self) -> None:
-        """Go on reading."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
+        """Go on where we stopped."""
         self._stalled_at_ms = None
+        self._go_on()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the client."""
         del exc
         self._transport = None
+        self._is_ending = True
+        self._answers = []
         self._server.lost(self)
 
     def overdue(self, now_ms: int) -> str | None:
@@ -185,14 +256,21 @@ class Connection(asyncio.BufferedProtocol):
         limits = self._server.limits
         if not self.is_welcome and now_ms - self.opened_at_ms > limits.handshake_ms:
             return f"no handshake within {limits.handshake_ms} ms"
+        if self._stalled_at_ms is not None:
+            if now_ms - self._stalled_at_ms > _STALLED_MS:
+                return f"answers were not read for {_STALLED_MS} ms"
+            return None
         began = self._frame_began_at_ms
         if began is not None and now_ms - began > limits.frame_ms:
             return f"a frame did not end within {limits.frame_ms} ms"
-        if self._stalled_at_ms is not None and now_ms - self._stalled_at_ms > _STALLED_MS:
-            return f"answers were not read for {_STALLED_MS} ms"
         if not self.waiting and now_ms - self._active_at_ms > limits.idle_ms:
             return f"nothing was heard for {limits.idle_ms} ms"
         return None
+
+    def rest(self, now_ms: int) -> None:
+        """Give back memory that only a busy client needs."""
+        if now_ms - self._active_at_ms > _QUIET_MS:
+            self._reader.let_go()
 
 
 class FrameServer:
@@ -208,8 +286,8 @@ class FrameServer:
         self.handler = handler
         self.limits = limits
         self.clock = clock
-        self.log = log
-        """Called with an event and its fields."""
+        self._log = log
+        self._told: dict[str, int] = {}
         self.connections: set[Connection] = set()
         self._answering: set[Connection] = set()
         self._server: asyncio.Server | None = None
@@ -258,14 +336,20 @@ class FrameServer:
         for connection in answering:
             connection.write_out()
 
-    def opened(self, connection: Connection) -> None:
+    def opened(self, connection: Connection, descriptor: int) -> None:
         """Count a connection, or refuse it."""
-        if len(self.connections) >= self.limits.max_connections:
-            connection.refuse(
-                OverloadedError(f"{self.limits.max_connections} connections are open already")
-            )
+        count = len(self.connections)
+        if count >= self.limits.max_connections or descriptor >= _last_descriptor():
+            connection.refuse(OverloadedError(f"{count} connections are open already"))
             return
         self.connections.add(connection)
+
+    def log(self, event: str, **fields: object) -> None:
+        """Log an event; of many alike, only the first ones."""
+        told = self._told.get(event, 0)
+        self._told[event] = told + 1
+        if told < _LINES_PER_SWEEP:
+            self._log(event, **fields)
 
     def lost(self, connection: Connection) -> None:
         """Forget a connection."""
@@ -281,5 +365,17 @@ class FrameServer:
             if reason is not None:
                 self.log("connection_timed_out", peer=connection.peer, reason=reason)
                 connection.abort()
+            else:
+                connection.rest(now_ms)
+        for event, count in self._told.items():
+            if count > _LINES_PER_SWEEP:
+                self._log("lines_left_out", of=event, count=count - _LINES_PER_SWEEP)
+        self._told.clear()
         loop = asyncio.get_running_loop()
         self._sweeper = loop.call_later(_SWEEP_EVERY_S, self._sweep)
+
+
+def _last_descriptor() -> int:
+    """Return which descriptors are kept for files: the log must go on, whoever connects."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return most - max(16, min(256, most // 8))
