@@ -5,20 +5,15 @@ Rates are of confirmed messages, as Python objects at both ends.
 """
 
 import json
-import multiprocessing
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
-from statistics import quantiles
 from struct import Struct
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from pulque.cli.exits import ExitCode
 from pulque.cli.options import Acks, AcksOption, OutputOption, Timeout, Url, open_client
@@ -26,6 +21,8 @@ from pulque.cli.output import Output, print_json, print_table, print_warning
 from pulque.errors import PulqueError, RequestTimeoutError, error_from_wire
 
 if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
     from pulque import Client, Consumer
 
 __all__ = ["app"]
@@ -64,6 +61,8 @@ class Measured:
             "megabytes_per_second": round(self.bytes / seconds / 1e6, 2),
         }
         if len(self.latencies_ms) > 1:
+            from statistics import quantiles
+
             cuts = quantiles(self.latencies_ms, n=100)
             found |= {
                 "latency_ms_p50": round(cuts[49], 3),
@@ -210,8 +209,10 @@ def _pull_all(
 
 
 @contextmanager
-def _other_process(url: str | None, plan: _Plan) -> Iterator[Connection]:
+def _other_process(url: str | None, plan: _Plan) -> Iterator["Connection"]:
     """Run a consumer in a process of its own; yield where it tells its latencies."""
+    import multiprocessing
+
     spawning = multiprocessing.get_context("spawn")
     ours, theirs = spawning.Pipe(duplex=False)
     process = spawning.Process(target=_consume, args=(theirs, url, plan), daemon=True)
@@ -229,7 +230,7 @@ def _other_process(url: str | None, plan: _Plan) -> Iterator[Connection]:
             process.join()
 
 
-def _consume(results: Connection, url: str | None, plan: _Plan) -> None:
+def _consume(results: "Connection", url: str | None, plan: _Plan) -> None:
     import pulque
 
     try:
@@ -244,7 +245,7 @@ def _consume(results: Connection, url: str | None, plan: _Plan) -> None:
         results.send_bytes(json.dumps({"code": error.code, "text": str(error)}).encode())
 
 
-def _latencies_of(results: Connection) -> list[float]:
+def _latencies_of(results: "Connection") -> list[float]:
     try:
         told = json.loads(results.recv_bytes())
     except EOFError:
@@ -258,6 +259,9 @@ def _latencies_of(results: Connection) -> list[float]:
 @contextmanager
 def _progress(verb: str, count: int, output: Output) -> Iterator[Advance]:
     """Show a bar on stderr while work goes on, if somebody is there to see it."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
     columns = (TextColumn(verb), BarColumn(bar_width=None), MofNCompleteColumn())
     console = Console(stderr=True)
     is_hidden = output is Output.JSON or not sys.stderr.isatty()

@@ -4,6 +4,7 @@ Everything else is imported inside: an application that installed only the clien
 command too, and is told what it lacks.
 """
 
+import signal
 import sys
 
 __all__ = ["main"]
@@ -14,6 +15,16 @@ _EXTRA = {"pydantic", "rich", "structlog", "typer"}
 def main() -> None:
     """Run the command line of this process and exit with its code."""
     try:
+        code = _run(sys.argv[1:])
+    except KeyboardInterrupt:
+        code = 130
+    # What is left to do takes no time, and a traceback would only confuse.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.exit(code)
+
+
+def _run(arguments: list[str]) -> int:
+    try:
         from pulque.cli.app import run_process
     except ModuleNotFoundError as error:
         if error.name not in _EXTRA:
@@ -22,5 +33,5 @@ def main() -> None:
             f"error: ConfigError: the command needs {error.name}: pip install 'pulque[server]'",
             file=sys.stderr,
         )
-        sys.exit(2)
-    sys.exit(run_process(sys.argv[1:]))
+        return 2
+    return run_process(arguments)

@@ -1,9 +1,9 @@
 """``pulque up`` and ``pulque broker``: the commands that serve."""
 
+from typing import TYPE_CHECKING
+
 import typer
 
-from pulque.broker.preflight import check_world
-from pulque.broker.sources import LoadedSettings
 from pulque.cli.options import (
     ConfigFile,
     DataDirectory,
@@ -17,6 +17,9 @@ from pulque.cli.options import (
 from pulque.cli.output import Output, flush, print_json, print_line
 from pulque.cli.settings import flags_of, load_for_command
 from pulque.errors import UsageError
+
+if TYPE_CHECKING:
+    from pulque.broker.sources import LoadedSettings
 
 __all__ = ["broker_app", "up"]
 
@@ -78,7 +81,8 @@ def seal(
         print_line(f"sealed; the next segment begins at offset {end}")
 
 
-def _serve(loaded: LoadedSettings) -> None:
+def _serve(loaded: "LoadedSettings") -> None:
+    from pulque.broker.preflight import check_world
     from pulque.broker.server import run_broker
 
     check_world(loaded)

@@ -1,16 +1,17 @@
 """``pulque config``: what settings are in force, and where each came from."""
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
-from pulque.broker.schema import show_value, values_of
-from pulque.broker.sources import Given, LoadedSettings, load_settings
 from pulque.cli.options import ConfigFile, DataDirectory, OutputOption, Port, SetOption
 from pulque.cli.output import Output, print_json, print_line, print_table
 from pulque.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pulque.broker.sources import Given, LoadedSettings
 
 __all__ = ["DEFAULT_DIRECTORY", "app", "flags_of", "load_for_command"]
 
@@ -33,6 +34,8 @@ def show(
 
     Without --config these are the settings of `pulque up`, with it those of `pulque broker`.
     """
+    from pulque.broker.schema import show_value, values_of
+
     loaded = load_for_command(config, flags_of(data, port, set_values))
     values = {key: show_value(value) for key, value in values_of(loaded.settings).items()}
     if output is Output.JSON:
@@ -69,19 +72,25 @@ def check(
 
 
 def load_for_command(
-    config: Path | None, flags: Mapping[str, Given], *, needs_file: bool = False
-) -> LoadedSettings:
+    config: Path | None, flags: dict[str, "Given"], *, needs_file: bool = False
+) -> "LoadedSettings":
     """Load the settings of ``pulque up``, or those of ``pulque broker`` if there is a file."""
+    from pulque.broker.sources import load_settings
+
     fallbacks = {} if config or needs_file else {"storage.directory": DEFAULT_DIRECTORY}
     return load_settings(file=config, environ=os.environ, flags=flags, fallbacks=fallbacks)
 
 
-def flags_of(data: str | None, port: int | None, set_values: list[str] | None) -> dict[str, Given]:
+def flags_of(
+    data: str | None, port: int | None, set_values: list[str] | None
+) -> dict[str, "Given"]:
     """Return what the options say, by key.
 
     Raises:
         ConfigError: A ``--set`` is not KEY=VALUE.
     """
+    from pulque.broker.sources import Given
+
     flags: dict[str, Given] = {}
     for text in set_values or ():
         key, equals, value = text.partition("=")

@@ -130,6 +130,7 @@ class BrokerProcess:
             self.url = self._wait_until_ready(self._process)
         except BaseException:
             self.kill()
+            self._forget()
             raise
 
     def kill(self) -> None:

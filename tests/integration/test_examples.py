@@ -1,0 +1,77 @@
+"""Every example runs, ends by itself and prints what it promises."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pulque.testing.process import BrokerProcess
+
+pytestmark = pytest.mark.server
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def run_example(name: str) -> list[str]:
+    ended = subprocess.run(
+        [sys.executable, str(EXAMPLES / name)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=dict(os.environ),
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr == ""
+    return ended.stdout.splitlines()
+
+
+def test_first_consumer_gets_what_first_producer_sent(broker_process: BrokerProcess) -> None:
+    sent = run_example("first_producer.py")
+    received = run_example("first_consumer.py")
+
+    assert broker_process.is_running
+    assert sent[0].endswith("as tea.ordered/0")
+    assert sent[1] == "sent 999 more"
+    assert received == ["table-4 one green tea", *(f"- tea {n}" for n in range(1, 1000))]
+
+
+@pytest.mark.usefixtures("broker_process")
+def test_async_twin_receives_what_it_sends() -> None:
+    assert run_example("async_twin.py") == ["received 100, the last one was coffee 99"]
+
+
+@pytest.mark.usefixtures("broker_process")
+def test_batch_consumer_stores_everything() -> None:
+    assert run_example("batch_consumer.py")[-1].endswith(", 1000 in all")
+
+
+@pytest.mark.usefixtures("broker_process")
+def test_retries_show_a_second_attempt() -> None:
+    assert run_example("retries.py") == [
+        "attempt 1: the bank does not answer, 4 euros not charged",
+        "attempt 2: charged 4 euros",
+    ]
+
+
+def test_the_demo_loses_nothing_and_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PULQUE_URL", raising=False)
+    started = time.monotonic()
+    lines = run_example("demo.py")
+
+    assert time.monotonic() - started < 60  # 30 s on a machine that does nothing else
+    told = "\n".join(lines)
+    assert "lost: 0" in told
+    assert "attempt 2: one tea" in told
+    assert "ended cleanly, with code 0" in told
+
+
+def test_every_example_is_short_and_run_here() -> None:
+    here = Path(__file__).read_text(encoding="utf-8")
+    for path in EXAMPLES.glob("*.py"):
+        assert f'"{path.name}"' in here, path.name
+        lines = len(path.read_text(encoding="utf-8").splitlines())
+        assert lines <= 40 or path.name == "demo.py", path.name
