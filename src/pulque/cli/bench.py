@@ -9,9 +9,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from struct import Struct
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -163,9 +163,11 @@ def e2e(
         _send_all(client, plan, acks, advance)
         if not results.poll(timeout):
             raise RequestTimeoutError(f"the consumer did not get all messages in {timeout:g} s")
-        latencies = _latencies_of(results)
+        pulled = Measured(**_told_by(results))
         seconds = time.monotonic() - began
-    _print(Measured(count, count * size, seconds, latencies), output)
+    if pulled.messages != count:
+        raise RequestTimeoutError(f"the consumer got {pulled.messages} of {count} messages")
+    _print(Measured(count, count * size, seconds, pulled.latencies_ms), output)
 
 
 def _send_all(client: "Client", plan: _Plan, acks: Acks, advance: Advance) -> Measured:
@@ -221,7 +223,7 @@ def _other_process(url: str | None, plan: _Plan) -> Iterator["Connection"]:
     try:
         if not ours.poll(plan.timeout):
             raise RequestTimeoutError(f"the consumer did not start in {plan.timeout:g} s")
-        _latencies_of(ours)
+        _told_by(ours)
         yield ours
         process.join(plan.timeout)
     finally:
@@ -238,22 +240,22 @@ def _consume(results: "Connection", url: str | None, plan: _Plan) -> None:
             pulque.connect(url, timeout=plan.timeout) as client,
             client.consumer(plan.subject, group="bench", max_messages=plan.batch) as consumer,
         ):
-            results.send_bytes(b"{}")
+            results.send_bytes(b'{"is_ready": true}')
             measured = _pull_all(consumer, plan.count, plan.batch, plan.timeout, lambda _: None)
-            results.send_bytes(json.dumps({"latencies_ms": measured.latencies_ms}).encode())
+            results.send_bytes(json.dumps(asdict(measured)).encode())
     except PulqueError as error:
         results.send_bytes(json.dumps({"code": error.code, "text": str(error)}).encode())
 
 
-def _latencies_of(results: "Connection") -> list[float]:
+def _told_by(results: "Connection") -> dict[str, Any]:
+    """Return what the other process says, or raise what it raised."""
     try:
-        told = json.loads(results.recv_bytes())
+        told: dict[str, Any] = json.loads(results.recv_bytes())
     except EOFError:
         raise PulqueError("the consumer's process ended before its time") from None
     if "code" in told:
         raise error_from_wire(told["code"], told["text"])
-    latencies: list[float] = told.get("latencies_ms", [])
-    return latencies
+    return told
 
 
 @contextmanager
