@@ -10,14 +10,19 @@
 what follows: a record is valid only where it was written. Every append is one write, before the
 rules see the fact. Each segment begins with the subscriptions that are open, as facts of their
 own, so that the numbers in it have a meaning.
+
+After a sync, the next fact is preceded by a mark: a record that says how far the log was on disk.
+Bytes that are no record are a torn tail, which is cut, unless a mark or the checkpoint says that
+they were durable. Then they are reported and passed over, and nothing is cut.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from struct import Struct, error
 
 import google_crc32c
+import numpy as np
 
-from pulque.errors import StorageError
+from pulque.errors import StorageError, UsageError
 from pulque.model.actions import (
     Action,
     ConsumerLost,
@@ -29,14 +34,15 @@ from pulque.model.actions import (
 )
 from pulque.model.names import ConsumerId, Group
 from pulque.model.positions import ActionOffset, Epoch, StartCount, Tenure
-from pulque.storage.files import File, FileSystem
+from pulque.storage.files import FileSystem
+from pulque.storage.layout import ACTIONS, base_of
 from pulque.storage.listener import Listener
 from pulque.storage.options import StorageOptions
 from pulque.storage.segment import Segment
 
 __all__ = ["DIRECTORY", "ActionLog", "decode_action", "encode_action", "walk_actions"]
 
-DIRECTORY = "actions"
+DIRECTORY = ACTIONS
 _HEAD = Struct("<II")
 _WHERE = Struct("<QI")
 _GROUP = Struct("<BIQB")
@@ -45,13 +51,18 @@ _PULLED = Struct("<BIIIQQIq")
 _SETTLED = Struct("<BIQQqH")
 _NACKED = Struct("<QqH")
 _LOST = Struct("<BIqH")
-_GROUP_TYPE, _SUBSCRIPTION_TYPE, _PULLED_TYPE, _SETTLED_TYPE, _LOST_TYPE = range(1, 6)
+_MARK = Struct("<BQ")
+_GROUP_TYPE, _SUBSCRIPTION_TYPE, _PULLED_TYPE, _SETTLED_TYPE, _LOST_TYPE, _MARK_TYPE = range(1, 7)
 _LARGEST = 16 * 1024 * 1024
 _MAX_REASON = 1000
+_SEARCH_FACTOR = 32
+"""How often a byte may be read, on average, to find the next record behind a damage."""
+_SEARCHED_FIRST = 256
+_SEARCHED_AT_ONCE = 1024 * 1024
 
 
 def encode_action(action: Action) -> bytes:
-    """Return a fact as bytes: its type and its fields."""
+    """Return a fact as bytes: its type and its fields. Reasons are cut to 1,000 bytes."""
     match action:
         case Pulled(subscription, tenure, first_pull, first_sequence, count, at_ms):
             return _PULLED.pack(
@@ -75,7 +86,18 @@ def encode_action(action: Action) -> bytes:
 
 
 def decode_action(data: bytes) -> Action:
-    """Return the fact that ``encode_action`` made ``data`` from."""
+    """Return the fact that ``encode_action`` made ``data`` from.
+
+    Raises:
+        ValueError: It made it from none.
+    """
+    try:
+        return _decode_action(data)
+    except error as problem:
+        raise ValueError(f"a fact of type {data[0]} has not its whole length") from problem
+
+
+def _decode_action(data: bytes) -> Action:
     match data[0]:
         case 3:
             _, subscription, epoch, start, *fields = _PULLED.unpack(data)
@@ -118,9 +140,14 @@ class ActionLog:
         self._options = options
         self._listener = listener
         self.segments = segments
+        """In order; the last one is open."""
         self.end = ActionOffset(segments[-1].end if segments else 0)
-        self._unsynced: list[File] = []
-        self._is_directory_unsynced = False
+        """Where the next fact goes."""
+        self.synced = ActionOffset(0)
+        """Facts before it survive a power cut."""
+        self._marked = ActionOffset(0)
+        self._names_changed = 0
+        self._names_synced = 0
 
     @classmethod
     def open(
@@ -132,143 +159,220 @@ class ActionLog:
             files: The data directory.
             options: The engine's.
             listener: The engine's.
-            durable: The log was on disk up to here: damage below is reported, never cut.
+            durable: The log was on disk up to here, for all the checkpoint knows.
         """
         files.make_directory(DIRECTORY)
         segments = []
         for name in files.list(DIRECTORY):
-            stem, _, suffix = name.partition(".")
-            if suffix != "log":
-                continue
-            path = f"{DIRECTORY}/{name}"
-            file = files.open(path)
-            segments.append(Segment(path, file, int(stem), int(stem) + file.size()))
+            base = base_of(name, "log")
+            if base is not None:
+                path = f"{DIRECTORY}/{name}"
+                file = files.open(path)
+                segments.append(Segment(path, file, base, base + file.size()))
         log = cls(files, options, listener, segments)
         log._cut_tail(durable)
+        found = log.segments[-1].end if log.segments else 0
+        if found < durable:
+            path = log.segments[-1].path if log.segments else DIRECTORY
+            missing = durable - found
+            listener.corruption_found(path, found, missing, "the end of the log is missing")
+        log.end = ActionOffset(max(found, durable))
+        log.synced = ActionOffset(durable)
+        # Whatever is recovered was perhaps only in the page cache of a process that was killed.
+        log._names_changed += 1
         return log
 
     def append(self, action: Action) -> None:
         """Append one fact.
 
         Raises:
+            UsageError: It is too large to be one.
             StorageError: It is not in the log.
         """
-        record = self._record(encode_action(action))
         segment = self.segments[-1]
+        record = self._records((action,))
         at = segment.end - segment.base
         try:
             segment.file.write((record,), at)
         except StorageError:
             segment.file.truncate(at)
             raise
+        self._marked = self.synced
         segment.end += len(record)
         self.end = ActionOffset(segment.end)
-        if not self._unsynced:
-            self._unsynced.append(segment.file)
 
     def needs_roll(self) -> bool:
         """Say whether the open segment is full, or none is open."""
         if not self.segments:
             return True
         segment = self.segments[-1]
-        return segment.end - segment.base >= self._options.action_segment_bytes
+        size = segment.end - segment.base
+        return segment.end < self.end or size >= self._options.action_segment_bytes
 
     def start_segment(self, opened: Iterable[Action]) -> None:
-        """Begin a new segment with the subscriptions that are open."""
-        base = self.end
-        path = f"{DIRECTORY}/{base:020d}.log"
+        """Begin a new segment with the subscriptions that are open.
+
+        Raises:
+            StorageError: The log is as it was.
+        """
+        path = f"{DIRECTORY}/{self.end:020d}.log"
+        records = self._records(opened)
         file = self._files.open(path, create=True)
-        file.truncate(0)
-        self.segments.append(Segment(path, file, base, base))
-        self._unsynced.append(file)
-        self._is_directory_unsynced = True
-        for action in opened:
-            self.append(action)
+        try:
+            file.truncate(0)
+            file.write((records,), 0)
+        except StorageError:
+            file.close()
+            self._files.remove(path)
+            raise
+        base = self.end
+        self._marked = self.synced
+        self.end = ActionOffset(base + len(records))
+        self.segments = [*self.segments, Segment(path, file, base, self.end)]
+        self._names_changed += 1
 
     def replay(self, start: ActionOffset) -> Iterator[Action]:
         """Yield every fact from ``start`` on; damaged ranges are reported and passed over."""
+        offset = int(start)
         for segment in self.segments:
             if segment.end <= start:
                 continue
+            if segment.base > offset:
+                self._listener.corruption_found(
+                    segment.path, offset, segment.base - offset, "facts before it are missing"
+                )
+            offset = segment.end
             data = segment.read(segment.base, segment.end - segment.base)
             for at, size, fact in walk_actions(data, segment.base, max(start - segment.base, 0)):
-                if fact is None:
-                    self._listener.corruption_found(
-                        segment.path, segment.base + at, size, "facts cannot be read"
-                    )
+                action = _decoded(fact)
+                if isinstance(action, str):
+                    self._listener.corruption_found(segment.path, segment.base + at, size, action)
                 else:
-                    yield decode_action(fact)
+                    yield action
 
-    def sync_steps(self) -> list[object]:
-        """Return what makes all facts durable, as calls without arguments; empty if they are."""
-        steps: list[object] = [file.sync for file in self._unsynced]
-        if self._is_directory_unsynced:
+    def sync_steps(self) -> list[Callable[[], None]]:
+        """Return what makes all facts durable, as calls without arguments; empty if they are.
+
+        When they have run, ``finish_sync`` is told how far the log went when they were made.
+        """
+        steps: list[Callable[[], None]] = [
+            segment.file.sync for segment in self.segments if segment.end > self.synced
+        ]
+        if self._names_changed > self._names_synced:
             steps.append(lambda: self._files.sync_directory(DIRECTORY))
-        self._unsynced = []
-        self._is_directory_unsynced = False
         return steps
+
+    @property
+    def sync_point(self) -> tuple[ActionOffset, int]:
+        """What ``finish_sync`` wants to be told."""
+        return self.end, self._names_changed
+
+    def finish_sync(self, point: tuple[ActionOffset, int]) -> None:
+        """Take note that the log is durable up to the point."""
+        self.synced = max(self.synced, point[0])
+        self._names_synced = max(self._names_synced, point[1])
 
     def remove_before(self, offset: ActionOffset) -> None:
         """Remove segments that end at or before ``offset``; the open one stays."""
         while len(self.segments) > 1 and self.segments[0].end <= offset:
-            segment = self.segments.pop(0)
-            segment.file.close()
-            self._files.remove(segment.path)
+            # Not closed: a sync in another thread may be at work on it.
+            self._files.remove(self.segments[0].path)
+            self.segments = self.segments[1:]
 
     def close(self) -> None:
         for segment in self.segments:
             segment.file.close()
 
-    def _record(self, payload: bytes) -> bytes:
-        where = _WHERE.pack(self.end, len(payload))
-        return _HEAD.pack(len(payload), google_crc32c.value(where + payload)) + payload
+    def _records(self, actions: Iterable[Action]) -> bytes:
+        """Return facts as they stand at the end of the log, after a mark if one is due."""
+        try:
+            payloads = [encode_action(action) for action in actions]
+        except error as problem:
+            raise UsageError(f"a fact cannot be written down: {problem}") from None
+        if self.synced > self._marked:
+            payloads.insert(0, _MARK.pack(_MARK_TYPE, self.synced))
+        records = []
+        offset = int(self.end)
+        for payload in payloads:
+            if len(payload) > _LARGEST:
+                raise UsageError(f"a fact of {len(payload)} bytes; at most {_LARGEST} are allowed")
+            where = _WHERE.pack(offset, len(payload))
+            crc = google_crc32c.value(where + payload)
+            records.append(_HEAD.pack(len(payload), crc) + payload)
+            offset += len(records[-1])
+        return b"".join(records)
 
     def _cut_tail(self, durable: int) -> None:
         """Cut the log at the first damage that no sync had covered."""
+        highest = durable
+        damages: list[tuple[int, int]] = []
+        offset = durable
         for i, segment in enumerate(self.segments):
-            if segment.end <= durable:
+            if segment.end <= durable and i + 1 < len(self.segments):
                 continue
+            if segment.base > offset and i > 0:
+                damages.append((i - 1, offset))
             data = segment.read(segment.base, segment.end - segment.base)
-            at = max(durable - segment.base, 0)
-            while at < len(data) and (size := _valid_size(data, at, segment.base)) is not None:
-                at += size
-            broken = at < len(data) or (
-                i + 1 < len(self.segments) and self.segments[i + 1].base != segment.end
-            )
-            if broken:
-                self._cut(i, segment.base + at)
-                break
-        if self.segments:
-            self.end = ActionOffset(self.segments[-1].end)
+            for at, _, fact in _walk(data, segment.base, max(durable - segment.base, 0)):
+                place = segment.base + at
+                if fact is None:
+                    damages.append((i, place))
+                elif fact[0] == _MARK_TYPE and len(fact) == _MARK.size:
+                    (synced,) = _MARK.unpack(fact)[1:]
+                    highest = max(highest, min(synced, place))
+            offset = segment.end
+        torn = next(((i, place) for i, place in damages if place >= highest), None)
+        if torn is not None:
+            self._cut(*torn)
 
     def _cut(self, index: int, offset: int) -> None:
         segment = self.segments[index]
         lost = self.segments[-1].end - offset
-        for later in self.segments[index + 1 :]:
+        # A segment of which nothing is left goes as a whole.
+        kept = index + 1 if offset > segment.base else index
+        for later in self.segments[kept:]:
             later.file.close()
             self._files.remove(later.path)
-        del self.segments[index + 1 :]
-        segment.file.truncate(offset - segment.base)
-        segment.file.sync()
+        del self.segments[kept:]
+        if kept > index and offset < segment.end:
+            segment.file.truncate(offset - segment.base)
+            segment.file.sync()
+            segment.end = offset
         self._files.sync_directory(DIRECTORY)
-        segment.end = offset
         self._listener.tail_cut(segment.path, offset, lost)
 
 
 def walk_actions(data: bytes, base: int, at: int = 0) -> Iterator[tuple[int, int, bytes | None]]:
     """Yield place, size and encoded fact of every record in a segment's bytes from ``at`` on.
 
-    The fact is None for a range that cannot be read.
+    The fact is None for a range that cannot be read. Marks are left out.
     """
+    for place, size, fact in _walk(data, base, at):
+        if fact is None or fact[0] != _MARK_TYPE:
+            yield place, size, fact
+
+
+def _walk(data: bytes, base: int, at: int) -> Iterator[tuple[int, int, bytes | None]]:
+    effort = _SEARCH_FACTOR * len(data)
     while at < len(data):
         size = _valid_size(data, at, base)
         if size is None:
-            after = _next_valid(data, at, base)
+            after, effort = _next_valid(data, at, base, effort)
             yield at, after - at, None
             at = after
         else:
             yield at, size, data[at + _HEAD.size : at + size]
             at += size
+
+
+def _decoded(fact: bytes | None) -> Action | str:
+    """Return a fact, or in words why it cannot be had."""
+    if fact is None:
+        return "facts cannot be read"
+    try:
+        return decode_action(fact)
+    except ValueError as problem:
+        return str(problem)
 
 
 def _encode_nacked(nacked: NackedDelivery) -> bytes:
@@ -298,6 +402,54 @@ def _valid_size(data: bytes, at: int, base: int) -> int | None:
     return end - at if google_crc32c.value(where + payload) == crc else None
 
 
-def _next_valid(data: bytes, at: int, base: int) -> int:
-    """Return where the next valid record begins, or the end of the data."""
-    return next((i for i in range(at + 1, len(data)) if _valid_size(data, i, base)), len(data))
+def _next_valid(data: bytes, at: int, base: int, effort: int) -> tuple[int, int]:
+    """Return where the next valid record begins, or the end of the data, and the effort left.
+
+    Records have no sign to look for, so every place is tried whose size and type can be. What
+    was made to look like records everywhere is given up before that takes forever.
+    """
+    start, count = at + 1, _SEARCHED_FIRST
+    while start < len(data):
+        end = min(start + count, len(data))
+        for place, size in _candidates(data, start, end):
+            effort -= size
+            if effort < 0:
+                return len(data), 0
+            if _valid_size(data, place, base) is not None:
+                return place, effort
+        start, count = end, min(count * 4, _SEARCHED_AT_ONCE)
+    return len(data), effort
+
+
+def _candidates(data: bytes, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Yield the places of ``start..end`` where a record could begin, with its size."""
+    piece = np.frombuffer(data, np.uint8)[start : end + _HEAD.size].astype(np.uint32)
+    count = min(end - start, len(piece) - _HEAD.size)
+    if count <= 0:
+        return
+    sizes = piece[:count] | piece[1 : count + 1] << 8
+    sizes |= piece[2 : count + 2] << 16 | piece[3 : count + 3] << 24
+    types = piece[_HEAD.size : _HEAD.size + count]
+    room = len(data) - _HEAD.size - np.arange(start, start + count)
+    fits = (sizes >= _LEAST[types]) & (sizes <= _MOST[types]) & (sizes <= room)
+    for i in np.flatnonzero(fits):
+        yield start + int(i), int(sizes[i])
+
+
+def _limits() -> tuple[np.ndarray, np.ndarray]:
+    """Return the smallest and the largest size of a record of each type."""
+    least = np.full(256, _LARGEST + 1, np.uint32)
+    most = np.zeros(256, np.uint32)
+    for kind, size, more in (
+        (_GROUP_TYPE, _GROUP.size, 255),
+        (_SUBSCRIPTION_TYPE, _SUBSCRIPTION.size, 510),
+        (_PULLED_TYPE, _PULLED.size, 0),
+        (_SETTLED_TYPE, _SETTLED.size, _LARGEST - _SETTLED.size),
+        (_LOST_TYPE, _LOST.size, _MAX_REASON),
+        (_MARK_TYPE, _MARK.size, 0),
+    ):
+        least[kind], most[kind] = size, size + more
+    return least, most
+
+
+_LEAST, _MOST = _limits()

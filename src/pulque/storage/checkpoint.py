@@ -16,12 +16,13 @@ from struct import Struct
 
 import google_crc32c
 
-from pulque.storage.files import FileSystem
+from pulque.storage.files import FileSystem, replace
+from pulque.storage.layout import CHECKPOINTS, base_of
 from pulque.storage.listener import Listener
 
 __all__ = ["DIRECTORY", "Checkpoints", "read_checkpoint"]
 
-DIRECTORY = "checkpoints"
+DIRECTORY = CHECKPOINTS
 _HEAD = Struct("<4sIII")
 _ITEM = Struct("<II")
 _MAGIC = b"PLCP"
@@ -45,7 +46,7 @@ class Checkpoints:
     def load(self) -> dict[bytes, bytes]:
         """Return the newest state that is whole; empty if there is none."""
         for name in reversed(self._names()):
-            self._number = max(self._number, int(name.partition(".")[0]))
+            self._number = max(self._number, base_of(name, "checkpoint") or 0)
             found = read_checkpoint(self._files, f"{DIRECTORY}/{name}")
             if isinstance(found, dict):
                 self._state = found
@@ -66,27 +67,21 @@ class Checkpoints:
         """Write a checkpoint of all that was taken in."""
         self._number += 1
         path = f"{DIRECTORY}/{self._number:020d}.checkpoint"
-        temporary = f"{path}.tmp"
         parts: list[bytes] = []
         for key, value in self._state.items():
             parts += (_ITEM.pack(len(key), len(value)), key, value)
         payload = b"".join(parts)
         head = _HEAD.pack(_MAGIC, _VERSION, google_crc32c.value(payload), len(self._state))
-        file = self._files.open(temporary, create=True)
-        try:
-            file.truncate(0)
-            file.write([head, payload], 0)
-            file.sync()
-        finally:
-            file.close()
-        self._files.rename(temporary, path)
+        replace(self._files, path, [head, payload])
         self._files.sync_directory(DIRECTORY)
         for name in self._names()[:-_KEPT]:
             self._files.remove(f"{DIRECTORY}/{name}")
         self._listener.checkpoint_written(path, len(head) + len(payload))
 
     def _names(self) -> list[str]:
-        return [n for n in self._files.list(DIRECTORY) if n.endswith(".checkpoint")]
+        return [
+            name for name in self._files.list(DIRECTORY) if base_of(name, "checkpoint") is not None
+        ]
 
 
 def read_checkpoint(files: FileSystem, path: str) -> dict[bytes, bytes] | str:
@@ -106,11 +101,11 @@ def read_checkpoint(files: FileSystem, path: str) -> dict[bytes, bytes] | str:
     state = {}
     at = _HEAD.size
     # The crc leaves the head out, so a count that lies must be found here.
-    while at < len(data):
+    while at + _ITEM.size <= len(data):
         key_size, value_size = _ITEM.unpack_from(data, at)
         at += _ITEM.size
         state[data[at : at + key_size]] = data[at + key_size : at + key_size + value_size]
         at += key_size + value_size
-    if len(state) != count:
+    if len(state) != count or at != len(data):
         return f"it says {count} values and holds {len(state)}"
     return state

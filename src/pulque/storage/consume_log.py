@@ -4,22 +4,28 @@ A consume log is logical. Its newest entries are those of the open segment, in m
 are in the index files of sealed segments, of which the most recently used are kept open.
 """
 
+from bisect import bisect_left
 from collections import OrderedDict
+from collections.abc import Callable, Iterable
 from threading import Lock
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from pulque.errors import CorruptionError
 from pulque.model.positions import ConsumeSequence, MessageOffset, PartitionId
-from pulque.storage.files import FileSystem
+from pulque.storage.files import FileSystem, WouldBlockError
 from pulque.storage.index import Entry, OpenIndex, SealedIndex
+from pulque.storage.listener import Listener
 from pulque.storage.message_log import MessageLog, segment_path
 from pulque.storage.partitions import Partition
+from pulque.storage.rebuild import entries_of
+from pulque.storage.segment import Segment
 
 __all__ = ["ConsumeLogs", "Piece", "Span"]
 
 _INDEXES_KEPT = 32
 _ENTRIES_AT_FIRST = 2  # most pulls end within two batches
 _ENTRIES_AT_ONCE = 512
+_Found = TypeVar("_Found")
 
 
 class Piece(NamedTuple):
@@ -49,17 +55,48 @@ class Span(NamedTuple):
 
 
 class ConsumeLogs:
-    """The consume logs of all partitions."""
+    """The consume logs of all partitions.
 
-    def __init__(self, files: FileSystem, log: MessageLog, open_index: OpenIndex) -> None:
+    One thread changes them; ``span`` and ``at_time`` may be called from any.
+    """
+
+    def __init__(
+        self,
+        files: FileSystem,
+        log: MessageLog,
+        listener: Listener,
+        fresh: dict[int, OpenIndex],
+    ) -> None:
         self._files = files
         self._log = log
-        self.open_index = open_index
+        self._listener = listener
+        self._fresh = fresh
+        """What is in memory, by base: sealed segments without a file, and the open one."""
+        self._missing = [
+            segment.base
+            for segment in log.segments
+            if segment.base not in fresh and not files.exists(segment_path(segment.base, "index"))
+        ]
+        self.open_index = OpenIndex({})
         """Entries of the open segment."""
-        self.sealing: dict[int, OpenIndex] = {}
-        """Entries of sealed segments whose index file is not written yet, by base."""
         self._sealed: OrderedDict[int, SealedIndex] = OrderedDict()
         self._lock = Lock()
+        """Guards the line above, and is never held while a file is read."""
+        self._rebuilding = Lock()
+
+    def put(self, base: int, index: OpenIndex) -> None:
+        """Add the index of a segment that is about to be begun."""
+        self._fresh[base] = index
+
+    def unwritten(self) -> tuple[Segment, OpenIndex | None] | None:
+        """Return a sealed segment that has no index file, with its entries if they are known."""
+        for base in [*self._fresh, *self._missing]:
+            segment = self._log.segment_of(base)
+            if segment is None or segment.base != base:
+                self.forget(base)
+            elif base != self._log.open_segment.base:
+                return segment, self._fresh.get(base)
+        return None
 
     def span(
         self,
@@ -85,7 +122,8 @@ class ConsumeLogs:
         messages, room = max_messages, max_bytes
         at_once = _ENTRIES_AT_FIRST
         while messages > 0 and at < end:
-            entries = self._entries(partition.id, at, min(messages, at_once), may_block=may_block)
+            limit = min(messages, at_once)
+            entries = self._entries(partition.id, at, limit, may_block=may_block)
             at_once = min(at_once * 4, _ENTRIES_AT_ONCE)
             if not entries:
                 break
@@ -106,28 +144,48 @@ class ConsumeLogs:
     def at_time(self, partition: Partition, at_ms: int) -> ConsumeSequence:
         """Return the first message stored at or after an instant, or the end."""
         segments = self._log.segments
-        after = next((i for i, s in enumerate(segments) if s.opened_at_ms > at_ms), len(segments))
-        for segment in segments[max(after - 1, 0) :]:
-            found = self._index(segment.base).find_time(partition.id, at_ms)
+        times = (i for i, segment in enumerate(segments) if segment.opened_at_ms >= at_ms)
+        first = max(next(times, len(segments)) - 1, 0)
+        while first > 0 and not segments[first].opened_at_ms:
+            first -= 1
+        for segment in segments[first:]:
+            found = self._look(segment, lambda index: index.find_time(partition.id, at_ms))
             if found is not None:
                 return min(found.first_sequence, partition.confirmed)
         return partition.confirmed
 
+    def starts(
+        self, segment: Segment, partitions: Iterable[PartitionId]
+    ) -> list[tuple[PartitionId, ConsumeSequence]]:
+        """Return the next sequences of partitions when a segment began, of those it knew."""
+
+        def look(index: OpenIndex | SealedIndex) -> list[tuple[PartitionId, ConsumeSequence]]:
+            found = ((partition, index.start_of(partition)) for partition in partitions)
+            return [(partition, start) for partition, start in found if start is not None]
+
+        return self._look(segment, look)
+
     def forget(self, base: int) -> None:
-        """Drop the index of a segment that was removed."""
+        """Let go of what is in memory of a segment's index: it has a file now, or is gone."""
+        self._fresh.pop(base, None)
+        if base in self._missing:
+            self._missing.remove(base)
         with self._lock:
             self._sealed.pop(base, None)
 
     def close(self) -> None:
-        for index in self._sealed.values():
-            index.close()
+        with self._lock:
+            for index in self._sealed.values():
+                index.close()
+            self._sealed.clear()
 
     def _entries(
         self, partition: PartitionId, sequence: ConsumeSequence, limit: int, *, may_block: bool
     ) -> list[Entry]:
-        start = self.open_index.start_of(partition)
-        if start is not None and start <= sequence:
-            return self.open_index.find(partition, sequence, limit)
+        open_index = self.open_index
+        first = open_index.first_of(partition)
+        if first is not None and first <= sequence:
+            return open_index.find(partition, sequence, limit)
         return self._sealed_entries(partition, sequence, limit, may_block=may_block)
 
     def _sealed_entries(
@@ -135,55 +193,98 @@ class ConsumeLogs:
     ) -> list[Entry]:
         """Look from the segment on that was begun at or before the sequence."""
         segments = self._log.segments
-        low, high = 0, len(segments) - 1
-        while low < high:
-            middle = (low + high + 1) // 2
-            start = self._start_of(segments[middle].base, partition)
-            if start is not None and start <= sequence:
-                low = middle
-            else:
-                high = middle - 1
-        for segment in segments[low:]:
-            index = self._index(segment.base)
+
+        def begins_after(segment: Segment) -> bool:
+            return self._look(
+                segment,
+                lambda index: _begins_after(index, partition, sequence),
+                may_block=may_block,
+            )
+
+        def find(index: OpenIndex | SealedIndex) -> list[Entry]:
             if isinstance(index, OpenIndex):
-                found = index.find(partition, sequence, limit)
-            else:
-                found = index.find(partition, sequence, limit, may_block=may_block)
+                return index.find(partition, sequence, limit)
+            return index.find(partition, sequence, limit, may_block=may_block)
+
+        first = bisect_left(segments, True, lo=1, key=begins_after) - 1
+        for segment in segments[first:]:
+            found = self._look(segment, find, may_block=may_block)
             if found:
                 return found
         return []
 
-    def _start_of(self, base: int, partition: PartitionId) -> ConsumeSequence | None:
-        index = self._index(base)
-        if isinstance(index, OpenIndex):
-            return index.starts.get(partition, index.start_of(partition))
-        return index.start_of(partition)
-
-    def _index(self, base: int) -> OpenIndex | SealedIndex:
-        if base == self._log.open_segment.base:
-            return self.open_index
-        if (sealing := self.sealing.get(base)) is not None:
-            return sealing
-        with self._lock:
-            return self._sealed_index(base)
-
-    def _sealed_index(self, base: int) -> SealedIndex:
-        index = self._sealed.get(base)
-        if index is None:
-            path = segment_path(base, "index")
+    def _look(
+        self,
+        segment: Segment,
+        look: Callable[[OpenIndex | SealedIndex], _Found],
+        *,
+        may_block: bool = True,
+    ) -> _Found:
+        """Return what ``look`` finds in a segment's index, which is made again if need be."""
+        index = self._index(segment, may_block=may_block)
+        if index is not None:
             try:
-                file = self._files.open(path, writable=False)
-            except FileNotFoundError:
-                raise CorruptionError(
-                    path, 0, "the index is missing; a restart makes it"
-                ) from None
-            index = self._sealed[base] = SealedIndex(file, path, MessageOffset(base))
-            if len(self._sealed) > _INDEXES_KEPT:
-                # Another thread may be reading it: it is closed when nobody has it any more.
-                self._sealed.popitem(last=False)
-        else:
-            self._sealed.move_to_end(base)
+                return look(index)
+            except CorruptionError:
+                with self._lock:
+                    self._sealed.pop(segment.base, None)
+        if not may_block:
+            raise WouldBlockError
+        return look(self._rebuilt(segment))
+
+    def _index(self, segment: Segment, *, may_block: bool) -> OpenIndex | SealedIndex | None:
+        """Return a segment's index, or None if it is missing or damaged."""
+        base = segment.base
+        fresh = self._fresh.get(base)
+        if fresh is not None:
+            return fresh
+        with self._lock:
+            index = self._sealed.get(base)
+            if index is not None:
+                self._sealed.move_to_end(base)
+                return index
+        if not may_block:
+            raise WouldBlockError
+        index = self._open(segment)
+        if index is not None:
+            with self._lock:
+                self._sealed[base] = index
+                if len(self._sealed) > _INDEXES_KEPT:
+                    # Another thread may be reading it: it is closed when nobody has it any more.
+                    self._sealed.popitem(last=False)
         return index
+
+    def _rebuilt(self, segment: Segment) -> OpenIndex:
+        """Make the index again; it serves from memory until it is written to its file."""
+        base = segment.base
+        with self._rebuilding:
+            index = self._fresh.get(base)
+            if index is None:
+                if self._log.segment_of(base) is not segment:
+                    return OpenIndex({})  # retention has removed it meanwhile
+                index = entries_of(segment, segment.end, self._listener)
+                self._listener.index_rebuilt(segment_path(base, "index"), len(index))
+                self._fresh[base] = index
+        return index
+
+    def _open(self, segment: Segment) -> SealedIndex | None:
+        path = segment_path(segment.base, "index")
+        try:
+            file = self._files.open(path, writable=False)
+            return SealedIndex(file, path, MessageOffset(segment.base), MessageOffset(segment.end))
+        except (FileNotFoundError, CorruptionError):
+            return None
+
+
+def _begins_after(
+    index: OpenIndex | SealedIndex, partition: PartitionId, sequence: ConsumeSequence
+) -> bool:
+    """Say whether a segment has nothing of a partition that is as old as ``sequence``."""
+    start = index.start_of(partition)
+    if start is None:
+        # A whole table that does not have it: the partition was made later.
+        return not index.is_complete
+    return start > sequence
 
 
 def _piece(

@@ -8,31 +8,37 @@ is handed out as a job: ``begin_…`` here, ``run`` in any thread, ``finish_…`
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import cast
+from collections.abc import Iterator
+from functools import partial
 
 import google_crc32c
 
-from pulque.errors import CorruptionError, StorageFullError
+from pulque.errors import CorruptionError, StorageError, StorageFullError, UsageError
 from pulque.model.actions import Action
 from pulque.model.batch import BatchHeader
 from pulque.model.names import PartitionName
 from pulque.model.positions import ActionOffset, ConsumeSequence, MessageOffset, StartCount
-from pulque.model.record import ENVELOPE_SIZE, read_envelope
-from pulque.storage import message_log
+from pulque.model.record import ENVELOPE_SIZE
 from pulque.storage.action_log import ActionLog
 from pulque.storage.checkpoint import Checkpoints
 from pulque.storage.consume_log import ConsumeLogs, Span
 from pulque.storage.files import Buffer, FileSystem
 from pulque.storage.identity import Identity
 from pulque.storage.index import OpenIndex
-from pulque.storage.jobs import CheckpointJob, IndexJob, RemovalJob
+from pulque.storage.jobs import CheckpointJob, Health, IndexJob, RemovalJob, Step, SyncJob
+from pulque.storage.layout import CHECKPOINTS, DIRECTORIES, MESSAGES, segment_path
 from pulque.storage.listener import Listener
-from pulque.storage.message_log import Appended, MessageLog, SyncJob, segment_path
+from pulque.storage.message_log import Appended, MessageLog
 from pulque.storage.options import StorageOptions
-from pulque.storage.partitions import Partition, Partitions, TableRow, decode_table
+from pulque.storage.partitions import Partition, Partitions
 from pulque.storage.reader import RecordReader
-from pulque.storage.recovery import MARK_KEY, Mark, Observer, recover_message_log
+from pulque.storage.recovery import (
+    MARK_KEY,
+    Mark,
+    Observer,
+    RecoveredLog,
+    recover_message_log,
+)
 from pulque.storage.segment import Segment
 
 __all__ = ["Engine"]
@@ -54,33 +60,33 @@ class Engine:
         self._files = files
         self._options = options
         self._listener = listener
+        self._health = Health()
         self.identity = Identity.open(files)
+        for directory in DIRECTORIES:
+            files.make_directory(directory)
         self.start_count: StartCount = self.identity.count_start(files)
         """How often this directory was opened, this time included."""
-        files.make_directory(message_log.DIRECTORY)
+        self.partitions = Partitions()
         self._checkpoints = Checkpoints(files, listener)
         state = self._checkpoints.load()
-        self._mark = Mark.decode(state)
-        self._previous_actions = self._mark.action_offset
-        self._saved_base = self._mark.index_base
-        self.partitions = Partitions()
-        self.partitions.load(state)
+        self._mark = self._load(state)
+        self._previous_mark = self._mark
         observer.checkpoint_loaded(state)
         recovered = recover_message_log(files, listener, self.partitions, self._mark, observer)
         self._log = MessageLog(files, options, listener, recovered.segments)
-        self._log.resume(recovered.batches, recovered.stored_at_ms)
-        self._consume_logs = ConsumeLogs(files, self._log, recovered.open_index)
+        self._log.resume(recovered.end, recovered.stored_at_ms, self._mark.message_offset)
+        self._consume_logs = ConsumeLogs(files, self._log, listener, recovered.indexes)
         self._reader = RecordReader(self._log, listener)
-        self._index_saved, self._index_crc = self._saved_index(recovered.open_index)
         self.actions = ActionLog.open(files, options, listener, self._mark.action_offset)
         self._unconfirmed: deque[tuple[MessageOffset, Partition, ConsumeSequence]] = deque()
         self._confirmed: list[Partition] = []
         """Have new confirmed messages that ``write`` has not told of."""
         self.is_full = False
         """Whether sends are refused for want of room."""
-        self._unchecked_bytes = _ROOM_CHECKED_EVERY
+        self._unchecked_bytes = 0
         self.records_since_checkpoint = 0
-        self._begin(now_ms)
+        self._index_saved, self._index_crc = 0, 0
+        self._begin(recovered, now_ms)
 
     # -- appending ---------------------------------------------------------------------------
 
@@ -101,11 +107,10 @@ class Engine:
             return found
         if self.is_full and not from_reserve:
             raise self._full()
-        if self._log.has_pending:
-            self._write_pending()
+        self._write_pending()
         partition = self.partitions.make(name)
         self._log.append_table(partition, now_ms)
-        self._log.write()
+        self._write_log()
         self.partitions.put(partition)
         return partition
 
@@ -132,9 +137,10 @@ class Engine:
         Raises:
             StorageError: It cannot be stored.
         """
+        self._health.check()
         size = ENVELOPE_SIZE + len(batch)
         self._unchecked_bytes += size
-        if self._unchecked_bytes >= _ROOM_CHECKED_EVERY:
+        if self.is_full or self._unchecked_bytes >= _ROOM_CHECKED_EVERY:
             self.check_room()
         if self.is_full and not from_reserve:
             raise self._full()
@@ -155,17 +161,15 @@ class Engine:
         Raises:
             StorageError: Nothing that was queued is stored.
         """
-        if self._log.has_pending:
-            self._write_pending()
+        self._write_pending()
         confirmed, self._confirmed = self._confirmed, []
         return confirmed
 
     def _write_pending(self) -> None:
-        try:
-            written = self._log.write()
-        except StorageFullError:
-            self.check_room()
-            raise
+        self._health.check()
+        if not self._log.has_pending:
+            return
+        written = self._write_log()
         for appended in written:
             partition, entry = appended.partition, appended.entry
             self._consume_logs.open_index.add(entry)
@@ -185,7 +189,12 @@ class Engine:
         Raises:
             StorageError: It is not in the log, so it did not happen.
         """
-        self.actions.append(action)
+        self._health.check()
+        try:
+            self.actions.append(action)
+        except StorageError as problem:
+            self._health.note(problem)
+            raise
         self.records_since_checkpoint += 1
 
     def check_room(self) -> None:
@@ -196,18 +205,23 @@ class Engine:
     # -- syncing -----------------------------------------------------------------------------
 
     def begin_sync(self, *, actions: bool) -> SyncJob | None:
-        """Return the work that makes written batches durable, and facts after them if asked."""
-        messages = self._log.begin_sync()
-        steps = [messages.run] if messages is not None else []
+        """Return the work that makes written batches durable, and facts after them if asked.
+
+        Several jobs may be under way: each makes durable all that was written when it began.
+        """
+        self._health.check()
+        steps = self._log.sync_steps()
         if actions:
-            steps += cast("list[Callable[[], None]]", self.actions.sync_steps())
-        if not steps:
-            return None
-        return SyncJob(steps, MessageOffset(self._log.open_segment.end))
+            steps += self.actions.sync_steps()
+        return self._sync_job(steps, actions=actions) if steps else None
 
     def finish_sync(self, job: SyncJob) -> list[Partition]:
-        """Take note of a sync; return the partitions that have new confirmed messages."""
-        self._log.finish_sync(job)
+        """Take note of a sync that ran; return the partitions that have new confirmed messages."""
+        if not job.is_done:
+            raise UsageError("the sync has not run to its end, so it confirms nothing")
+        self._log.finish_sync(job.point[0])
+        if job.point[1] is not None:
+            self.actions.finish_sync(job.point[1])
         confirmed = []
         unconfirmed = self._unconfirmed
         while unconfirmed and unconfirmed[0][0] <= job.end:
@@ -277,17 +291,14 @@ class Engine:
         return self._log.segments
 
     def roll(self, now_ms: int) -> None:
-        """Seal the open segment and begin a new one."""
-        if self._log.has_pending:
-            self._write_pending()
+        """Seal the open segment and begin a new one.
+
+        Raises:
+            StorageError: The open segment stays open.
+        """
+        self._write_pending()
         sealed = self._log.open_segment
-        index = self._consume_logs.open_index
-        self._log.start_segment(self.partitions.rows(), now_ms)
-        self._consume_logs.sealing[sealed.base] = index
-        self._consume_logs.open_index = OpenIndex(
-            {p.id: p.end for p in self.partitions.by_id.values()}
-        )
-        self._index_saved, self._index_crc = 0, 0
+        self._start_segment(now_ms)
         self._listener.segment_sealed(sealed.path, sealed.end - sealed.base)
 
     @property
@@ -297,25 +308,29 @@ class Engine:
 
     def begin_index(self) -> IndexJob | None:
         """Return the work of indexing a sealed segment, if there is one without index."""
-        for base, index in self._consume_logs.sealing.items():
-            return IndexJob(self._files, self._log.segment_of(base), index)
-        return None
+        found = self._consume_logs.unwritten()
+        if found is None:
+            return None
+        segment, index = found
+        path = segment_path(segment.base, "index")
+        return IndexJob(self._files, path, segment, index, self._listener)
 
     def finish_index(self, job: IndexJob) -> None:
         """Use the index file from now on."""
-        del self._consume_logs.sealing[job.segment.base]
+        self._consume_logs.forget(job.segment.base)
 
     def remove_oldest(self) -> RemovalJob:
-        """Forget the oldest segment; its messages are gone. The files go when the job runs."""
+        """Forget the oldest segment; its messages are gone. The files go when the job runs.
+
+        Raises:
+            UsageError: It is the open one.
+        """
+        if len(self._log.segments) < 2:
+            raise UsageError("the open segment cannot be removed")
         segment = self._log.remove_first()
         self._consume_logs.forget(segment.base)
-        table = self._table_of(self._log.segments[0])
-        for partition_id, _, sequence in table:
-            partition = self.partitions.by_id.get(partition_id)
-            if partition is not None and partition.start < sequence:
-                partition.start = min(sequence, partition.confirmed)
-                self.partitions.changed.add(partition_id)
-        return RemovalJob(self._files, segment)
+        self._raise_starts()
+        return RemovalJob(self._files, segment, self._log.segments[0].base)
 
     # -- checkpoints -------------------------------------------------------------------------
 
@@ -329,8 +344,7 @@ class Engine:
         Args:
             changes: What of the caller's own state changed since the last one.
         """
-        if self._log.has_pending:
-            self._write_pending()
+        self._write_pending()
         entries = self._consume_logs.open_index.entries
         segment = self._log.open_segment
         fresh = bytes(memoryview(entries)[self._index_saved :])
@@ -350,16 +364,13 @@ class Engine:
         self.records_since_checkpoint = 0
         saved = self._index_saved
         self._index_saved, self._index_crc = mark.index_size, mark.index_crc
-        files = [s.file for s in self._log.segments[-2:]]
-        directories = (message_log.DIRECTORY, "actions")
-        # The changes come first: should a later step fail, the next checkpoint has them.
-        steps: list[Callable[[], None]] = [lambda: self._checkpoints.update(changed)]
-        steps += [f.sync for f in files]
-        steps += [s.file.sync for s in self.actions.segments[-2:]]
-        steps += [lambda d=d: self._files.sync_directory(d) for d in directories]  # type: ignore[misc]
-        steps.append(lambda: self._save_index(segment.base, saved, fresh))
-        steps.append(self._checkpoints.write)
-        return CheckpointJob(steps, mark)
+        # The changes come first: should anything fail, the next checkpoint has them.
+        first = partial(self._checkpoints.update, changed)
+        steps = self._log.sync_steps() + self.actions.sync_steps()
+        sync = self._sync_job(steps, actions=True)
+        last: list[Step] = [partial(self._save_index, segment.base, saved, fresh)]
+        last.append(self._checkpoints.write)
+        return CheckpointJob(first, sync, last, mark)
 
     def abandon_checkpoint(self) -> None:
         """Take note that a checkpoint could not be written, for want of room."""
@@ -367,13 +378,12 @@ class Engine:
 
     def finish_checkpoint(self, job: CheckpointJob) -> None:
         """Drop what only an older checkpoint needed."""
-        self.actions.remove_before(ActionOffset(self._previous_actions))
-        self._previous_actions = job.mark.action_offset
-        if job.mark.index_base != self._saved_base:
-            path = segment_path(self._saved_base, "open")
+        before, self._previous_mark = self._previous_mark, job.mark
+        self.actions.remove_before(ActionOffset(before.action_offset))
+        if job.mark.index_base != before.index_base:
+            path = segment_path(before.index_base, "open")
             if self._files.exists(path):
                 self._files.remove(path)
-            self._saved_base = job.mark.index_base
 
     def close(self) -> None:
         """Close all files; nothing is written."""
@@ -390,36 +400,72 @@ class Engine:
             "what is stored can still be pulled and settled"
         )
 
-    def _begin(self, now_ms: int) -> None:
-        """Make what was recovered durable, and open a segment if there is none."""
-        if not self._log.segments or self._log.end < self._mark.message_offset:
-            self._log.end = MessageOffset(max(self._log.end, self._mark.message_offset))
-            if self._log.segments:
-                sealed = self._log.open_segment
-                self._consume_logs.sealing[sealed.base] = self._consume_logs.open_index
+    def _load(self, state: dict[bytes, bytes]) -> Mark:
+        try:
+            self.partitions.load(state)
+            return Mark.decode(state)
+        except ValueError as problem:
+            raise CorruptionError(CHECKPOINTS, 0, str(problem)) from None
+
+    def _start_segment(self, now_ms: int) -> None:
+        """Begin a segment at the end of the log."""
+        index = OpenIndex({p.id: p.end for p in self.partitions.by_id.values()})
+        # The index comes before its segment: a reader in another thread must find it.
+        base = self._log.end
+        self._consume_logs.put(base, index)
+        try:
             self._log.start_segment(self.partitions.rows(), now_ms)
-            self._consume_logs.open_index = OpenIndex({})
-            self._index_saved, self._index_crc = 0, 0
+        except StorageError as problem:
+            self._consume_logs.forget(base)
+            self._health.note(problem)
+            raise
+        self._consume_logs.open_index = index
+        self._index_saved, self._index_crc = 0, 0
+
+    def _go_on(self, index: OpenIndex) -> None:
+        """Use the last segment that was recovered."""
+        self._consume_logs.open_index = index
+        self._log.batches = len(index)
+        mark = self._mark
+        if mark.index_base == self._log.open_segment.base:
+            prefix = bytes(memoryview(index.entries)[: mark.index_size])
+            if google_crc32c.value(prefix) == mark.index_crc:
+                self._index_saved, self._index_crc = mark.index_size, mark.index_crc
+
+    def _begin(self, recovered: RecoveredLog, now_ms: int) -> None:
+        """Open a segment, and sync what was recovered: a killed process may not have done so."""
+        if recovered.is_open:
+            self._go_on(recovered.indexes[self._log.open_segment.base])
+        else:
+            self._start_segment(now_ms)
         if self.actions.needs_roll():
-            self.actions.end = ActionOffset(max(self.actions.end, self._mark.action_offset))
             self.actions.start_segment(())
-        self._log.open_segment.file.sync()
         job = self.begin_sync(actions=True)
         if job is not None:
             job.run()
-            self._log.finish_sync(job)
-        self._log.synced = MessageOffset(self._log.open_segment.end)
+            self.finish_sync(job)
         for partition in self.partitions.by_id.values():
             partition.confirmed = partition.end
+        self._raise_starts()
         self.check_room()
 
-    def _saved_index(self, index: OpenIndex) -> tuple[int, int]:
-        mark = self._mark
-        if self._log.segments and mark.index_base == self._log.open_segment.base:
-            prefix = bytes(memoryview(index.entries)[: mark.index_size])
-            if google_crc32c.value(prefix) == mark.index_crc:
-                return mark.index_size, mark.index_crc
-        return 0, 0
+    def _raise_starts(self) -> None:
+        """Let partitions begin where the oldest segment does."""
+        oldest = self._log.segments[0]
+        self.partitions.raise_starts(self._consume_logs.starts(oldest, self.partitions.by_id))
+
+    def _write_log(self) -> list[Appended]:
+        try:
+            return self._log.write()
+        except StorageError as problem:
+            self._health.note(problem)
+            if isinstance(problem, StorageFullError):
+                self.check_room()
+            raise
+
+    def _sync_job(self, steps: list[Step], *, actions: bool) -> SyncJob:
+        point = (self._log.sync_point, self.actions.sync_point if actions else None)
+        return SyncJob(self._health, steps, point)
 
     def _save_index(self, base: int, at: int, fresh: bytes) -> None:
         if not fresh:
@@ -430,14 +476,4 @@ class Engine:
             file.sync()
         finally:
             file.close()
-        self._files.sync_directory(message_log.DIRECTORY)
-
-    def _table_of(self, segment: Segment) -> list[TableRow]:
-        head = read_envelope(segment.read(segment.base, ENVELOPE_SIZE))
-        if isinstance(head, str):
-            raise CorruptionError(segment.path, segment.base, head)
-        content = segment.read(segment.base + ENVELOPE_SIZE, head.size - ENVELOPE_SIZE)
-        rows = decode_table(content)
-        if rows is None:
-            raise CorruptionError(segment.path, segment.base, "the partition table is damaged")
-        return rows
+        self._files.sync_directory(MESSAGES)

@@ -8,22 +8,38 @@ part of the contract:
   writes before it durable.
 - A new, renamed or removed name may be lost or come back; ``sync_directory`` makes it durable.
   ``rename`` replaces its target in one step, whatever happens.
+
+A disk that is in trouble (full, failed, read-only) raises ``StorageError`` wherever it says so;
+what is wrong with the call itself stays an ``OSError``.
 """
 
 import errno
 import fcntl
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 from pulque.errors import DataDirectoryError, StorageError, StorageFullError
 
-__all__ = ["Buffer", "File", "FileSystem", "OsFileSystem", "WouldBlockError"]
+__all__ = ["Buffer", "File", "FileSystem", "OsFileSystem", "WouldBlockError", "replace"]
 
 Buffer = bytes | memoryview
 
 _MOST_BUFFERS = 1024  # IOV_MAX of Linux
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_TROUBLE = (
+    *_NO_ROOM,
+    errno.EACCES,
+    errno.EIO,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENODEV,
+    errno.ENOMEM,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ESTALE,
+)
 _NOT_SUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
@@ -32,7 +48,11 @@ class WouldBlockError(Exception):
 
 
 class File(Protocol):
-    """One open file. Reads may come from several threads, writes from one."""
+    """One open file. Reads may come from several threads, writes from one.
+
+    Whoever shares a file with other threads lets go of it instead of closing it: it is closed
+    when the last of them does. A closed descriptor may become another file's in between.
+    """
 
     def write(self, buffers: Sequence[Buffer], offset: int) -> int:
         """Write all buffers from ``offset`` on and return how many bytes that were.
@@ -47,6 +67,7 @@ class File(Protocol):
 
         Raises:
             WouldBlockError: Not ``may_block``, and the disk would have to be asked.
+            StorageError: The disk failed.
         """
 
     def sync(self) -> None:
@@ -107,15 +128,19 @@ class _OsFile:
         return written
 
     def read(self, size: int, offset: int, *, may_block: bool = True) -> bytes:
-        if may_block or not self._may_ask_without_waiting:
-            data = os.pread(self._descriptor, size, offset)
-        else:
-            data = self._read_without_waiting(size, offset)
-        while len(data) < size:
-            more = os.pread(self._descriptor, size - len(data), offset + len(data))
-            if not more:
-                break
-            data += more
+        try:
+            if may_block or not self._may_ask_without_waiting:
+                data = os.pread(self._descriptor, size, offset)
+            else:
+                data = self._read_without_waiting(size, offset)
+            while len(data) < size:
+                more = os.pread(self._descriptor, size - len(data), offset + len(data))
+                if not more:
+                    break
+                data += more
+        except OSError as error:
+            _raise_trouble(error, self._path)
+            raise
         return data
 
     def sync(self) -> None:
@@ -125,7 +150,11 @@ class _OsFile:
             raise StorageError(f"{self._path}: sync failed: {error.strerror}") from error
 
     def truncate(self, size: int) -> None:
-        os.ftruncate(self._descriptor, size)
+        try:
+            os.ftruncate(self._descriptor, size)
+        except OSError as error:
+            _raise_trouble(error, self._path)
+            raise
 
     def size(self) -> int:
         return os.fstat(self._descriptor).st_size
@@ -185,22 +214,27 @@ class OsFileSystem:
             raise _translated(error, path) from error
 
     def make_directory(self, path: str) -> None:
-        os.makedirs(self._full(path), mode=0o700, exist_ok=True)
+        with _translating(path):
+            os.makedirs(self._full(path), mode=0o700, exist_ok=True)
 
     def list(self, path: str) -> list[str]:
-        return sorted(os.listdir(self._full(path)))
+        with _translating(path):
+            return sorted(os.listdir(self._full(path)))
 
     def exists(self, path: str) -> bool:
         return os.path.lexists(self._full(path))
 
     def rename(self, source: str, target: str) -> None:
-        os.replace(self._full(source), self._full(target))
+        with _translating(target):
+            os.replace(self._full(source), self._full(target))
 
     def remove(self, path: str) -> None:
-        os.unlink(self._full(path))
+        with _translating(path):
+            os.unlink(self._full(path))
 
     def sync_directory(self, path: str) -> None:
-        descriptor = os.open(self._full(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        with _translating(path):
+            descriptor = os.open(self._full(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(descriptor)
         except OSError as error:
@@ -209,7 +243,8 @@ class OsFileSystem:
             os.close(descriptor)
 
     def free_bytes(self) -> int:
-        found = os.statvfs(self.root)
+        with _translating(self.root):
+            found = os.statvfs(self.root)
         return found.f_bavail * found.f_frsize
 
     def lock(self) -> None:
@@ -247,6 +282,54 @@ class OsFileSystem:
 
     def _full(self, path: str) -> str:
         return f"{self.root}/{path}" if path else self.root
+
+
+def replace(
+    files: FileSystem, path: str, buffers: Sequence[Buffer], *, is_synced: bool = True
+) -> None:
+    """Give a file new contents in one step: written aside, synced, renamed.
+
+    Its name is durable only once the directory is synced.
+
+    Args:
+        files: Where.
+        path: The file; it may exist.
+        buffers: All that it is to hold.
+        is_synced: Whether the contents must be whole after a power cut.
+
+    Raises:
+        StorageError: The file is as it was.
+    """
+    temporary = f"{path}.tmp"
+    file = files.open(temporary, create=True)
+    try:
+        file.truncate(0)
+        file.write(buffers, 0)
+        if is_synced:
+            file.sync()
+        files.rename(temporary, path)
+    except StorageError:
+        # What is left of it would take up room until the next start.
+        with suppress(StorageError):
+            files.remove(temporary)
+        raise
+    finally:
+        file.close()
+
+
+@contextmanager
+def _translating(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        _raise_trouble(error, path)
+        raise
+
+
+def _raise_trouble(error: OSError, path: str) -> None:
+    """Raise our own error if the disk or the system is in trouble; else it is the caller's."""
+    if error.errno in _TROUBLE:
+        raise _translated(error, path) from error
 
 
 def _translated(error: OSError, path: str) -> StorageError:

@@ -5,13 +5,18 @@ from dataclasses import dataclass
 
 from pulque.errors import DataDirectoryError
 from pulque.model.positions import StartCount
-from pulque.storage.files import FileSystem
+from pulque.storage.files import FileSystem, replace
+from pulque.storage.layout import DIRECTORIES
 
 __all__ = ["FORMAT", "Identity"]
 
 FORMAT = 1
 _FORMAT_FILE = "format.json"
 _START_FILE = "start"
+_REMEDY = (
+    "restore it from a backup, or write a number there that is higher than all before, "
+    "on two lines of their own"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +39,17 @@ class Identity:
                     f"the directory holds {foreign[0]!r} and no {_FORMAT_FILE}, so it is not a "
                     "data directory of Pulque: choose an empty one"
                 )
-            _replace(files, _FORMAT_FILE, json.dumps({"format": FORMAT, "system": "pulque"}))
+            text = json.dumps({"format": FORMAT, "system": "pulque"})
+            replace(files, _FORMAT_FILE, [text.encode()])
+            files.sync_directory("")
         text = _read(files, _FORMAT_FILE)
         try:
             found = json.loads(text)["format"]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise DataDirectoryError(
                 f"{_FORMAT_FILE} cannot be read: restore it, or choose another directory"
             ) from None
-        if found != FORMAT:
+        if type(found) is not int or found != FORMAT:
             raise DataDirectoryError(
                 f"the data directory has format {found}, and this version reads {FORMAT}: "
                 "run the version that wrote it, or choose another directory"
@@ -50,17 +57,25 @@ class Identity:
         return cls(found)
 
     def count_start(self, files: FileSystem) -> StartCount:
-        """Count one more start, durably, and return how many there were."""
+        """Count one more start, durably, and return how many there were.
+
+        The number stands there twice, so that damage does not go for a number.
+
+        Raises:
+            DataDirectoryError: The number is damaged or gone.
+        """
         before = 0
         if files.exists(_START_FILE):
             text = _read(files, _START_FILE)
-            if not text.strip().isdigit():
-                raise DataDirectoryError(
-                    f"{_START_FILE} holds {text[:20]!r}, not a number: restore it from a backup, "
-                    "or write a number there that is higher than all before"
-                )
-            before = int(text)
-        _replace(files, _START_FILE, f"{before + 1}\n")
+            first, _, second = text.partition("\n")
+            is_number = first.isascii() and first.isdigit() and len(first) < 10
+            if not is_number or second != f"{first}\n":
+                raise DataDirectoryError(f"{_START_FILE} holds {text[:40]!r}: {_REMEDY}")
+            before = int(first)
+        elif any(files.list(directory) for directory in DIRECTORIES if files.exists(directory)):
+            raise DataDirectoryError(f"{_START_FILE} is missing: {_REMEDY}")
+        replace(files, _START_FILE, [f"{before + 1}\n{before + 1}\n".encode()])
+        files.sync_directory("")
         return StartCount(before + 1)
 
 
@@ -70,16 +85,3 @@ def _read(files: FileSystem, path: str) -> str:
         return file.read(4096, 0).decode(errors="replace")
     finally:
         file.close()
-
-
-def _replace(files: FileSystem, path: str, text: str) -> None:
-    temporary = f"{path}.tmp"
-    file = files.open(temporary, create=True)
-    try:
-        file.truncate(0)
-        file.write([text.encode()], 0)
-        file.sync()
-    finally:
-        file.close()
-    files.rename(temporary, path)
-    files.sync_directory("")

@@ -5,20 +5,22 @@ for one stored batch. For the open segment the entries are kept in memory in ord
 with each partition's ordinals beside them; a sealed segment has one file in which they are
 grouped by partition::
 
-    +--------------------+----------------------------------+----------------------------+
-    | header 48 bytes    | directory: one row per partition | entries, by partition      |
-    | magic, version,    | that the segment knows: id,      | and sequence, 44 bytes     |
-    | base, end, counts, | start sequence, end sequence,    | each                       |
-    | crc of directory   | first entry, entries             |                            |
-    +--------------------+----------------------------------+----------------------------+
+    +------------------+--------------------------+-----------------+------------------------+
+    | header 48 bytes  | directory: one row per   | a crc for each  | entries, by partition  |
+    | magic, version,  | partition that the       | 64 entries      | and sequence, 44 bytes |
+    | base, end,       | segment knows: id, start |                 | each                   |
+    | counts, flags,   | sequence, end sequence,  |                 |                        |
+    | two crcs         | first entry, entries     |                 |                        |
+    +------------------+--------------------------+-----------------+------------------------+
 
-So files grow in number with segments, never with subjects. Both are derived: ``rebuild`` makes
-them from the segment.
+One crc is over the header, the other over the directory and the crcs of the entries: whatever
+is read was checked. So files grow in number with segments, never with subjects. Both forms are
+derived: ``pulque.storage.rebuild`` makes them from the segment.
 """
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Mapping
 from struct import Struct
 from typing import NamedTuple
 
@@ -27,7 +29,7 @@ import numpy as np
 
 from pulque.errors import CorruptionError
 from pulque.model.positions import ConsumeSequence, MessageOffset, PartitionId
-from pulque.storage.files import File, FileSystem
+from pulque.storage.files import File, FileSystem, replace
 
 __all__ = ["ENTRY_SIZE", "Entry", "OpenIndex", "SealedIndex", "write_sealed_index"]
 
@@ -54,9 +56,13 @@ _ROW_TYPE = np.dtype(
     ]
 )
 _HEADER = Struct("<4sIQQQIIII")
+_CRC = Struct("<I")
 _MAGIC = b"PLIX"
 _VERSION = 1
-_READ_AHEAD = 64
+_IS_COMPLETE = 1
+_BLOCK = 64
+"""Entries that share a crc."""
+_BLOCK_SIZE = _BLOCK * ENTRY_SIZE
 
 
 class Entry(NamedTuple):
@@ -75,11 +81,16 @@ class Entry(NamedTuple):
 class OpenIndex:
     """The entries of a segment that is being written, in memory.
 
-    ``starts`` gives the next sequence of each partition when the segment began.
+    One thread adds; reads may come from any thread.
     """
 
-    def __init__(self, starts: dict[PartitionId, ConsumeSequence]) -> None:
+    def __init__(
+        self, starts: dict[PartitionId, ConsumeSequence], *, is_complete: bool = True
+    ) -> None:
         self.starts = starts
+        """The next sequence of each partition when the segment began."""
+        self.is_complete = is_complete
+        """Whether ``starts`` has all partitions of that time: the segment's table is whole."""
         self.entries = bytearray()
         self._ordinals: dict[PartitionId, array[int]] = {}
 
@@ -88,16 +99,20 @@ class OpenIndex:
 
     def add(self, entry: Entry) -> None:
         """Append an entry."""
+        ordinal = len(self.entries) // ENTRY_SIZE
+        # The entry comes before its ordinal: a reader in another thread must not miss it.
+        self.entries += _ENTRY.pack(*entry)
         ordinals = self._ordinals.get(entry.partition)
         if ordinals is None:
-            ordinals = self._ordinals[entry.partition] = array("I")
-        ordinals.append(len(self.entries) // ENTRY_SIZE)
-        self.entries += _ENTRY.pack(*entry)
+            self._ordinals[entry.partition] = array("I", (ordinal,))
+        else:
+            ordinals.append(ordinal)
 
     def load(self, entries: bytes) -> None:
         """Append entries as they were given out by ``entries``."""
         table = np.frombuffer(entries, _ENTRY_TYPE)
         base = len(self)
+        self.entries += entries
         order = np.argsort(table["partition"], kind="stable")
         partitions = table["partition"][order]
         cuts = np.flatnonzero(np.diff(partitions)) + 1
@@ -106,12 +121,16 @@ class OpenIndex:
                 partition = PartitionId(int(table["partition"][part[0]]))
                 ordinals = self._ordinals.setdefault(partition, array("I"))
                 ordinals.extend((part + base).tolist())
-        self.entries += entries
 
-    def start_of(self, partition: PartitionId) -> ConsumeSequence | None:
+    def first_of(self, partition: PartitionId) -> ConsumeSequence | None:
         """Return the first sequence that this segment has of a partition, if it has any."""
         ordinals = self._ordinals.get(partition)
         return None if ordinals is None else self._entry(ordinals[0]).first_sequence
+
+    def start_of(self, partition: PartitionId) -> ConsumeSequence | None:
+        """Return the next sequence of a partition when the segment began, if it knew it."""
+        start = self.starts.get(partition)
+        return self.first_of(partition) if start is None else start
 
     def find(self, partition: PartitionId, sequence: ConsumeSequence, limit: int) -> list[Entry]:
         """Return up to ``limit`` entries from the one that has ``sequence``, or follows it, on."""
@@ -152,26 +171,45 @@ class SealedIndex:
     """The index file of a sealed segment. Reads may come from any thread.
 
     The directory is kept in memory as long as this object is; entries are read as needed.
+
+    Args:
+        file: The index file, which belongs to this object from now on.
+        path: Its path, for errors.
+        base: Where the segment begins.
+        end: Where the segment ends, if that is to be checked.
+
+    Raises:
+        CorruptionError: This is no index of that segment; so do all methods that read entries.
     """
 
-    def __init__(self, file: File, path: str, base: MessageOffset) -> None:
+    def __init__(
+        self, file: File, path: str, base: MessageOffset, end: MessageOffset | None = None
+    ) -> None:
         self._file = file
         self.path = path
         head = file.read(_HEADER.size, 0)
         if len(head) < _HEADER.size:
             raise CorruptionError(path, 0, "the index has no header")
-        magic, version, found, self.end, entries, rows, crc, head_crc, _ = _HEADER.unpack(head)
-        if google_crc32c.value(head[:-8]) != head_crc or magic != _MAGIC:
+        magic, version, found, self.end, entries, rows, flags, crc, head_crc = _HEADER.unpack(head)
+        if google_crc32c.value(head[: -_CRC.size]) != head_crc or magic != _MAGIC:
             raise CorruptionError(path, 0, "the index's header is damaged")
         if version != _VERSION or found != base:
             raise CorruptionError(path, 0, f"version {version} and base {found} are not ours")
-        directory = file.read(rows * _ROW_TYPE.itemsize, _HEADER.size)
-        if google_crc32c.value(directory) != crc:
+        if end is not None and self.end != end:
+            raise CorruptionError(path, 0, f"the segment ends at {end}, the index at {self.end}")
+        self.is_complete = bool(flags & _IS_COMPLETE)
+        """Whether it has a row for every partition that existed when the segment began."""
+        size = rows * _ROW_TYPE.itemsize
+        crcs = -(-entries // _BLOCK) * _CRC.size
+        if file.size() != _HEADER.size + size + crcs + entries * ENTRY_SIZE:
+            raise CorruptionError(path, _HEADER.size, "the index has not its whole length")
+        body = file.read(size + crcs, _HEADER.size)
+        if google_crc32c.value(body) != crc:
             raise CorruptionError(path, _HEADER.size, "the index's directory is damaged")
-        self._directory = np.frombuffer(directory, _ROW_TYPE)
-        self._entries_at = _HEADER.size + len(directory)
-        if file.size() != self._entries_at + entries * ENTRY_SIZE:
-            raise CorruptionError(path, self._entries_at, "the index has not its whole length")
+        self._directory = np.frombuffer(body[:size], _ROW_TYPE)
+        self._crcs = body[size:]
+        self._entries_at = _HEADER.size + len(body)
+        self._count = entries
 
     def close(self) -> None:
         self._file.close()
@@ -224,8 +262,8 @@ class SealedIndex:
 
     def all_entries(self) -> "np.ndarray[tuple[int], np.dtype[np.void]]":
         """Return every entry, for those who decode a whole segment."""
-        size = self._file.size() - self._entries_at
-        return np.frombuffer(self._file.read(size, self._entries_at), _ENTRY_TYPE)
+        data = self._read_blocks(0, len(self._crcs) // _CRC.size, may_block=True)
+        return np.frombuffer(data, _ENTRY_TYPE)
 
     def _row(self, partition: PartitionId) -> np.void | None:
         at = int(np.searchsorted(self._directory["partition"], partition))
@@ -235,56 +273,64 @@ class SealedIndex:
         return row if row["partition"] == partition else None
 
     def _read(self, at: int, count: int, *, may_block: bool) -> list[Entry]:
-        data = self._file.read(
-            count * ENTRY_SIZE, self._entries_at + at * ENTRY_SIZE, may_block=may_block
-        )
-        return [Entry._make(fields) for fields in _ENTRY.iter_unpack(data)]
+        first = at // _BLOCK
+        data = self._read_blocks(first, -(-(at + count) // _BLOCK), may_block=may_block)
+        start = (at - first * _BLOCK) * ENTRY_SIZE
+        wanted = data[start : start + count * ENTRY_SIZE]
+        return [Entry._make(fields) for fields in _ENTRY.iter_unpack(wanted)]
+
+    def _read_blocks(self, first: int, end: int, *, may_block: bool) -> bytes:
+        """Return the entries of blocks ``first..end``, checked."""
+        size = (min(end * _BLOCK, self._count) - first * _BLOCK) * ENTRY_SIZE
+        place = self._entries_at + first * _BLOCK_SIZE
+        data = self._file.read(size, place, may_block=may_block)
+        for block in range(first, end):
+            at = (block - first) * _BLOCK_SIZE
+            (crc,) = _CRC.unpack_from(self._crcs, block * _CRC.size)
+            if google_crc32c.value(data[at : at + _BLOCK_SIZE]) != crc:
+                raise CorruptionError(self.path, place + at, "entries of the index are damaged")
+        return data
 
 
 def write_sealed_index(
-    files: FileSystem,
-    path: str,
-    *,
-    base: MessageOffset,
-    end: MessageOffset,
-    starts: Iterable[tuple[PartitionId, ConsumeSequence]],
-    entries: bytes,
+    files: FileSystem, path: str, *, base: MessageOffset, end: MessageOffset, index: OpenIndex
 ) -> None:
-    """Write the index file of a sealed segment out of its entries in order of arrival."""
-    table = np.frombuffer(entries, _ENTRY_TYPE)
+    """Write the index file of a sealed segment.
+
+    Its name is not made durable: what is derived may be lost.
+    """
+    table = np.frombuffer(bytes(index.entries), _ENTRY_TYPE)
     grouped = table[np.argsort(table["partition"], kind="stable")]
-    ids, firsts, counts = np.unique(grouped["partition"], return_index=True, return_counts=True)
-    known = {int(i): int(s) for i, s in starts}
-    lasts = grouped[firsts + counts - 1] if len(ids) else grouped[:0]
-    rows = np.zeros(len(set(known) | set(ids.tolist())), _ROW_TYPE)
-    rows["partition"] = sorted(set(known) | set(ids.tolist()))
-    begins = {int(i): int(grouped["first_sequence"][f]) for i, f in zip(ids, firsts, strict=True)}
-    start_of = [known.get(int(i), begins.get(int(i), 0)) for i in rows["partition"]]
-    rows["start"] = start_of
-    rows["end"] = start_of
-    at = np.searchsorted(rows["partition"], ids)
-    rows["first_entry"][at] = firsts
-    rows["entries"][at] = counts
-    rows["end"][at] = lasts["first_sequence"] + lasts["count"]
+    rows = _directory_of(grouped, index.starts)
     directory = rows.tobytes()
-    head = _HEADER.pack(
-        _MAGIC,
-        _VERSION,
-        base,
-        end,
-        len(table),
-        len(rows),
-        google_crc32c.value(directory),
-        0,
-        0,
-    )[:-8]
-    head += Struct("<II").pack(google_crc32c.value(head), 0)
-    temporary = f"{path}.tmp"
-    file = files.open(temporary, create=True)
-    try:
-        file.truncate(0)
-        file.write([head, directory, grouped.tobytes()], 0)
-        file.sync()
-    finally:
-        file.close()
-    files.rename(temporary, path)
+    entries = grouped.tobytes()
+    blocks = range(0, len(entries), _BLOCK_SIZE)
+    crcs = [google_crc32c.value(entries[at : at + _BLOCK_SIZE]) for at in blocks]
+    body = directory + Struct(f"<{len(crcs)}I").pack(*crcs)
+    flags = _IS_COMPLETE if index.is_complete else 0
+    crc = google_crc32c.value(body)
+    counts = (len(grouped), len(rows))
+    head = _HEADER.pack(_MAGIC, _VERSION, base, end, *counts, flags, crc, 0)[: -_CRC.size]
+    replace(files, path, [head, _CRC.pack(google_crc32c.value(head)), body, entries])
+
+
+def _directory_of(
+    grouped: "np.ndarray[tuple[int], np.dtype[np.void]]",
+    starts: Mapping[PartitionId, ConsumeSequence],
+) -> "np.ndarray[tuple[int], np.dtype[np.void]]":
+    """Return a row for each partition, out of the entries and of what began without any."""
+    ids, firsts, counts = np.unique(grouped["partition"], return_index=True, return_counts=True)
+    begins = grouped["first_sequence"][firsts]
+    start_of = {int(i): int(start) for i, start in zip(ids, begins, strict=True)}
+    start_of.update((int(i), int(start)) for i, start in starts.items())
+    rows = np.zeros(len(start_of), _ROW_TYPE)
+    rows["partition"] = sorted(start_of)
+    rows["start"] = [start_of[int(i)] for i in rows["partition"]]
+    rows["end"] = rows["start"]
+    if len(ids):
+        at = np.searchsorted(rows["partition"], ids)
+        lasts = grouped[firsts + counts - 1]
+        rows["first_entry"][at] = firsts
+        rows["entries"][at] = counts
+        rows["end"][at] = lasts["first_sequence"] + lasts["count"]
+    return rows

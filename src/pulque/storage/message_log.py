@@ -5,17 +5,21 @@ cost one system call. Nothing outside has changed until ``write`` succeeds; if t
 the queue is dropped as a whole, the file is cut back, and no number has been used up.
 
 Syncing happens in steps, so that a thread can wait for the disk while the log goes on:
-``begin_sync`` (here), ``SyncJob.run`` (in the thread), ``finish_sync`` (here).
+``sync_steps`` (here), the steps (in the thread), ``finish_sync`` (here).
 """
 
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable
+from operator import attrgetter
 
 from pulque.errors import StorageError
 from pulque.model.positions import ConsumeSequence, Epoch, MessageOffset, PartitionId
 from pulque.model.record import ENVELOPE_SIZE, Envelope, RecordType, pack_envelope
-from pulque.storage.files import Buffer, File, FileSystem
+from pulque.storage.files import Buffer, FileSystem
 from pulque.storage.index import Entry
+from pulque.storage.jobs import SyncJob
+from pulque.storage.layout import MESSAGES, segment_path
 from pulque.storage.listener import Listener
 from pulque.storage.options import StorageOptions
 from pulque.storage.partitions import Partition, TableRow, encode_table
@@ -23,12 +27,8 @@ from pulque.storage.segment import Segment
 
 __all__ = ["DIRECTORY", "Appended", "MessageLog", "SyncJob", "segment_path"]
 
-DIRECTORY = "messages"
-
-
-def segment_path(base: int, suffix: str = "log") -> str:
-    """Return the path of a segment's file: its base in 20 digits."""
-    return f"{DIRECTORY}/{base:020d}.{suffix}"
+DIRECTORY = MESSAGES
+_base = attrgetter("base")
 
 
 class Appended:
@@ -55,23 +55,6 @@ class Appended:
         """The offset after it."""
         self.is_written = False
         """Whether it is in the log. If not after ``write``, it never will be."""
-
-
-class SyncJob:
-    """Makes everything before ``end`` durable; ``run`` may be called from any thread."""
-
-    def __init__(self, steps: list[Callable[[], None]], end: MessageOffset) -> None:
-        self._steps = steps
-        self.end = end
-
-    def run(self) -> None:
-        """Wait for the disk.
-
-        Raises:
-            StorageError: It failed. That is final: what was written may be gone.
-        """
-        for step in self._steps:
-            step()
 
 
 class TailCache:
@@ -112,9 +95,9 @@ class MessageLog:
         self._epoch = Epoch(0)  # there is no authority to ask
         self.segments = segments
         """In order; the last one is open."""
-        self.end = MessageOffset(segments[-1].end if segments else 0)
+        self.end = MessageOffset(0)
         """Where the next record goes, the queue included."""
-        self.synced = self.end
+        self.synced = MessageOffset(0)
         """Everything before it survives a power cut."""
         self.last_stored_at_ms = 0
         self.batches = 0
@@ -122,13 +105,15 @@ class MessageLog:
         self.cache = TailCache(options.tail_cache_bytes)
         self._pending: list[Appended] = []
         self._buffers: list[Buffer] = []
-        self._unsynced: list[File] = []
-        self._is_directory_unsynced = False
+        self._names_changed = 0
+        self._names_synced = 0
 
-    def resume(self, batches: int, stored_at_ms: int) -> None:
-        """Go on with an open segment that holds so many batches, the newest of that time."""
-        self.batches = batches
+    def resume(self, end: MessageOffset, stored_at_ms: int, synced: int) -> None:
+        """Go on where recovery left off; only what a checkpoint covers is known to be synced."""
+        self.end = end
         self.last_stored_at_ms = stored_at_ms
+        self.synced = MessageOffset(synced)
+        self._names_changed = 1
 
     @property
     def open_segment(self) -> Segment:
@@ -152,23 +137,30 @@ class MessageLog:
         )
 
     def start_segment(self, rows: list[TableRow], now_ms: int) -> None:
-        """Begin a new segment with a table of all partitions."""
+        """Begin a new segment with a table of all partitions.
+
+        Raises:
+            StorageError: The log is as it was.
+        """
         base = self.end
         path = segment_path(base)
+        # Never before the last batch, so that a search by time may trust it.
+        opened_at_ms = max(now_ms, self.last_stored_at_ms)
+        table = self._table_record(rows, opened_at_ms)
         file = self._files.open(path, create=True)
         try:
-            table = self._table_record(rows, now_ms)
             file.truncate(0)
             file.write(table, 0)
         except StorageError:
             file.close()
             self._files.remove(path)
             raise
+        self.last_stored_at_ms = opened_at_ms
         self.end = MessageOffset(base + sum(map(len, table)))
-        self.segments.append(Segment(path, file, base, self.end, now_ms))
+        # A new list each time: readers in other threads go on with the old one.
+        self.segments = [*self.segments, Segment(path, file, base, self.end, opened_at_ms)]
         self.batches = 0
-        self._unsynced.append(file)
-        self._is_directory_unsynced = True
+        self._names_changed += 1
 
     def append_table(self, partition: Partition, now_ms: int) -> None:
         """Queue the table of one new partition."""
@@ -228,42 +220,48 @@ class MessageLog:
             raise
         segment.end = self.end
         self.batches += len(written)
-        if not self._unsynced:
-            self._unsynced.append(segment.file)
         for appended in written:
             appended.is_written = True
             self.cache.put(appended.entry.offset, appended.envelope, appended.batch)
         return written
 
-    def begin_sync(self) -> SyncJob | None:
-        """Return the work that makes all written records durable, or None if they are."""
-        if not self._unsynced:
-            return None
-        steps: list[Callable[[], None]] = [file.sync for file in self._unsynced]
-        if self._is_directory_unsynced:
+    def sync_steps(self) -> list[Callable[[], None]]:
+        """Return what makes all written records durable; empty if they are.
+
+        Files come in order, and names after contents: whatever is durable is without gaps.
+        """
+        steps: list[Callable[[], None]] = [
+            segment.file.sync for segment in self.segments if segment.end > self.synced
+        ]
+        if self._names_changed > self._names_synced:
             steps.append(lambda: self._files.sync_directory(DIRECTORY))
-        self._unsynced = []
-        self._is_directory_unsynced = False
-        return SyncJob(steps, MessageOffset(self.open_segment.end))
+        return steps
 
-    def finish_sync(self, job: SyncJob) -> None:
-        """Take note that a job ran to its end."""
-        self.synced = max(self.synced, job.end)
+    @property
+    def sync_point(self) -> tuple[MessageOffset, int]:
+        """What ``finish_sync`` wants to be told: how far the log went when the steps were made."""
+        return MessageOffset(self.open_segment.end), self._names_changed
 
-    def segment_of(self, offset: int) -> Segment:
-        """Return the segment that holds an offset."""
-        low, high = 0, len(self.segments)
-        while low < high:
-            middle = (low + high) // 2
-            if self.segments[middle].base <= offset:
-                low = middle + 1
-            else:
-                high = middle
-        return self.segments[low - 1]
+    def finish_sync(self, point: tuple[MessageOffset, int]) -> None:
+        """Take note that the log is durable up to the point."""
+        self.synced = max(self.synced, point[0])
+        self._names_synced = max(self._names_synced, point[1])
+
+    def segment_of(self, offset: int) -> Segment | None:
+        """Return the segment that holds an offset, or None if retention has removed it.
+
+        May be called from any thread.
+        """
+        segments = self.segments
+        at = bisect_right(segments, offset, key=_base) - 1
+        return segments[at] if at >= 0 else None
 
     def remove_first(self) -> Segment:
-        """Forget the oldest segment."""
-        segment = self.segments.pop(0)
+        """Forget the oldest segment; the open one cannot go."""
+        segment = self.segments[0]
+        # A new list: readers in other threads go on with the old one.
+        self.segments = self.segments[1:]
+        self._names_changed += 1
         self._listener.segment_removed(segment.path, segment.end - segment.base)
         return segment
 

@@ -5,7 +5,8 @@ partition made later appends a table of one. So a segment can be read without an
 and numbering never restarts: the table says which sequence comes next.
 """
 
-from struct import Struct
+from collections.abc import Iterable
+from struct import Struct, error
 
 import google_crc32c
 
@@ -76,7 +77,9 @@ class Partitions:
                 known = Partition(partition_id, name, next_sequence)
                 known.start = next_sequence
                 self.put(known)
-            known.end = max(known.end, next_sequence)
+            if known.end < next_sequence:
+                known.end = next_sequence
+                self.changed.add(partition_id)
 
     def rows(self) -> list[TableRow]:
         """Return the table of all partitions."""
@@ -92,10 +95,24 @@ class Partitions:
         self.changed = set()
         return changes
 
+    def raise_starts(self, starts: Iterable[tuple[PartitionId, ConsumeSequence]]) -> None:
+        """Take note that nothing before these sequences is stored any more."""
+        for partition_id, sequence in starts:
+            partition = self.by_id.get(partition_id)
+            if partition is not None and partition.start < sequence:
+                partition.start = min(sequence, partition.end)
+                self.changed.add(partition_id)
+
     def load(self, state: dict[bytes, bytes]) -> None:
-        """Take in what a checkpoint holds."""
+        """Take in what a checkpoint holds.
+
+        Raises:
+            ValueError: It is not what ``encode_changed`` made.
+        """
         for key, value in state.items():
             if key[:1] == b"p" and len(key) == _STATE_KEY.size:
+                if len(value) < _STATE.size:
+                    raise ValueError(f"a partition of {len(value)} bytes")
                 partition_id = PartitionId(_STATE_KEY.unpack(key)[1])
                 start, end = _STATE.unpack_from(value)
                 name = PartitionName(value[_STATE.size :].decode())
@@ -116,18 +133,20 @@ def encode_table(rows: list[TableRow]) -> bytes:
     return _CRC.pack(google_crc32c.value(payload)) + payload
 
 
-def decode_table(
-    data: bytes,
-) -> list[TableRow] | None:
+def decode_table(data: bytes) -> list[TableRow] | None:
     """Return the rows of a table, or None if it is damaged."""
     if len(data) < 8 or google_crc32c.value(data[4:]) != _CRC.unpack_from(data)[0]:
         return None
     (count,) = _COUNT.unpack_from(data, 4)
     rows = []
     at = 8
-    for _ in range(count):
-        partition_id, next_sequence, size = _ROW.unpack_from(data, at)
-        at += _ROW.size
-        rows.append((partition_id, PartitionName(data[at : at + size].decode()), next_sequence))
-        at += size
+    try:
+        for _ in range(count):
+            partition_id, next_sequence, size = _ROW.unpack_from(data, at)
+            at += _ROW.size
+            name = PartitionName(data[at : at + size].decode())
+            rows.append((partition_id, name, next_sequence))
+            at += size
+    except (error, UnicodeDecodeError):
+        return None
     return rows

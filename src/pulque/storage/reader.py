@@ -5,7 +5,7 @@ index says, and the batch must be as its producer sealed it.
 """
 
 from pulque.errors import CorruptionError
-from pulque.model.batch import Codec, read_header, slice_batch, verify_crc
+from pulque.model.batch import HEADER_SIZE, Codec, read_header, slice_batch, verify_crc
 from pulque.model.positions import ConsumeSequence
 from pulque.model.record import ENVELOPE_SIZE, Envelope, pack_envelope, read_envelope
 from pulque.storage.consume_log import Piece, Span
@@ -60,6 +60,8 @@ class RecordReader:
         first = pieces[0].entry.offset
         size = pieces[-1].entry.offset + pieces[-1].entry.size - first
         segment = self._log.segment_of(first)
+        if segment is None:
+            return []  # retention has removed it meanwhile
         data = segment.read(first, size, may_block=may_block)
         view = memoryview(data)
         buffers: list[Buffer] = []
@@ -111,9 +113,11 @@ def _problem(
 ) -> str | None:
     if isinstance(envelope, str):
         return envelope
-    expected = (piece.entry.offset, partition.id, piece.entry.first_sequence)
-    if (envelope.offset, envelope.partition, envelope.first_sequence) != expected:
+    entry = piece.entry
+    expected = (entry.offset, entry.size, partition.id, entry.first_sequence, entry.count)
+    found = (envelope.offset, envelope.size, envelope.partition, envelope.first_sequence)
+    if (*found, envelope.count) != expected:
         return "another record lies where the index points to"
-    if not verify_crc(batch, partition.seed):
+    if len(batch) < HEADER_SIZE or not verify_crc(batch, partition.seed):
         return "the batch's crc does not match"
     return None

@@ -4,10 +4,12 @@ The walk begins at the checkpoint's offset and ends at the end of the last segme
 are no record are one of two things:
 
 - a *torn tail*: they were never promised to anybody. The log is cut there.
-- *corruption*: a record after them says that the log was synced beyond them. The range is
-  reported and passed over; everything before and after stays readable, and numbering goes on.
+- *corruption*: the checkpoint, or a record after them, says that the log was synced beyond them.
+  The range is reported and passed over; everything before and after stays readable, and
+  numbering goes on.
 
 The same judgement serves every segment, as a later segment is always synced after an earlier.
+A segment whose beginning is torn goes as a whole, so that every segment begins with its table.
 """
 
 from collections.abc import Iterator
@@ -16,15 +18,18 @@ from typing import NamedTuple, Protocol
 
 import google_crc32c
 
-from pulque.model.batch import HEADER, BatchHeader, verify_crc
+from pulque.errors import StorageFullError
+from pulque.model.batch import HEADER, verify_crc
+from pulque.model.names import PartitionName
 from pulque.model.positions import ConsumeSequence, MessageOffset, PartitionId
 from pulque.model.record import ENVELOPE_SIZE, Envelope, RecordType, read_envelope
 from pulque.storage.files import FileSystem
-from pulque.storage.index import Entry, OpenIndex, write_sealed_index
+from pulque.storage.index import ENTRY_SIZE, Entry, OpenIndex, write_sealed_index
+from pulque.storage.layout import MESSAGES, base_of, read_oldest, segment_path, write_oldest
 from pulque.storage.listener import Listener
-from pulque.storage.message_log import DIRECTORY, segment_path
-from pulque.storage.partitions import Partition, Partitions, decode_table
-from pulque.storage.segment import Damage, Segment, next_record, walk
+from pulque.storage.partitions import Partition, Partitions, TableRow, decode_table
+from pulque.storage.rebuild import BAD_TABLE, entries_of, entry_of
+from pulque.storage.segment import Damage, Segment, walk
 
 __all__ = ["Mark", "Observer", "RecoveredLog", "recover_message_log"]
 
@@ -62,18 +67,29 @@ class Mark(NamedTuple):
 
     @classmethod
     def decode(cls, state: dict[bytes, bytes]) -> "Mark":
-        """Return the mark of a checkpoint; all zero if there is none."""
+        """Return the mark of a checkpoint; all zero if there is none.
+
+        Raises:
+            ValueError: It is not what ``encode`` made.
+        """
         data = state.get(MARK_KEY)
-        return cls() if data is None else cls._make(_MARK.unpack(data))
+        if data is None:
+            return cls()
+        if len(data) != _MARK.size:
+            raise ValueError(f"a mark of {len(data)} bytes")
+        return cls._make(_MARK.unpack(data))
 
 
 class RecoveredLog(NamedTuple):
     """What recovery found."""
 
     segments: list[Segment]
-    open_index: OpenIndex
-    batches: int
-    """In the last segment."""
+    end: MessageOffset
+    """Where the next record goes."""
+    is_open: bool
+    """Whether the last segment can be appended to; if not, a new one is due."""
+    indexes: dict[int, OpenIndex]
+    """By base: of the open segment, and of those whose index file could not be written."""
     stored_at_ms: int
 
 
@@ -103,166 +119,159 @@ class _Recovery:
         self._mark = mark
         self._observer = observer
         self._segments: list[Segment] = []
+        self._indexes: dict[int, OpenIndex] = {}
+        self._is_open = False
         self._stored_at_ms = mark.stored_at_ms
+        self._durable: int | None = None
+        self._later_names: dict[PartitionId, PartitionName] | None = None
 
     def run(self) -> RecoveredLog:
         self._open_segments()
-        open_index = OpenIndex({})
+        self._check_seams()
         at = 0
         while at < len(self._segments):
-            segment = self._segments[at]
-            is_last = at == len(self._segments) - 1
-            if segment.end <= self._mark.message_offset and not is_last:
-                self._ensure_sealed_index(segment)
-            else:
-                open_index = self._replay_segment(at)
-                # The replay may have cut the log here and removed what came after.
-                if at < len(self._segments) - 1:
-                    self._write_index(segment, open_index)
+            if not self._is_below_mark(at):
+                self._take_in(at)
             at += 1
-        self._report_missing_end()
-        return RecoveredLog(self._segments, open_index, len(open_index), self._stored_at_ms)
-
-    def _open_segments(self) -> None:
-        for name in self._files.list(DIRECTORY):
-            stem, _, suffix = name.partition(".")
-            if suffix == "log":
-                path = f"{DIRECTORY}/{name}"
-                file = self._files.open(path)
-                segment = Segment(path, file, int(stem), int(stem) + file.size())
-                head = read_envelope(segment.read(segment.base, ENVELOPE_SIZE))
-                if isinstance(head, Envelope):
-                    segment.opened_at_ms = head.stored_at_ms
-                self._segments.append(segment)
-            elif suffix.endswith("tmp"):
-                self._files.remove(f"{DIRECTORY}/{name}")
-        self._drop_empty_last()
-        for before, after in zip(self._segments, self._segments[1:], strict=False):
-            self._check_seam(before, after)
-
-    def _drop_empty_last(self) -> None:
-        """Remove a last segment whose very first record did not make it to the disk."""
-        while self._segments and self._segments[-1].base >= self._mark.message_offset:
-            last = self._segments[-1]
-            first = next(iter(walk(last, MessageOffset(last.base))), None)
-            if first is not None and not isinstance(first, Damage):
-                return
-            if next_record(last, MessageOffset(last.base)) is not None:
-                return
-            last.file.close()
-            self._files.remove(last.path)
-            self._listener.tail_cut(last.path, last.base, last.end - last.base)
-            self._segments.pop()
-
-    def _check_seam(self, before: Segment, after: Segment) -> None:
-        if before.end > after.base:
-            self._listener.corruption_found(
-                before.path, after.base, before.end - after.base, "the next segment begins earlier"
-            )
-            before.end = after.base
-        elif before.end < after.base and before.end < self._mark.message_offset:
-            self._listener.corruption_found(
-                before.path, before.end, after.base - before.end, "the log ends before its time"
-            )
-
-    def _ensure_sealed_index(self, segment: Segment) -> None:
-        path = segment_path(segment.base, "index")
-        if self._files.exists(path):
-            return
-        self._write_index(segment, self._index_of(segment, segment.end))
-        self._listener.index_rebuilt(path, 0)
-
-    def _index_of(self, segment: Segment, end: int) -> OpenIndex:
-        """Return the entries of a segment up to ``end``, from its ``.open`` file or by a walk."""
-        index = OpenIndex(self._starts_of(segment))
-        if end <= segment.base:
-            return index
-        mark = self._mark
-        path = segment_path(segment.base, "open")
-        if mark.index_base == segment.base and end == mark.message_offset:
-            entries = self._read_open(path)
-            if entries is not None:
-                index.load(entries)
-                return index
-            self._listener.index_rebuilt(path, 0)
-        for envelope, _ in self._walk_past_damage(segment, segment.base, end):
-            if envelope.type is RecordType.BATCH:
-                index.add(self._entry(envelope, segment))
-        return index
-
-    def _read_open(self, path: str) -> bytes | None:
-        if not self._files.exists(path):
-            return None if self._mark.index_size else b""
-        file = self._files.open(path, writable=False)
-        try:
-            entries = file.read(self._mark.index_size, 0)
-        finally:
-            file.close()
-        is_whole = len(entries) == self._mark.index_size
-        return (
-            entries if is_whole and google_crc32c.value(entries) == self._mark.index_crc else None
+        end = self._segments[-1].end if self._segments else 0
+        missing = self._mark.message_offset - end
+        if missing > 0:
+            self._is_open = False
+            self._report(self._segments[-1:], end, missing, "the end of the log is missing")
+        if not self._is_open:
+            self._store_indexes()
+        elif self._files.exists(path := segment_path(self._segments[-1].base, "index")):
+            # It was sealed before, and the next segment did not make it to the disk.
+            self._files.remove(path)
+        end = max(end, self._mark.message_offset)
+        return RecoveredLog(
+            self._segments, MessageOffset(end), self._is_open, self._indexes, self._stored_at_ms
         )
 
-    def _entry(self, envelope: Envelope, segment: Segment) -> Entry:
-        head = segment.read(envelope.offset + ENVELOPE_SIZE, HEADER.size)
-        header = BatchHeader._make(HEADER.unpack(head))
-        return _entry_of(envelope, header)
+    # -- finding the segments ----------------------------------------------------------------
 
-    def _starts_of(self, segment: Segment) -> dict[PartitionId, ConsumeSequence]:
-        first = next(iter(walk(segment, MessageOffset(segment.base))), None)
-        if first is None or isinstance(first, Damage):
-            return {}
-        rows = decode_table(first[1]) or []
-        return {partition_id: sequence for partition_id, _, sequence in rows}
+    def _open_segments(self) -> None:
+        names = self._files.list(MESSAGES)
+        for name in names:
+            path = f"{MESSAGES}/{name}"
+            if (base := base_of(name, "log")) is not None:
+                file = self._files.open(path)
+                segment = Segment(path, file, base, base + file.size())
+                head = read_envelope(segment.read(base, ENVELOPE_SIZE))
+                if isinstance(head, Envelope) and head.offset == base:
+                    segment.opened_at_ms = head.stored_at_ms
+                self._segments.append(segment)
+            elif name.endswith(".tmp"):
+                self._files.remove(path)
+        bases = {segment.base for segment in self._segments}
+        for name in names:
+            for suffix in ("index", "open"):
+                base = base_of(name, suffix)
+                if base is not None and base not in bases:
+                    self._files.remove(f"{MESSAGES}/{name}")
 
-    def _replay_segment(self, at: int) -> OpenIndex:
-        """Walk a segment from the mark on; apply records, cut or pass over what is damaged."""
+    def _check_seams(self) -> None:
+        """Report what is missing below the mark: before, between and behind segments."""
+        oldest = read_oldest(self._files)
+        if self._segments and oldest is not None and oldest < self._segments[0].base:
+            first = self._segments[0]
+            self._report([first], oldest, first.base - oldest, "segments before it are missing")
+            write_oldest(self._files, first.base)
+        for before, after in zip(self._segments, self._segments[1:], strict=False):
+            size = after.base - before.end
+            if size < 0:
+                self._report([before], after.base, -size, "the next segment begins earlier")
+                before.end = after.base
+            elif size > 0 and after.base <= self._mark.message_offset:
+                self._report([before], before.end, size, "the log ends before its time")
+
+    def _is_below_mark(self, at: int) -> bool:
+        """Say whether a segment was sealed when the checkpoint was written."""
+        following = self._segments[at + 1 : at + 2]
+        return bool(following) and following[0].base <= self._mark.message_offset
+
+    # -- replaying ---------------------------------------------------------------------------
+
+    def _take_in(self, at: int) -> None:
+        """Apply the records of one segment from the mark on; the last one becomes the open one."""
+        self._store_indexes()
         segment = self._segments[at]
         start = min(max(self._mark.message_offset, segment.base), segment.end)
         index = self._index_of(segment, start)
-        offset = start
-        while offset < segment.end:
-            for item in walk(segment, MessageOffset(offset)):
-                if isinstance(item, Damage):
-                    resume = self._judge(at, item)
-                    if resume is None:
-                        self._cut(at, item.offset)
-                        return index
-                    offset = resume
-                    break
-                envelope, content = item
-                problem = self._apply(envelope, content, index)
-                if problem is not None:
-                    damage = Damage(envelope.offset, problem)
-                    if self._judge(at, damage, skip=envelope.size) is None:
-                        self._cut(at, envelope.offset)
-                        return index
-                    self._pass_over(envelope)
-                offset = envelope.offset + envelope.size
+        self._is_open = self._replay(at, start, index)
+        if self._is_open:
+            self._indexes[segment.base] = index
+
+    def _replay(self, at: int, start: int, index: OpenIndex) -> bool:
+        """Apply a segment's records; say whether anything is left of it."""
+        segment = self._segments[at]
+        for item in walk(segment, MessageOffset(start)):
+            if isinstance(item, Damage):
+                problem, offset, end = item.reason, item.offset, item.end
             else:
-                break
-        return index
+                envelope, content = item
+                problem = self._apply(envelope, content, index) or ""
+                offset, end = envelope.offset, MessageOffset(envelope.offset + envelope.size)
+            if not problem:
+                continue
+            if not self._was_durable(at, offset):
+                return self._cut(at, offset)
+            self._report([segment], offset, end - offset, problem)
+            if not isinstance(item, Damage):
+                self._pass_over(item[0])
+        return self._check_end(at)
+
+    def _check_end(self, at: int) -> bool:
+        """Look whether a segment reaches to the next one; say whether anything is left of it."""
+        segment = self._segments[at]
+        following = self._segments[at + 1 : at + 2]
+        missing = following[0].base - segment.end if following else 0
+        is_empty = segment.end == segment.base
+        if (missing > 0 or is_empty) and not self._was_durable(at, segment.end):
+            return self._cut(at, MessageOffset(segment.end))
+        if missing > 0:
+            self._report([segment], segment.end, missing, "the log ends before its time")
+        return True
 
     def _apply(self, envelope: Envelope, content: bytes, index: OpenIndex) -> str | None:
         """Take in one record; return what is wrong with it, if anything."""
         if envelope.type is RecordType.PARTITION_TABLE:
             rows = decode_table(content)
             if rows is None:
-                return "the partition table's crc does not match"
+                return BAD_TABLE
             self._partitions.take_rows(rows)
+            self._stored_at_ms = max(self._stored_at_ms, envelope.stored_at_ms)
             return None
-        partition = self._partitions.by_id.get(envelope.partition)
+        partition = self._partition_of(envelope)
         if partition is None:
             return f"partition {envelope.partition} is in no table"
         if len(content) < HEADER.size or not verify_crc(content, partition.seed):
             return "the batch's crc does not match"
-        entry = _entry_of(envelope, BatchHeader._make(HEADER.unpack_from(content)))
+        if envelope.first_sequence < partition.end:
+            return f"sequence {envelope.first_sequence} comes after {partition.end}"
+        entry = entry_of(envelope, content)
         partition.end = ConsumeSequence(entry.first_sequence + entry.count)
         self._partitions.changed.add(partition.id)
         self._stored_at_ms = max(self._stored_at_ms, entry.stored_at_ms)
         index.add(entry)
         self._observer.batch_stored(partition, entry, content)
         return None
+
+    def _partition_of(self, envelope: Envelope) -> Partition | None:
+        """Return a record's partition; if its own table is damaged, a later segment knows it."""
+        partition = self._partitions.by_id.get(envelope.partition)
+        if partition is not None:
+            return partition
+        if self._later_names is None:
+            self._later_names = {
+                partition_id: name
+                for segment in self._segments
+                for partition_id, name, _ in _table_of(segment) or ()
+            }
+        name = self._later_names.get(envelope.partition)
+        if name is not None:
+            self._partitions.take_rows([(envelope.partition, name, envelope.first_sequence)])
+        return self._partitions.by_id.get(envelope.partition)
 
     def _pass_over(self, envelope: Envelope) -> None:
         """Keep the numbering of a partition that has a quarantined batch."""
@@ -272,99 +281,109 @@ class _Recovery:
             partition.end = max(partition.end, end)
             self._partitions.changed.add(partition.id)
 
-    def _judge(self, at: int, damage: Damage, skip: int = 1) -> int | None:
-        """Return where to go on after corruption, or None if the damage is a torn tail."""
-        after = self._next_valid(at, damage.offset + skip)
-        if after is None:
-            return None
-        segment_at, first = after
-        if not any(e.synced > damage.offset for e in self._envelopes(segment_at, first.offset)):
-            return None
-        segment = self._segments[at]
-        # Where the rest of this segment is unreadable, the walk goes on in the next one.
-        resume = min(int(first.offset), segment.end)
-        self._listener.corruption_found(
-            segment.path, damage.offset, resume - damage.offset, damage.reason
-        )
-        return resume
+    # -- judging -----------------------------------------------------------------------------
 
-    def _next_valid(self, at: int, offset: int) -> tuple[int, Envelope] | None:
-        for i in range(at, len(self._segments)):
-            segment = self._segments[i]
-            found = next_record(segment, MessageOffset(max(offset, segment.base)))
-            if found is not None:
-                return i, found
-        return None
+    def _was_durable(self, at: int, offset: int) -> bool:
+        """Say whether damage at ``offset`` is corruption, and not a torn tail."""
+        if self._durable is None:
+            self._durable = max(
+                (synced for synced in self._synced_from(at, offset)),
+                default=self._mark.message_offset,
+            )
+        return offset < max(self._durable, self._mark.message_offset)
 
-    def _envelopes(self, at: int, offset: int) -> Iterator[Envelope]:
-        for i in range(at, len(self._segments)):
-            segment = self._segments[i]
-            start = max(offset, segment.base)
-            for envelope, _ in self._walk_past_damage(segment, start, segment.end):
-                yield envelope
-
-    @staticmethod
-    def _walk_past_damage(
-        segment: Segment, start: int, end: int
-    ) -> Iterator[tuple[Envelope, bytes]]:
-        offset = start
-        while offset < end:
-            for item in walk(segment, MessageOffset(offset)):
+    def _synced_from(self, at: int, offset: int) -> Iterator[int]:
+        """Yield how far the log was on disk, as the records from ``offset`` on say."""
+        for segment in self._segments[at:]:
+            for item in walk(segment, MessageOffset(max(offset, segment.base))):
                 if isinstance(item, Damage):
-                    found = next_record(segment, MessageOffset(item.offset + 1))
-                    if found is None:
-                        return
-                    offset = found.offset
-                    break
-                if item[0].offset >= end:
-                    return
-                yield item
-            else:
-                return
+                    yield item.synced
+                elif item[0].synced <= item[0].offset:
+                    yield item[0].synced
 
-    def _cut(self, at: int, offset: MessageOffset) -> None:
+    def _cut(self, at: int, offset: MessageOffset) -> bool:
+        """Cut the log; say whether anything is left of the segment."""
         segment = self._segments[at]
         lost = self._segments[-1].end - offset
-        for later in self._segments[at + 1 :]:
+        kept = at + 1 if offset > segment.base else at
+        for later in self._segments[kept:]:
             later.file.close()
             self._files.remove(later.path)
-            index = segment_path(later.base, "index")
-            if self._files.exists(index):
-                self._files.remove(index)
-        del self._segments[at + 1 :]
-        segment.file.truncate(offset - segment.base)
-        segment.file.sync()
-        self._files.sync_directory(DIRECTORY)
-        segment.end = offset
+        for later in self._segments[at:]:
+            # An index of what was cut off would be taken for that of what follows.
+            for suffix in ("index", "open") if later is not segment else ("index",):
+                path = segment_path(later.base, suffix)
+                if self._files.exists(path):
+                    self._files.remove(path)
+        del self._segments[kept:]
+        if kept > at and offset < segment.end:
+            segment.file.truncate(offset - segment.base)
+            segment.file.sync()
+            segment.end = offset
+        self._files.sync_directory(MESSAGES)
         self._listener.tail_cut(segment.path, offset, lost)
+        return kept > at
 
-    def _write_index(self, segment: Segment, index: OpenIndex) -> None:
-        path = segment_path(segment.base, "index")
-        write_sealed_index(
-            self._files,
-            path,
-            base=MessageOffset(segment.base),
-            end=MessageOffset(segment.end),
-            starts=index.starts.items(),
-            entries=bytes(index.entries),
-        )
+    # -- indexes -----------------------------------------------------------------------------
 
-    def _report_missing_end(self) -> None:
-        """Say so if the log ends before what was on disk at the checkpoint."""
-        end = self._segments[-1].end if self._segments else 0
-        missing = self._mark.message_offset - end
-        if missing > 0:
-            path = self._segments[-1].path if self._segments else DIRECTORY
-            self._listener.corruption_found(path, end, missing, "the end of the log is missing")
+    def _index_of(self, segment: Segment, end: int) -> OpenIndex:
+        """Return the entries of a segment up to ``end``, from its ``.open`` file or by a walk."""
+        mark = self._mark
+        path = segment_path(segment.base, "open")
+        entries: bytes | None = None
+        if end <= segment.base:
+            entries = b""
+        elif mark.index_base == segment.base and end == mark.message_offset:
+            entries = self._read_open(path)
+        if entries is not None:
+            table = _table_of(segment)
+            starts = {partition_id: sequence for partition_id, _, sequence in table or ()}
+            index = OpenIndex(starts, is_complete=table is not None)
+            index.load(entries)
+            return index
+        index = entries_of(segment, end, self._listener)
+        self._listener.index_rebuilt(path, len(index))
+        return index
+
+    def _read_open(self, path: str) -> bytes | None:
+        mark = self._mark
+        if not self._files.exists(path):
+            return None if mark.index_size else b""
+        file = self._files.open(path, writable=False)
+        try:
+            entries = file.read(mark.index_size, 0)
+        finally:
+            file.close()
+        if len(entries) < mark.index_size or len(entries) % ENTRY_SIZE:
+            return None
+        return entries if google_crc32c.value(entries) == mark.index_crc else None
+
+    def _store_indexes(self) -> None:
+        """Write the index files of segments that are complete, to have the memory back."""
+        for segment in self._segments:
+            index = self._indexes.get(segment.base)
+            if index is None:
+                continue
+            try:
+                write_sealed_index(
+                    self._files,
+                    segment_path(segment.base, "index"),
+                    base=MessageOffset(segment.base),
+                    end=MessageOffset(segment.end),
+                    index=index,
+                )
+            except StorageFullError:
+                continue  # it serves from memory until there is room
+            del self._indexes[segment.base]
+
+    def _report(self, segments: list[Segment], offset: int, size: int, reason: str) -> None:
+        path = segments[0].path if segments else MESSAGES
+        self._listener.corruption_found(path, offset, size, reason)
 
 
-def _entry_of(envelope: Envelope, header: BatchHeader) -> Entry:
-    return Entry(
-        envelope.partition,
-        envelope.count,
-        envelope.first_sequence,
-        envelope.offset,
-        envelope.size,
-        envelope.stored_at_ms,
-        header.tag_union,
-    )
+def _table_of(segment: Segment) -> list[TableRow] | None:
+    """Return the table that a segment begins with, or None if it is damaged."""
+    head = read_envelope(segment.read(segment.base, ENVELOPE_SIZE))
+    if isinstance(head, str) or head.offset != segment.base:
+        return None
+    return decode_table(segment.read(segment.base + ENVELOPE_SIZE, head.size - ENVELOPE_SIZE))

@@ -1,15 +1,25 @@
 """One file of a log, and the walk over the records in it."""
 
+import re
 from collections.abc import Iterator
 
 from pulque.model.positions import MessageOffset
-from pulque.model.record import ENVELOPE_SIZE, MAGIC, Envelope, read_envelope
+from pulque.model.record import ENVELOPE_SIZE, MAGIC, VERSION, Envelope, RecordType, read_envelope
 from pulque.storage.files import File
 
 __all__ = ["Damage", "Segment", "next_record", "walk"]
 
 _WINDOW = 4 * 1024 * 1024
-_MAGIC_BYTES = MAGIC.to_bytes(2, "little")
+_OFFSET_AT = 8
+_HEAD = re.compile(
+    re.escape(MAGIC.to_bytes(2, "little"))
+    + b"["
+    + b"".join(re.escape(bytes([kind])) for kind in RecordType)
+    + b"]"
+    + re.escape(bytes([VERSION])),
+    re.DOTALL,
+)
+"""How an envelope of any record begins."""
 
 
 class Segment:
@@ -23,7 +33,8 @@ class Segment:
         self.base = base
         self.end = end
         self.opened_at_ms = opened_at_ms
-        """When the first record was written; messages in it are not older."""
+        """When the first record was written; messages in it are not older, those before it
+        not younger. 0 if the record is damaged."""
 
     def read(self, offset: int, size: int, *, may_block: bool = True) -> bytes:
         """Return bytes of the log that lie in this segment."""
@@ -33,55 +44,102 @@ class Segment:
 class Damage:
     """The walk met bytes that are no record."""
 
-    __slots__ = ("offset", "reason")
+    __slots__ = ("end", "offset", "reason", "synced")
 
-    def __init__(self, offset: MessageOffset, reason: str) -> None:
-        self.offset = offset
+    def __init__(self, offset: int, end: int, reason: str, synced: int = 0) -> None:
+        self.offset = MessageOffset(offset)
+        self.end = MessageOffset(end)
+        """Where the next record begins, or the segment ends."""
         self.reason = reason
+        self.synced = synced
+        """How far the log was on disk when this was written, if that much can be read."""
 
 
 def walk(segment: Segment, start: MessageOffset) -> Iterator[tuple[Envelope, bytes] | Damage]:
     """Yield each record from ``start`` to the end of a segment as (envelope, what follows it).
 
-    Ends after the first damage. What follows the envelope is not checked here.
+    Damage is passed over: the walk goes on with the next record that stands where it says it
+    does. What follows an envelope is not checked here. The work grows with the segment's size
+    and with nothing else, whatever lies in it.
     """
+    window = _Window(segment)
     offset = int(start)
-    window = b""
-    window_at = offset
     while offset < segment.end:
-        at = offset - window_at
-        if len(window) - at < ENVELOPE_SIZE:
-            window, window_at, at = segment.read(offset, _WINDOW), offset, 0
-        envelope = read_envelope(window, at)
-        if isinstance(envelope, str):
-            yield Damage(MessageOffset(offset), envelope)
-            return
-        if envelope.offset != offset:
-            yield Damage(MessageOffset(offset), f"a record of offset {envelope.offset} lies here")
-            return
-        if offset + envelope.size > segment.end:
-            missing = offset + envelope.size - segment.end
-            yield Damage(MessageOffset(offset), f"{missing} bytes of the record are missing")
-            return
-        if len(window) - at < envelope.size:
-            window, window_at, at = segment.read(offset, max(envelope.size, _WINDOW)), offset, 0
-        yield envelope, window[at + ENVELOPE_SIZE : at + envelope.size]
-        offset += envelope.size
+        found = _record_at(window, offset)
+        if isinstance(found, Damage):
+            found.end = MessageOffset(_next_record(window, offset + 1))
+            yield found
+            offset = found.end
+        else:
+            yield found
+            offset += found[0].size
 
 
 def next_record(segment: Segment, start: MessageOffset) -> Envelope | None:
     """Return the first record at or after ``start`` that stands where it says it does."""
-    offset = int(start)
-    while offset < segment.end:
-        window = segment.read(offset, _WINDOW)
-        at = window.find(_MAGIC_BYTES)
-        while at >= 0:
-            envelope = read_envelope(window, at)
-            if not isinstance(envelope, str) and envelope.offset == offset + at:
-                return envelope
-            at = window.find(_MAGIC_BYTES, at + 1)
-        if len(window) < _WINDOW:
-            return None
-        # An envelope may lie across two windows.
-        offset += len(window) - ENVELOPE_SIZE
-    return None
+    window = _Window(segment)
+    offset = _next_record(window, int(start))
+    if offset >= segment.end:
+        return None
+    envelope = read_envelope(*window.at(offset, ENVELOPE_SIZE))
+    return envelope if isinstance(envelope, Envelope) else None
+
+
+class _Window:
+    """The part of a segment that is in memory. It moves on when bytes beyond it are asked for."""
+
+    def __init__(self, segment: Segment) -> None:
+        self.segment = segment
+        self.data = b""
+        self.offset = 0
+
+    def at(self, offset: int, size: int) -> tuple[bytes, int]:
+        """Return a buffer and the place in it where ``size`` bytes from ``offset`` on lie.
+
+        They are fewer only at the end of the file.
+        """
+        at = offset - self.offset
+        if at < 0 or at + size > len(self.data):
+            wanted = min(max(size, _WINDOW), self.segment.end - offset)
+            self.data, self.offset, at = self.segment.read(offset, wanted), offset, 0
+        return self.data, at
+
+
+def _record_at(window: _Window, offset: int) -> tuple[Envelope, bytes] | Damage:
+    end = window.segment.end
+    data, at = window.at(offset, min(ENVELOPE_SIZE, end - offset))
+    envelope = read_envelope(data, at)
+    if isinstance(envelope, str):
+        return Damage(offset, end, envelope)
+    if envelope.offset != offset:
+        return Damage(offset, end, f"a record of offset {envelope.offset} lies here")
+    missing = offset + envelope.size - end
+    if missing <= 0:
+        data, at = window.at(offset, envelope.size)
+        missing = envelope.size - (len(data) - at)
+    if missing > 0:
+        synced = envelope.synced if envelope.synced <= offset else 0
+        return Damage(offset, end, f"{missing} bytes of the record are missing", synced)
+    return envelope, data[at + ENVELOPE_SIZE : at + envelope.size]
+
+
+def _next_record(window: _Window, offset: int) -> int:
+    """Return where the first record at or after ``offset`` begins, or the segment's end."""
+    end = window.segment.end
+    while end - offset >= ENVELOPE_SIZE:
+        data, at = window.at(offset, ENVELOPE_SIZE)
+        last = len(data) - ENVELOPE_SIZE
+        for match in _HEAD.finditer(data, at):
+            at = match.start()
+            if at > last:
+                break
+            place = window.offset + at
+            # The offset is compared first: it sorts out nearly all that only looks like one.
+            if data[at + _OFFSET_AT : at + _OFFSET_AT + 8] == place.to_bytes(
+                8, "little"
+            ) and isinstance(read_envelope(data, at), Envelope):
+                return place
+        if last < 0:
+            return end
+        offset = window.offset + last + 1
+    return end

@@ -1,0 +1,54 @@
+"""How the files of a data directory are named, and which segment is the oldest."""
+
+import re
+
+from pulque.storage.files import FileSystem, replace
+
+__all__ = [
+    "ACTIONS",
+    "CHECKPOINTS",
+    "DIRECTORIES",
+    "MESSAGES",
+    "base_of",
+    "read_oldest",
+    "segment_path",
+    "write_oldest",
+]
+
+MESSAGES = "messages"
+ACTIONS = "actions"
+CHECKPOINTS = "checkpoints"
+DIRECTORIES = (MESSAGES, ACTIONS, CHECKPOINTS)
+_OLDEST = f"{MESSAGES}/oldest"
+_DIGITS = re.compile(r"[0-9]{20}", re.ASCII)
+
+
+def segment_path(base: int, suffix: str = "log") -> str:
+    """Return the path of a segment's file in the message log: its base in 20 digits."""
+    return f"{MESSAGES}/{base:020d}.{suffix}"
+
+
+def base_of(name: str, suffix: str) -> int | None:
+    """Return the number that a file is named by, or None for a stranger's name."""
+    stem, _, found = name.partition(".")
+    return int(stem) if found == suffix and _DIGITS.fullmatch(stem) else None
+
+
+def write_oldest(files: FileSystem, base: int) -> None:
+    """Write down which segment is the oldest, so that a missing one is not taken for removed.
+
+    It is not synced: what a power cut leaves of it counts as unknown.
+    """
+    replace(files, _OLDEST, [f"{base}\n{base}\n".encode()], is_synced=False)
+
+
+def read_oldest(files: FileSystem) -> int | None:
+    """Return the base of the oldest segment, as written down; None if that is unknown."""
+    if not files.exists(_OLDEST):
+        return 0
+    file = files.open(_OLDEST, writable=False)
+    try:
+        first, _, second = file.read(64, 0).partition(b"\n")
+    finally:
+        file.close()
+    return int(first) if first.isdigit() and second == first + b"\n" else None
