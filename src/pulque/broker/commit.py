@@ -64,12 +64,12 @@ class Committer:
         """See to it that the engine's queue is written when this turn of the loop ends."""
         if not self._is_flush_scheduled:
             self._is_flush_scheduled = True
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self.flush)
 
     async def close(self) -> None:
         """Sync everything and stop."""
         self._timer.cancel()
-        self._flush()
+        self.flush()
         if self._running is not None:
             await asyncio.wait([self._running])
             await asyncio.sleep(0)  # its callback comes first
@@ -79,7 +79,8 @@ class Committer:
             self._finish(job)
         self._thread.shutdown()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write the engine's queue now, and tell those whose appends are confirmed by that."""
         self._is_flush_scheduled = False
         error: PulqueError | None = None
         confirmed: list[Partition] = []

@@ -4,8 +4,8 @@ import asyncio
 from dataclasses import dataclass
 from itertools import pairwise
 
-from pulque.broker.pull import Puller
-from pulque.broker.settle import Settler
+from pulque.broker.commit import Committer
+from pulque.broker.parts import Parts
 from pulque.broker.state import BrokerState, Surroundings
 from pulque.errors import CorruptionError, PulqueError, StorageFullError
 from pulque.rules.consumption_state import encode_changes
@@ -38,15 +38,16 @@ class Housekeeper:
         self,
         state: BrokerState,
         around: Surroundings,
-        settler: Settler,
-        puller: Puller,
+        parts: Parts,
+        committer: Committer,
         rhythm: Rhythm,
     ) -> None:
         self._engine = state.engine
         self._consumption = state.consumption
         self._dedup = state.dedup
-        self._settler = settler
-        self._puller = puller
+        self._settler = parts.settler
+        self._puller = parts.puller
+        self._committer = committer
         self._clock = around.clock
         self._executor = around.executor
         self._rhythm = rhythm
@@ -71,6 +72,9 @@ class Housekeeper:
 
     async def checkpoint(self) -> None:
         """Write a checkpoint of now."""
+        # First, so that what follows from the queue being written is in it, and that there is
+        # nothing left to fail once the changes are taken.
+        self._committer.flush()
         began_ms = self._clock.monotonic_ms()
         changes: dict[bytes, bytes | None] = {**self._dedup.encode_changes()}
         changes.update(encode_changes(self._consumption))

@@ -16,6 +16,7 @@ from pulque.errors import (
     ErrorCode,
     InvalidRequestError,
     NotAllowedError,
+    OverloadedError,
     PulqueError,
 )
 from pulque.model.actions import Action, GroupOpened, Pulled, SubscriptionOpened
@@ -40,6 +41,7 @@ __all__ = ["Puller", "WaitingPull"]
 
 _LONGEST_WAIT_MS = 60_000
 _MOST_PARTITIONS = 10_000
+_FEW_PARTITIONS = 10
 
 
 @dataclass(eq=False, slots=True)
@@ -134,7 +136,12 @@ class Puller:
         if request.start_at == LATEST:
             self._begin_at_end(waiting)
         self._renew_lease(waiting)
-        self._by_owner.setdefault(owner, set()).add(waiting)
+        owned = self._by_owner.setdefault(owner, set())
+        if len(request.wanted) > _FEW_PARTITIONS:
+            waited_for = sum(len(each.request.wanted) for each in owned)
+            if waited_for + len(request.wanted) > _MOST_PARTITIONS:
+                raise OverloadedError(f"this connection waits for {waited_for} partitions already")
+        owned.add(waiting)
         if not self._try(waiting):
             self._wait(waiting)
 

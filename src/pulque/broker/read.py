@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from typing import TypeVar
 
 from pulque.broker.state import PullLimits
 from pulque.errors import InvalidRequestError, PulqueError, UnknownSubjectError
@@ -18,6 +19,8 @@ from pulque.wire.responses import Located, ReadBack
 __all__ = ["Browser"]
 
 _LONGEST_WAIT_MS = 60_000
+K = TypeVar("K")
+T = TypeVar("T")
 
 
 @dataclass(eq=False, slots=True)
@@ -37,7 +40,9 @@ class Browser:
         self._executor = executor
         self._limits = limits
         self._loop = asyncio.get_running_loop()
-        self._waiting: dict[str, list[_WaitingRead]] = {}
+        self._waiting: dict[str, dict[_WaitingRead, None]] = {}
+        """By partition, in order of arrival."""
+        self._by_owner: dict[object, dict[_WaitingRead, None]] = {}
 
     def read(
         self,
@@ -53,10 +58,16 @@ class Browser:
         waiting = _WaitingRead(request, answer, refuse, owner)
         if not self._try(waiting):
             wait_ms = min(request.timeout_ms, _LONGEST_WAIT_MS)
-            self._waiting.setdefault(request.partition, []).append(waiting)
+            self._waiting.setdefault(request.partition, {})[waiting] = None
+            self._by_owner.setdefault(owner, {})[waiting] = None
             waiting.timer = self._loop.call_later(wait_ms / 1000, self._time_is_up, waiting)
 
-    def positions(self, request: Positions, answer: Callable[[Located], None]) -> None:
+    def positions(
+        self,
+        request: Positions,
+        answer: Callable[[Located], None],
+        refuse: Callable[[PulqueError], None],
+    ) -> None:
         """Say where a partition begins and ends, and what was first at an instant."""
         partition = self._engine.partition(parse_partition(request.partition))
         if partition is None:
@@ -65,23 +76,23 @@ class Browser:
             answer(Located(partition.start, partition.confirmed, partition.confirmed))
             return
         at_ms = request.at_ms
-        found = self._loop.run_in_executor(self._executor, self._engine.at_time, partition, at_ms)
-        found.add_done_callback(
-            lambda f: answer(Located(partition.start, partition.confirmed, f.result()))
-        )
+
+        def found(at: ConsumeSequence) -> None:
+            answer(Located(partition.start, partition.confirmed, at))
+
+        self._ask_disk(lambda: self._engine.at_time(partition, at_ms), found, refuse)
 
     def wake(self, partitions: list[Partition]) -> None:
         """Serve reads that wait for messages of these partitions."""
         for partition in partitions:
-            for waiting in self._waiting.get(partition.name, [])[:]:
+            for waiting in list(self._waiting.get(partition.name, ())):
                 if self._try(waiting):
                     self._stop_waiting(waiting)
 
     def closed(self, owner: object) -> None:
         """Forget the reads of a connection that is gone."""
-        for queue in list(self._waiting.values()):
-            for waiting in [w for w in queue if w.owner is owner]:
-                self._stop_waiting(waiting)
+        for waiting in list(self._by_owner.get(owner, ())):
+            self._stop_waiting(waiting)
 
     def _try(self, waiting: _WaitingRead, *, may_block: bool = False) -> bool:
         partition = self._engine.partition(waiting.request.partition)
@@ -92,18 +103,11 @@ class Browser:
             waiting.answer(self._read(partition, waiting.request, may_block=may_block))
         except WouldBlockError:
             request = waiting.request
-
-            def warm() -> ReadBack:
-                return self._read(partition, request, may_block=True)
-
-            def done(future: "asyncio.Future[ReadBack]") -> None:
-                problem = future.exception()
-                if isinstance(problem, PulqueError):
-                    waiting.refuse(problem)
-                else:
-                    waiting.answer(future.result())
-
-            self._loop.run_in_executor(self._executor, warm).add_done_callback(done)
+            self._ask_disk(
+                lambda: self._read(partition, request, may_block=True),
+                waiting.answer,
+                waiting.refuse,
+            )
         except PulqueError as error:
             waiting.refuse(error)
         return True
@@ -121,6 +125,22 @@ class Browser:
             span.first_sequence, span.length, partition.start, partition.confirmed, records
         )
 
+    def _ask_disk(
+        self,
+        work: Callable[[], T],
+        answer: Callable[[T], None],
+        refuse: Callable[[PulqueError], None],
+    ) -> None:
+        """Do work that may wait for the disk in a thread, and answer with what comes of it."""
+
+        def done(future: "asyncio.Future[T]") -> None:
+            try:
+                answer(future.result())
+            except PulqueError as error:
+                refuse(error)
+
+        self._loop.run_in_executor(self._executor, work).add_done_callback(done)
+
     def _time_is_up(self, waiting: _WaitingRead) -> None:
         self._stop_waiting(waiting)
         partition = self._engine.partition(waiting.request.partition)
@@ -134,8 +154,12 @@ class Browser:
     def _stop_waiting(self, waiting: _WaitingRead) -> None:
         if waiting.timer is not None:
             waiting.timer.cancel()
-        queue = self._waiting.get(waiting.request.partition, [])
-        if waiting in queue:
-            queue.remove(waiting)
-        if not queue:
-            self._waiting.pop(waiting.request.partition, None)
+        _take_out(self._waiting, waiting.request.partition, waiting)
+        _take_out(self._by_owner, waiting.owner, waiting)
+
+
+def _take_out(places: dict[K, dict[_WaitingRead, None]], key: K, waiting: _WaitingRead) -> None:
+    found = places.get(key, {})
+    found.pop(waiting, None)
+    if not found:
+        places.pop(key, None)

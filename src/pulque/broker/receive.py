@@ -81,6 +81,10 @@ class _PendingSend:
             self._answer(Sent(tuple(o for o in self._outcomes if o is not None)))
 
 
+_Waiting = list[tuple[_PendingSend, int]]
+"""Who waits for one batch: sends, and which of their batches it is."""
+
+
 class Receiver:
     """Takes in what producers send."""
 
@@ -99,7 +103,7 @@ class Receiver:
         self.messages = 0
         self.batches = 0
         self.refused = 0
-        self._unconfirmed: dict[tuple[int, int], list[tuple[_PendingSend, int]]] = {}
+        self._unconfirmed: dict[tuple[int, int], _Waiting] = {}
         """Who waits for an append that is not confirmed: also the same batch, sent again."""
 
     def send(self, request: Send, answer: Callable[[Sent], None]) -> None:
@@ -141,11 +145,15 @@ class Receiver:
         )
         entry = appended.entry
         self._dedup.stored(partition.id, header, entry.first_sequence, now_ms)
-        self._unconfirmed[partition.id, entry.first_sequence] = [(pending, index)]
-        self._committer.submit(appended, self._done)
+        waiting = self._unconfirmed[partition.id, entry.first_sequence] = [(pending, index)]
+        self._committer.submit(appended, lambda a, e: self._done(waiting, a, e))
 
-    def _done(self, appended: Appended, error: PulqueError | None) -> None:
+    def _done(self, waiting: _Waiting, appended: Appended, error: PulqueError | None) -> None:
         entry = appended.entry
+        key = (entry.partition, entry.first_sequence)
+        # A batch that could not be written leaves its place to the next one, maybe at once.
+        if self._unconfirmed.get(key) is waiting:
+            del self._unconfirmed[key]
         if error is None:
             self.messages += entry.count
             self.batches += 1
@@ -159,7 +167,7 @@ class Receiver:
             self.refused += 1
             self._dedup.take_back(entry.partition, read_header(appended.batch))
             outcome = _failed(error)
-        for pending, index in self._unconfirmed.pop((entry.partition, entry.first_sequence)):
+        for pending, index in waiting:
             pending.put(index, outcome)
 
     def _answer_again(

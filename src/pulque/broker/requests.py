@@ -6,7 +6,13 @@ from typing import assert_never
 
 from pulque.broker.parts import Parts
 from pulque.clock import Clock
-from pulque.errors import ProtocolError, PulqueError, RemoteProtocolError, UnsupportedError
+from pulque.errors import (
+    OverloadedError,
+    ProtocolError,
+    PulqueError,
+    RemoteProtocolError,
+    UnsupportedError,
+)
 from pulque.model.names import PartitionName, parse_subject
 from pulque.model.routes import PartitionRoute
 from pulque.model.routes import Route as RouteOf
@@ -39,6 +45,8 @@ from pulque.wire.responses import (
 from pulque.wire.versions import agree
 
 __all__ = ["RequestHandler"]
+
+_MOST_WAITING = 1000
 
 
 class _Answerer:
@@ -127,8 +135,8 @@ class RequestHandler:
             case Send():
                 self._receiver.send(request, answerer.answer)
             case Pull():
-                connection.waiting += 1
                 self._hold(
+                    connection,
                     answerer,
                     lambda: self._puller.pull(
                         request, connection, answerer.answer_held, answerer.refuse_held
@@ -139,15 +147,15 @@ class RequestHandler:
             case Heartbeat():
                 answerer.answer(self._settler.heartbeat(request))
             case Read():
-                connection.waiting += 1
                 self._hold(
+                    connection,
                     answerer,
                     lambda: self._browser.read(
                         request, connection, answerer.answer_held, answerer.refuse_held
                     ),
                 )
             case Positions():
-                self._browser.positions(request, answerer.answer)
+                self._browser.positions(request, answerer.answer, answerer.refuse)
             case Route():
                 answerer.answer(self._route(connection, request))
             case Status():
@@ -160,7 +168,10 @@ class RequestHandler:
                 assert_never(request)
 
     @staticmethod
-    def _hold(answerer: _Answerer, begin: Callable[[], None]) -> None:
+    def _hold(connection: Connection, answerer: _Answerer, begin: Callable[[], None]) -> None:
+        if connection.waiting >= _MOST_WAITING:
+            raise OverloadedError(f"{connection.waiting} requests of this connection wait already")
+        connection.waiting += 1
         try:
             begin()
         except PulqueError as error:

@@ -8,11 +8,12 @@ that the log does not have yet.
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import groupby
 
 from pulque.broker.commit import Committer
 from pulque.broker.state import BrokerState, Surroundings
-from pulque.errors import InvalidBatchError, PulqueError, StorageFullError
+from pulque.errors import InvalidBatchError, PulqueError, StorageError, StorageFullError
 from pulque.model.batch import Flag, read_header, seed_of
 from pulque.model.message import Message, StoredBatch
 from pulque.model.names import Group, PartitionName, owner_of, retry_partition, subject_of
@@ -105,29 +106,45 @@ class Redeliverer:
         partition = self._engine.partitions.by_id[effect.partition]
         loop = asyncio.get_running_loop()
         target = retry_partition(subject_of(partition.name), effect.group)
-        batches, missing = await loop.run_in_executor(
-            self._executor, self._pack, partition, target, wanted
-        )
+        try:
+            batches, missing = await loop.run_in_executor(
+                self._executor, self._pack, partition, target, wanted
+            )
+        except StorageError as error:
+            self._warn("redelivery_delayed", partition=partition.name, reason=str(error))
+            await asyncio.sleep(_TRY_AGAIN_S)
+            self.perform(replace(effect, redeliveries=tuple(wanted)))
+            return
         for batch, sequences in batches:
-            await self._append(target, batch)
-            self._consumption.redelivered(effect.partition, effect.group, sequences)
-            self.redelivered += len(sequences)
+            await self._append(effect, target, batch, sequences)
         if missing:
             self._warn("redelivery_impossible", partition=partition.name, sequences=missing[:10])
             self._consumption.redelivered(effect.partition, effect.group, missing)
 
-    async def _append(self, target: PartitionName, batch: bytes) -> None:
+    async def _append(
+        self,
+        effect: Redeliver,
+        target: PartitionName,
+        batch: bytes,
+        sequences: list[ConsumeSequence],
+    ) -> None:
         """Append a retry batch; without room it waits until there is."""
         while True:
             try:
-                await self._append_once(target, batch)
+                await self._append_once(effect, target, batch, sequences)
             except StorageFullError as error:
                 self._warn("redelivery_delayed", partition=target, reason=str(error))
                 await asyncio.sleep(_TRY_AGAIN_S)
             else:
                 return
 
-    async def _append_once(self, target: PartitionName, batch: bytes) -> None:
+    async def _append_once(
+        self,
+        effect: Redeliver,
+        target: PartitionName,
+        batch: bytes,
+        sequences: list[ConsumeSequence],
+    ) -> None:
         now_ms = self._clock.now_ms()
         partition = self._engine.create_partition(target, now_ms, from_reserve=True)
         appended = self._engine.append(
@@ -141,6 +158,11 @@ class Redeliverer:
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def done(_: Appended, error: PulqueError | None) -> None:
+            if error is None:
+                # At once, not when this task has its turn: no checkpoint may come between, or
+                # the messages would be redelivered once more after a restart.
+                self._consumption.redelivered(effect.partition, effect.group, sequences)
+                self.redelivered += len(sequences)
             if written.done():
                 return
             if error is None:

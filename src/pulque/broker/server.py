@@ -163,7 +163,7 @@ class Broker:
             redeliverer,
         )
         self._housekeeper = Housekeeper(
-            state, around, settler, self._parts.puller, _rhythm(settings)
+            state, around, self._parts, self._committer, _rhythm(settings)
         )
         welcome = Welcome(
             NEWEST,

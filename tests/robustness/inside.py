@@ -1,0 +1,111 @@
+"""The data path of a broker without its network, on a file system in memory.
+
+For holes between two turns of the event loop, which a client cannot hit on purpose.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from pulque.broker.commit import Committer
+from pulque.broker.housekeeping import Housekeeper, Rhythm
+from pulque.broker.parts import Parts
+from pulque.broker.pull import Puller
+from pulque.broker.read import Browser
+from pulque.broker.receive import Receiver
+from pulque.broker.recovery import recover
+from pulque.broker.retry import Redeliverer
+from pulque.broker.settle import Settler
+from pulque.broker.state import BrokerState, PullLimits, SendLimits, Surroundings
+from pulque.clock import SystemClock
+from pulque.errors import PulqueError
+from pulque.model.positions import Epoch, Tenure
+from pulque.rules.lease import Leases
+from pulque.storage.listener import SilentListener
+from pulque.storage.options import StorageOptions
+from pulque.storage.partitions import Partition
+from pulque.testing.files import MemoryFileSystem
+from pulque.wire.requests import EARLIEST, FROM_SETTLED, Acks, Pull, Send, Wanted
+from pulque.wire.responses import Outcome, Pulled
+from tests.robustness.raw import make_batch
+
+__all__ = ["Inside", "open_inside"]
+
+_MIB = 1024 * 1024
+
+
+@dataclass(slots=True)
+class Inside:
+    """The parts, and what went wrong."""
+
+    state: BrokerState
+    parts: Parts
+    committer: Committer
+    housekeeper: Housekeeper
+    failures: list[PulqueError]
+
+    def send(
+        self, partition: str, body: bytes, *, producer: int = 0, sequence: int = 0
+    ) -> list[Outcome]:
+        """Send one message; its outcome is put into the list that is returned."""
+        batch = make_batch(partition, [body], producer=producer, sequence=sequence)
+        outcomes: list[Outcome] = []
+        self.parts.receiver.send(
+            Send(Acks.MEMORY, 1000, ((partition, batch),)),
+            lambda sent: outcomes.extend(sent.outcomes),
+        )
+        return outcomes
+
+    def pull(self, *partitions: str, consumer: str = "c", max_messages: int = 100) -> Pulled:
+        """Pull what is there."""
+        answers: list[Pulled] = []
+        errors: list[PulqueError] = []
+        wanted = tuple(Wanted(name, FROM_SETTLED) for name in partitions)
+        request = Pull("g", consumer, 1, max_messages, _MIB, 0, EARLIEST, wanted)
+        self.parts.puller.pull(request, object(), answers.append, errors.append)
+        assert not errors, errors
+        return answers[0]
+
+
+@asynccontextmanager
+async def open_inside(files: MemoryFileSystem) -> AsyncIterator[Inside]:
+    """Recover from ``files`` and run without a network; nothing is written at the end."""
+    clock = SystemClock()
+    engine, recovered = recover(files, StorageOptions(), SilentListener(), clock.now_ms())
+    tenure = Tenure(Epoch(0), engine.start_count)
+    state = BrokerState(engine, recovered.consumption, recovered.dedup, Leases(30_000), tenure)
+    failures: list[PulqueError] = []
+    executor = ThreadPoolExecutor(1)
+    around = Surroundings(clock, executor, lambda *_, **__: None, failures.append)
+    puller = Puller(state, around, PullLimits(1000, _MIB, 1000))
+
+    def wake(partitions: list[Partition]) -> None:
+        puller.wake(partitions)
+
+    committer = Committer(
+        engine, sync_interval_s=60, wake=wake, fail=failures.append, answered=lambda: None
+    )
+    redeliverer = Redeliverer(state, around, committer)
+    settler = Settler(state, clock, perform=redeliverer.perform)
+    parts = Parts(
+        Receiver(state, around, committer, SendLimits(_MIB, _MIB, _MIB)),
+        puller,
+        settler,
+        Browser(engine, executor, PullLimits(1000, _MIB, 1000)),
+        redeliverer,
+    )
+    rhythm = Rhythm(10_000, 60_000, 60_000, 2**40, None)
+    inside = Inside(
+        state, parts, committer, Housekeeper(state, around, parts, committer, rhythm), failures
+    )
+    for effect in state.consumption.pending():
+        redeliverer.perform(effect)
+    running = asyncio.create_task(redeliverer.run())
+    try:
+        yield inside
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        executor.shutdown()
