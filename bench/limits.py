@@ -18,7 +18,14 @@ from pathlib import Path
 
 from bench.measure import Gate, percentile, run
 
-__all__ = ["Limits", "fdatasync_times_us", "loopback_bytes_per_s", "measure", "memcpy_bytes_per_s"]
+__all__ = [
+    "Limits",
+    "fdatasync_times_us",
+    "loopback_bytes_per_s",
+    "measure",
+    "memcpy_bytes_per_s",
+    "ping_pong_times_us",
+]
 
 _MIB = 2**20
 _BLOCK_BYTES = 4096
@@ -34,6 +41,7 @@ class Limits:
     fdatasync_p50_us: float
     fdatasync_p99_us: float
     one_sync_per_message_per_s: float
+    ping_pong_p50_us: float
 
     def as_dict(self) -> dict[str, float]:
         """For a result file."""
@@ -51,6 +59,7 @@ def measure(directory: Path, *, quick: bool = False) -> Limits:
         fdatasync_p50_us=percentile(blocks, 50),
         fdatasync_p99_us=percentile(blocks, 99),
         one_sync_per_message_per_s=len(messages) / (sum(messages) / 1e6),
+        ping_pong_p50_us=percentile(ping_pong_times_us(count=1000, size=_MESSAGE_BYTES), 50),
     )
 
 
@@ -59,6 +68,14 @@ def loopback_bytes_per_s(mebibytes: int) -> float:
     with _port() as port:
         done = run(partial(_receive, port, mebibytes), partial(_send, port, mebibytes))
     return mebibytes * _MIB / done.wall_s
+
+
+def ping_pong_times_us(*, count: int, size: int) -> list[float]:
+    """There and back between two processes over loopback TCP; microseconds of each."""
+    with _port() as port:
+        done = run(partial(_echo, port, size), partial(_ping, port, size, count))
+    times_us: list[float] = done.workers[1].result
+    return times_us
 
 
 def memcpy_bytes_per_s(mebibytes: int = 256, times: int = 5) -> float:
@@ -102,7 +119,9 @@ def _port() -> Iterator[int]:
         yield holder.getsockname()[1]
 
 
-def _receive(port: int, mebibytes: int, gate: Gate) -> None:
+@contextmanager
+def _accepted(port: int, gate: Gate) -> Iterator[socket.socket]:
+    """The one connection to this port."""
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind(("127.0.0.1", port))
@@ -111,13 +130,40 @@ def _receive(port: int, mebibytes: int, gate: Gate) -> None:
         gate()
         connection, _ = listener.accept()
         with connection:
-            buffer = bytearray(_MIB)
-            left = mebibytes * _MIB
-            while left:
-                received = connection.recv_into(buffer)
-                if not received:
-                    raise ConnectionError(f"{left} bytes short")
-                left -= received
+            yield connection
+
+
+def _echo(port: int, size: int, gate: Gate) -> None:
+    with _accepted(port, gate) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while block := connection.recv(size, socket.MSG_WAITALL):
+            connection.sendall(block)
+
+
+def _ping(port: int, size: int, count: int, gate: Gate) -> list[float]:
+    block = bytes(size)
+    times_us = []
+    gate()
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+        connection.settimeout(None)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for _ in range(count):
+            begin = time.perf_counter()
+            connection.sendall(block)
+            connection.recv(size, socket.MSG_WAITALL)
+            times_us.append(1e6 * (time.perf_counter() - begin))
+    return times_us
+
+
+def _receive(port: int, mebibytes: int, gate: Gate) -> None:
+    with _accepted(port, gate) as connection:
+        buffer = bytearray(_MIB)
+        left = mebibytes * _MIB
+        while left:
+            received = connection.recv_into(buffer)
+            if not received:
+                raise ConnectionError(f"{left} bytes short")
+            left -= received
 
 
 def _send(port: int, mebibytes: int, gate: Gate) -> None:

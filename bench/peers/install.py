@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["MissingError", "debian_package", "maven_jars", "python_clients"]
+__all__ = ["MissingError", "debian_package", "maven_jars", "python_clients", "python_packages"]
 
 _REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 _POLICY = Path("/usr/sbin/policy-rc.d")
@@ -46,14 +46,19 @@ def python_clients(*modules: str) -> None:
     """See that these modules can be imported, installing the peers' requirements if not."""
     if not _missing(modules):
         return
-    command = [sys.executable, "-m", "pip", "install", "-q", "-r", str(_REQUIREMENTS)]
-    if importlib.util.find_spec("pip") is None:
-        command = ["uv", "pip", "install", "-q", "--python", sys.executable]
-        command += ["-r", str(_REQUIREMENTS)]
-    _run(command)
-    importlib.invalidate_caches()
+    python_packages(_REQUIREMENTS)
     if missing := _missing(modules):
         raise MissingError(f"no Python module {', '.join(missing)} after installing")
+
+
+def python_packages(requirements: Path) -> None:
+    """Install what a file of requirements lists into this environment."""
+    command = [sys.executable, "-m", "pip", "install", "-q", "-r", str(requirements)]
+    if importlib.util.find_spec("pip") is None:
+        command = ["uv", "pip", "install", "-q", "--python", sys.executable]
+        command += ["-r", str(requirements)]
+    _run(command)
+    importlib.invalidate_caches()
 
 
 def debian_package(package: str, program: str) -> None:

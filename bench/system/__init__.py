@@ -1,0 +1,22 @@
+"""Benchmarks of a whole broker in a process of its own; each gives a ``Section``."""
+
+from collections.abc import Callable
+
+from bench.options import Options
+from bench.outcome import Section
+from bench.system import backlog, fanout, latency, peers, profile, restart, subjects, wire
+
+__all__ = ["BENCHMARKS", "Benchmark"]
+
+Benchmark = Callable[[Options], Section]
+
+BENCHMARKS: dict[str, Benchmark] = {
+    "peers": peers.measure,
+    "wire": wire.measure,
+    "latency": latency.measure,
+    "subjects": subjects.measure,
+    "backlog": backlog.measure,
+    "restart": restart.measure,
+    "fanout": fanout.measure,
+    "profile": profile.measure,
+}

@@ -1,0 +1,134 @@
+"""Many groups on one subject: what a delivery costs the broker, compared with one group."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from statistics import median
+from typing import NamedTuple
+
+import pulque
+from bench.broker import BrokerProcess, running_broker
+from bench.measure import Gate, run
+from bench.options import Options, tell
+from bench.outcome import Aim, BenchFailedError, Section, Table
+from bench.peers import work_directory
+from bench.raw import RawClient, send_frames
+
+__all__ = ["measure"]
+
+_SIZE = 100
+_BATCH = 1000
+_SUBJECT = "fanout"
+_TIMES = 1.2
+_MOST_PROCESSES = 10
+_SENDS_IN_FLIGHT = 16
+
+
+class _Fanned(NamedTuple):
+    """One run with so many groups."""
+
+    groups: int
+    broker_us: float
+    rate: float
+    foreign_cores: float
+
+
+def measure(options: Options) -> Section:
+    """Let 1, 10 and 50 groups each consume everything."""
+    count = 200_000 if options.is_quick else 1_000_000
+    section = Section("fanout", f"1, 10 and 50 groups on one subject, {count:,} messages")
+    with work_directory() as directory, running_broker(directory) as broker:
+        run(partial(_send, port=broker.port, count=count))
+        one = [_measure_groups(broker, 1, count, f"one-{at}") for at in range(3)]
+        ten = [_measure_groups(broker, 10, count, f"ten-{at}") for at in range(1)]
+        fifty = [_measure_groups(broker, 50, count // 4, "fifty")]
+    costs = [median(each.broker_us for each in runs) for runs in (one, ten, fifty)]
+    section.aims = [
+        Aim(
+            f"{groups} groups: broker CPU per delivered message, × one group's",
+            cost / costs[0],
+            _TIMES,
+            is_least=False,
+            unit="×",
+            detail=f"{cost:.2f} and {costs[0]:.2f} µs",
+        )
+        for groups, cost in zip((10, 50), costs[1:], strict=True)
+    ]
+    section.tables = [
+        Table(
+            "",
+            ("groups", "delivered/s", "broker µs/message"),
+            [
+                [
+                    str(runs[0].groups),
+                    f"{median(each.rate for each in runs):,.0f}",
+                    f"{cost:.3f}",
+                ]
+                for runs, cost in zip((one, ten, fifty), costs, strict=True)
+            ],
+        )
+    ]
+    section.note(
+        f"Consumers are the client's, in up to {_MOST_PROCESSES} processes; every group got every "
+        "message. The sends are not counted."
+    )
+    section.figures = {"broker_us": dict(zip(("1", "10", "50"), costs, strict=True))}
+    section.saw(max(each.foreign_cores for each in (*one, *ten, *fifty)))
+    return section
+
+
+def _measure_groups(broker: BrokerProcess, groups: int, count: int, name: str) -> _Fanned:
+    processes = min(groups, _MOST_PROCESSES)
+    workers = [
+        partial(
+            _consume_groups,
+            url=broker.url,
+            groups=[f"{name}-{number}" for number in range(at, groups, processes)],
+            count=count,
+        )
+        for at in range(processes)
+    ]
+    before = _cpu_s(broker)
+    done = run(*workers, watch=[broker.pid])
+    broker_us = 1e6 * (_cpu_s(broker) - before) / (groups * count)
+    got = [sum(worker.result) for worker in done.workers]
+    if sum(got) != groups * count:
+        raise BenchFailedError(f"{sum(got)} deliveries of {groups * count}")
+    tell(f"  {groups} groups: {broker_us:.2f} µs of the broker's CPU per message")
+    return _Fanned(groups, broker_us, groups * count / done.wall_s, done.foreign_cores)
+
+
+def _cpu_s(broker: BrokerProcess) -> float:
+    """The broker's own count is finer than the kernel's ticks."""
+    with pulque.connect(broker.url, name="bench") as client:
+        return float(client.status()["cpu_seconds"])
+
+
+def _send(gate: Gate, *, port: int, count: int) -> None:
+    with RawClient(port) as client:
+        gate()
+        frames = send_frames(_SUBJECT, count=count, size=_SIZE, batch=_BATCH)
+        client.send_all(frames, _SENDS_IN_FLIGHT)
+
+
+def _consume_groups(gate: Gate, *, url: str, groups: list[str], count: int) -> list[int]:
+    """Consume everything once for each group, each in a thread; return how many each got."""
+    taken = [0] * len(groups)
+    with pulque.connect(url, name="bench") as client:
+
+        def consume(at: int) -> None:
+            with client.consumer(_SUBJECT, group=groups[at], consumer_id="bench") as consumer:
+                for message in consumer:
+                    message.ack()
+                    taken[at] += 1
+                    if taken[at] == count:
+                        return
+
+        threads = [threading.Thread(target=consume, args=(at,)) for at in range(len(groups))]
+        gate()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    return taken
