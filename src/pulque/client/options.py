@@ -32,7 +32,8 @@ DEFAULT_TIMEOUT = 30.0
 _ACKS = {"disk": Acks.DISK, "memory": Acks.MEMORY}
 _CODECS = {None: Codec.NONE, "lz4": Codec.LZ4, "zstd": Codec.ZSTD}
 _STARTS = {"earliest": EARLIEST, "latest": LATEST}
-_LARGEST_BATCH = 16 * 1024 * 1024
+_LARGEST_BATCH = 8 * 1024 * 1024
+"""Half of what a broker takes, see ``OutgoingCore``."""
 
 
 def acks_of(name: str) -> Acks:

@@ -247,7 +247,8 @@ class OutgoingCore(Generic[P]):
         """Return an open batch with room for a message of ``size``.
 
         Small messages always have room where their number has, so that nobody counts their
-        bytes; ``large`` counts what a batch has beyond them.
+        bytes; ``large`` counts what a batch has beyond them. So a batch may have up to twice
+        the bytes that it should.
         """
         streams = self._subjects.get(subject)
         if streams is None:
@@ -266,7 +267,10 @@ class OutgoingCore(Generic[P]):
             batch = self._open_batch(subject, streams.pick(order_key))
         if size > self._small:
             batch.large += size - self._small
-        if not order_key:
+        if batch.large > self._full:
+            # It is full with this one: the next message has to come here first.
+            self._open.pop(subject, None)
+        elif not order_key:
             self._open[subject] = batch
         return batch
 

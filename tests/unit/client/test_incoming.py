@@ -1,0 +1,571 @@
+"""A consumer settles what its caller said, all of it, and nothing else.
+
+A machine pulls, hands out, acks, nacks and settles in any order, while answers get lost, leases
+run out, and the broker forgets deliveries and settles with its power. The oracle is what the
+caller said about each delivery. When the trouble is over, everything gets done.
+"""
+
+from collections import defaultdict
+from dataclasses import replace
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from pulque.client.incoming import IncomingCore, PullOptions
+from pulque.client.received import ReceivedMessage
+from pulque.errors import (
+    CorruptionError,
+    ErrorCode,
+    FencedError,
+    OverloadedError,
+    PulqueError,
+    RemoteProtocolError,
+    StaleSettleError,
+    UnknownSubjectError,
+)
+from pulque.model.batch import Codec, seed_of
+from pulque.model.ids import IdSource
+from pulque.model.names import ConsumerId, Group, PartitionName
+from pulque.model.pack import BatchPacker, ProducedBy
+from pulque.model.positions import Epoch, PullSequence, StartCount, Tenure
+from pulque.wire.frame import FrameReader
+from pulque.wire.requests import EARLIEST, FROM_SETTLED, Pull, Settle
+from pulque.wire.responses import (
+    Beaten,
+    Pulled,
+    Response,
+    Settled,
+    State,
+    decode_response,
+    encode_response,
+)
+from tests.unit.client.fake_broker import BrokerModel
+
+NAMES = [PartitionName("s"), PartitionName("%retry%s%g")]
+
+
+def make_core(**changes: int) -> IncomingCore:
+    choices = {"max_messages": 100, "max_bytes": 1 << 20, "max_held": 1000}
+    core = IncomingCore(
+        PullOptions(Group("g"), ConsumerId("c"), 1, EARLIEST, **{**choices, **changes})
+    )
+    core.subscribe(NAMES)
+    return core
+
+
+def over_the_wire(response: Response) -> Response:
+    """Return a response as a client sees it: its records are a view."""
+    reader = FrameReader()
+    data = b"".join(encode_response(response, 1, 0))
+    at = 0
+    while True:
+        buffer = reader.buffer()
+        count = min(len(buffer), len(data) - at)
+        buffer[:count] = data[at : at + count]
+        at += count
+        reader.received(count)
+        frame = reader.next_frame()
+        if frame is not None:
+            decoded = decode_response(frame)
+            assert not isinstance(decoded, PulqueError)
+            return decoded
+
+
+class Sender:
+    """Stores batches in the model."""
+
+    def __init__(self, model: BrokerModel) -> None:
+        self._model = model
+        self._number = 0
+        self._ids = IdSource(3)
+
+    def store(self, partition: str, count: int, codec: Codec = Codec.NONE) -> None:
+        packer = BatchPacker()
+        for _ in range(count):
+            packer.bodies.append(b"%d" % self._number)
+        data = packer.encode(
+            seed=seed_of(partition),
+            ids=self._ids.many(1, count),
+            created_at_ms=1,
+            produced_by=ProducedBy(1, 0, self._number),
+            codec=codec,
+        )
+        self._number += 1
+        self._model.store(partition, data)
+
+
+Key = tuple[str, int, int, Tenure]
+
+
+def key_of(message: ReceivedMessage) -> Key:
+    batch = message._batch  # noqa: SLF001  # a test may look
+    return message.partition, message.pull_sequence, message.sequence, batch.tenure
+
+
+class Consuming(RuleBasedStateMachine):
+    @initialize(max_held=st.integers(1, 30))
+    def start(self, max_held: int) -> None:
+        self.model = BrokerModel()
+        self.core = make_core(max_held=max_held)
+        self.sender = Sender(self.model)
+        self.pull: Pull | None = None
+        self.wire: list[Settle] = []
+        self.answers: list[tuple[Settle, Response | PulqueError]] = []
+        self.handed: list[ReceivedMessage] = []
+        self.seen: set[Key] = set()
+        self.said: dict[Key, set[str]] = defaultdict(set)
+        self.had_trouble = False
+
+    # ── messages ───────────────────────────────────────────────────────────────────────────
+
+    @rule(partition=st.sampled_from(NAMES), count=st.integers(1, 6))
+    def store(self, partition: PartitionName, count: int) -> None:
+        self.sender.store(partition, count)
+
+    @precondition(lambda self: self.handed)
+    @rule(data=st.data(), how=st.sampled_from(["ack", "ack", "nack"]))
+    def settle_one(self, data: st.DataObject, how: str) -> None:
+        message = data.draw(st.sampled_from(self.handed))
+        self._say(message, how)
+
+    @rule()
+    def ack_the_oldest(self) -> None:
+        for message in self.handed[:5]:
+            self._say(message, "ack")
+        del self.handed[:5]
+
+    def _say(self, message: ReceivedMessage, how: str) -> None:
+        self.said[key_of(message)].add(how)
+        if how == "ack":
+            message.ack()
+        else:
+            message.nack("because", delay=1.5)
+
+    # ── pulling ────────────────────────────────────────────────────────────────────────────
+
+    @precondition(lambda self: self.pull is None and self.core.room > 0)
+    @rule(count=st.integers(1, 10))
+    def ask(self, count: int) -> None:
+        self.pull = self.core.next_pull(min(count, self.core.room), 0)
+
+    @precondition(lambda self: self.pull is not None)
+    @rule()
+    def answer(self) -> None:
+        assert self.pull is not None
+        pulled = over_the_wire(self.model.try_pull(self.pull))
+        assert isinstance(pulled, Pulled)
+        self.core.pulled(pulled)
+        self.pull = None
+
+    @rule()
+    def hand_out(self) -> None:
+        batch = self.core.next_batch()
+        if batch is not None:
+            for index in range(batch.start, batch.end):
+                message = ReceivedMessage(batch, index)
+                assert key_of(message) not in self.seen, "handed out twice"
+                self.seen.add(key_of(message))
+                self.handed.append(message)
+
+    # ── settling ───────────────────────────────────────────────────────────────────────────
+
+    @rule()
+    def settle(self) -> None:
+        self.wire += self.core.next_settles()
+        partitions = [settle.partition for settle in self.wire]
+        assert len(partitions) == len(set(partitions)), "two settles on their way"
+
+    @precondition(lambda self: self.wire)
+    @rule()
+    def handle_settle(self) -> None:
+        settle = self.wire.pop(0)
+        answer: Response | PulqueError
+        try:
+            answer = self.model.settle(settle)
+        except StaleSettleError as error:
+            assert self.had_trouble, "a settle came out of order"
+            answer = error
+        self.answers.append((settle, answer))
+
+    @precondition(lambda self: self.answers)
+    @rule()
+    def answer_settle(self) -> None:
+        self.core.settle_answered(*self.answers.pop(0))
+
+    @precondition(lambda self: self.wire)
+    @rule()
+    def refuse_settle(self) -> None:
+        self.core.settle_answered(self.wire.pop(0), OverloadedError("busy"))
+
+    # ── trouble ────────────────────────────────────────────────────────────────────────────
+
+    @rule(pull_handled=st.booleans(), settles_handled=st.booleans())
+    def disconnect(self, *, pull_handled: bool, settles_handled: bool) -> None:
+        if self.pull is not None:
+            if pull_handled:
+                self.model.try_pull(self.pull)
+            self.core.pull_failed()
+            self.pull = None
+        if settles_handled:
+            while self.wire:
+                self.handle_settle()
+        self.answers.clear()
+        self.wire = self.core.repeat_settles()
+
+    @rule()
+    def lose_lease(self) -> None:
+        self.had_trouble = True
+        self.model.lose_consumers()
+
+    @rule(deliveries=st.integers(0, 8), settles=st.integers(0, 8))
+    def lose_power(self, deliveries: int, settles: int) -> None:
+        self.had_trouble = True
+        self.disconnect(pull_handled=True, settles_handled=False)
+        self.model.forget_deliveries(deliveries)
+        self.model.forget_settles(settles)
+
+    # ── what always holds ──────────────────────────────────────────────────────────────────
+
+    @invariant()
+    def only_what_was_said_is_settled(self) -> None:
+        if not hasattr(self, "model"):
+            return
+        for partition, pull, delivery, how in self.model.settled:
+            key = (partition, pull, delivery.sequence, delivery.tenure)
+            assert how in self.said[key], f"{key} is settled by {how}: {self.said[key]}"
+
+    @invariant()
+    def nothing_is_abandoned_without_trouble(self) -> None:
+        if hasattr(self, "core") and not self.had_trouble:
+            assert self.core.abandoned == 0
+            assert not any(message.is_abandoned for message in self.handed)
+
+    @invariant()
+    def it_holds_no_more_than_allowed(self) -> None:
+        if hasattr(self, "core"):
+            assert 0 <= self.core.held <= self.core.options.max_held
+
+    def teardown(self) -> None:
+        """Without more trouble, every message is pulled and settled."""
+        if not hasattr(self, "core"):
+            return
+        self.disconnect(pull_handled=True, settles_handled=True)
+        for _ in range(2000):
+            self._settle_everything()
+            if self._is_all_done():
+                break
+            if self.core.room > 0:
+                self.ask(10)
+                self.answer()
+            while self.core.has_waiting:
+                self.hand_out()
+        assert self._is_all_done()
+        assert self.core.held == 0
+        self.only_what_was_said_is_settled()
+
+    def _settle_everything(self) -> None:
+        for message in self.handed:
+            self._say(message, "ack")
+        self.handed.clear()
+        self.settle()
+        while self.wire:
+            self.handle_settle()
+        while self.answers:
+            self.answer_settle()
+
+    def _is_all_done(self) -> bool:
+        for name in NAMES:
+            log = self.model.pull_logs.get((name, "g", "c"))
+            partition = self.model.partition(name)
+            if partition.nexts.get("g", 0) < partition.end or (log and log.held):
+                return False
+        return True
+
+
+TestConsuming = Consuming.TestCase
+TestConsuming.settings = settings(stateful_step_count=60)
+
+
+@pytest.fixture
+def model() -> BrokerModel:
+    return BrokerModel()
+
+
+def pull(core: IncomingCore, model: BrokerModel, count: int = 100) -> list[ReceivedMessage]:
+    answer = over_the_wire(model.try_pull(core.next_pull(count, 0)))
+    assert isinstance(answer, Pulled)
+    core.pulled(answer)
+    return core.take_messages(core.next_batch(), count)
+
+
+def test_a_prefix_is_settled_and_no_more(model: BrokerModel) -> None:
+    core = make_core()
+    Sender(model).store("s", 5)
+    messages = pull(core, model)
+    for index in (0, 1, 3):
+        messages[index].ack()
+
+    (settle,) = core.next_settles()
+
+    assert (settle.partition, settle.first, settle.last) == ("s", 0, 1)
+    assert list(core.next_settles()) == []
+
+
+def test_a_settle_waits_for_the_one_before(model: BrokerModel) -> None:
+    core = make_core()
+    Sender(model).store("s", 5)
+    messages = pull(core, model)
+    messages[0].ack()
+    (first,) = core.next_settles()
+    messages[1].ack()
+    assert list(core.next_settles()) == []
+
+    core.settle_answered(first, model.settle(first))
+    (second,) = core.next_settles()
+
+    assert (second.first, second.last) == (1, 1)
+
+
+def test_nacks_travel_with_reason_and_delay(model: BrokerModel) -> None:
+    core = make_core()
+    Sender(model).store("s", 3)
+    messages = pull(core, model)
+    messages[0].ack()
+    messages[1].nack("no milk" * 1000, delay=1.5)
+    messages[2].nack()
+
+    (settle,) = core.next_settles()
+
+    first, second = settle.nacked
+    assert (first.sequence, first.delay_ms) == (1, 1500)
+    assert first.reason.startswith("no milk")
+    assert len(first.reason) == 1000
+    assert (second.sequence, second.delay_ms, second.reason) == (2, -1, "")
+
+
+def test_many_nacks_take_several_settles(model: BrokerModel) -> None:
+    core = make_core(max_held=5000)
+    Sender(model).store("s", 2500)
+    for message in pull(core, model, 2500):
+        message.nack()
+
+    sizes = []
+    while settles := list(core.next_settles()):
+        for settle in settles:
+            sizes.append(len(settle.nacked))
+            core.settle_answered(settle, model.settle(settle))
+
+    assert sizes == [1000, 1000, 500]
+
+
+def test_the_last_word_counts_until_it_is_settled(model: BrokerModel) -> None:
+    core = make_core()
+    Sender(model).store("s", 2)
+    messages = pull(core, model)
+    messages[0].nack("no")
+    messages[0].ack()
+    messages[1].ack()
+    messages[1].nack("yet no")
+
+    (settle,) = core.next_settles()
+
+    assert [nacked.sequence for nacked in settle.nacked] == [1]
+
+
+def test_a_settle_ends_where_the_tenure_changes(model: BrokerModel) -> None:
+    core = make_core()
+    sender = Sender(model)
+    sender.store("s", 2)
+    messages = pull(core, model)
+    model.start += 1
+    sender.store("s", 3)
+    messages += pull(core, model)
+    for message in messages:
+        message.ack()
+
+    found: list[tuple[int, int, Tenure]] = []
+    while settles := list(core.next_settles()):
+        for settle in settles:
+            found.append((settle.first, settle.last, settle.tenure))
+            core.settle_answered(settle, model.settle(settle))
+
+    assert found == [
+        (0, 1, Tenure(Epoch(0), StartCount(1))),
+        (2, 4, Tenure(Epoch(0), StartCount(2))),
+    ]
+    assert core.held == 0
+
+
+def test_the_first_pull_asks_for_what_is_held_and_the_next_goes_on(model: BrokerModel) -> None:
+    core = make_core()
+    Sender(model).store("s", 3)
+    first = core.next_pull(2, 0)
+    core.pulled(model_answer(model, first))
+    second = core.next_pull(2, 0)
+
+    assert {wanted.expected for wanted in first.wanted} == {FROM_SETTLED}
+    assert {wanted.partition: wanted.expected for wanted in second.wanted} == {
+        "s": 2,
+        "%retry%s%g": 0,
+    }
+
+
+def model_answer(model: BrokerModel, pull: Pull) -> Pulled:
+    answer = over_the_wire(model.try_pull(pull))
+    assert isinstance(answer, Pulled)
+    return answer
+
+
+def test_no_partition_is_always_first(model: BrokerModel) -> None:
+    core = make_core()
+    firsts = set()
+    for _ in range(2):
+        asked = core.next_pull(1, 0)
+        firsts.add(asked.wanted[0].partition)
+        core.pulled(model_answer(model, asked))
+
+    assert firsts == set(NAMES)
+
+
+def test_a_restarted_consumer_gets_what_it_held(model: BrokerModel) -> None:
+    Sender(model).store("s", 4)
+    before = make_core()
+    held = pull(before, model)
+    held[0].ack()
+    (settle,) = before.next_settles()
+    model.settle(settle)
+
+    after = make_core()
+    again = pull(after, model)
+
+    assert [message.sequence for message in again] == [1, 2, 3]
+
+
+def test_what_the_broker_gave_to_others_is_abandoned(model: BrokerModel) -> None:
+    core = make_core()
+    sender = Sender(model)
+    sender.store("s", 3)
+    messages = pull(core, model)
+    messages[0].ack()
+    model.lose_consumers()
+    sender.store("s", 1)
+
+    more = pull(core, model)
+
+    assert all(message.is_abandoned for message in messages)
+    assert core.abandoned == 3
+    assert [message.is_abandoned for message in more] == [False]
+    messages[1].ack()
+    assert list(core.next_settles()) == []
+    more[0].ack()
+    (settle,) = core.next_settles()
+    assert (settle.first, settle.last) == (3, 3)
+
+
+def test_what_the_broker_does_not_know_is_abandoned(model: BrokerModel) -> None:
+    core = make_core()
+    Sender(model).store("s", 5)
+    messages = pull(core, model)
+    model.forget_deliveries(2)
+
+    core.pulled(model_answer(model, core.next_pull(10, 0)))
+    assert core.next_batch() is None
+    again = pull(core, model)
+
+    assert [message.is_abandoned for message in messages] == [False, False, False, True, True]
+    assert [message.sequence for message in again] == [3, 4]
+    for message in messages:
+        message.ack()
+    (settle,) = core.next_settles()
+    assert (settle.first, settle.last) == (0, 2)
+
+
+def test_messages_that_wait_are_not_handed_out_once_they_are_lost(model: BrokerModel) -> None:
+    core = make_core()
+    Sender(model).store("s", 3)
+    core.pulled(model_answer(model, core.next_pull(10, 0)))
+    model.lose_consumers()
+    core.pulled(model_answer(model, core.next_pull(10, 0)))
+
+    assert core.next_batch() is None
+
+
+def test_part_of_a_batch_is_clipped(model: BrokerModel) -> None:
+    core = make_core()
+    Sender(model).store("s", 6, Codec.LZ4)
+
+    parts = [[message.sequence for message in pull(core, model, 2)] for _ in range(3)]
+
+    assert parts == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_a_batch_can_be_left_and_taken_up_again(model: BrokerModel) -> None:
+    core = make_core()
+    sender = Sender(model)
+    sender.store("s", 3)
+    sender.store("s", 3)
+    core.pulled(model_answer(model, core.next_pull(10, 0)))
+
+    first = core.take_messages(core.next_batch(), 4)
+    second = core.take_messages(core.next_batch(), 4)
+
+    assert [message.sequence for message in first] == [0, 1, 2, 3]
+    assert [message.sequence for message in second] == [4, 5]
+
+
+def test_damage_is_never_handed_out(model: BrokerModel) -> None:
+    core = make_core()
+    Sender(model).store("s", 3)
+    model.corrupt = lambda data: data[:-1] + bytes([data[-1] ^ 1])
+
+    with pytest.raises(CorruptionError):
+        pull(core, model)
+    assert core.next_batch() is None
+
+    model.corrupt = lambda data: data
+    assert [message.sequence for message in pull(core, model)] == [0, 1, 2]
+
+
+def test_a_delivery_that_does_not_follow_is_refused(model: BrokerModel) -> None:
+    core = make_core()
+    Sender(model).store("s", 3)
+    answer = model.try_pull(core.next_pull(10, 0))
+    (delivered,) = answer.deliveries
+    skipped = Pulled(answer.states, (replace(delivered, first_pull=PullSequence(1)),))
+
+    with pytest.raises(RemoteProtocolError, match="0 was expected"):
+        core.pulled(over_the_wire(skipped))  # type: ignore[arg-type]
+
+
+def test_a_partition_that_cannot_be_pulled_is_an_error(model: BrokerModel) -> None:
+    core = make_core()
+    core.next_pull(1, 0)
+    state = State(ErrorCode.UNKNOWN_SUBJECT, PullSequence(0), PullSequence(0))
+
+    with pytest.raises(UnknownSubjectError, match="cannot be pulled"):
+        core.pulled(Pulled((state, state), ()))
+
+
+def test_another_consumer_with_this_id_ends_this_one(model: BrokerModel) -> None:
+    core = make_core()
+    Sender(model).store("s", 1)
+    for message in pull(core, model):
+        message.ack()
+    (settle,) = core.next_settles()
+
+    with pytest.raises(FencedError):
+        core.settle_answered(settle, FencedError("a newer one"))
+
+
+def test_an_answer_to_a_settle_must_be_one(model: BrokerModel) -> None:
+    core = make_core()
+    Sender(model).store("s", 1)
+    for message in pull(core, model):
+        message.ack()
+    (settle,) = core.next_settles()
+
+    with pytest.raises(RemoteProtocolError):
+        core.settle_answered(settle, Beaten(1))
+    core.settle_answered(settle, Settled(PullSequence(1)))
