@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from pulque.broker.state import PullLimits
@@ -121,6 +121,9 @@ class Browser:
             may_block=may_block,
         )
         records = tuple(self._engine.read(partition, span, may_block=may_block))
+        if span.pieces and not records and span.end < partition.confirmed:
+            # All of it is damaged: whoever reads goes on behind it.
+            return self._read(partition, replace(request, sequence=span.end), may_block=may_block)
         return ReadBack(
             span.first_sequence, span.length, partition.start, partition.confirmed, records
         )

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from pulque.client.received import NACKED, ReceivedBatch, ReceivedMessage
+from pulque.client.received import NACKED, Hole, ReceivedBatch, ReceivedMessage
 from pulque.client.records import check_count, split_records
 from pulque.errors import (
     ErrorCode,
@@ -68,7 +68,7 @@ class Subscription:
         """All before it may be settled, as we asked for it."""
         self.floor = _UNKNOWN
         """What was settled when the pull on its way was asked."""
-        self.held: deque[ReceivedBatch] = deque()
+        self.held: deque[ReceivedBatch | Hole] = deque()
         self.on_the_way: Settle | None = None
 
     def forget(self) -> int:
@@ -217,6 +217,8 @@ class IncomingCore:
                 f"delivery {delivered.first_pull} of {each.partition} came, "
                 f"{each.expected} was expected",
             )
+        end = delivered.first_pull + delivered.count
+        pull_of_first = delivered.first_pull - delivered.first_sequence
         for served in split_records(
             delivered.records,
             partition=each.partition,
@@ -224,6 +226,8 @@ class IncomingCore:
             count=delivered.count,
         ):
             envelope = served.envelope
+            pull = pull_of_first + envelope.first_sequence + served.start
+            self._leave_out(each, pull, delivered.tenure)
             batch = ReceivedBatch(
                 served.data,
                 partition=each.partition,
@@ -239,6 +243,16 @@ class IncomingCore:
             each.expected += served.end - served.start
             self.held += served.end - served.start
             self._waiting.append(batch)
+        self._leave_out(each, end, delivered.tenure)
+
+    def _leave_out(self, each: Subscription, until: int, tenure: Tenure) -> None:
+        """Take note that there are no messages for the deliveries before ``until``."""
+        missing = until - each.expected
+        if missing > 0:
+            log.warning("messages are not stored any more: %s count=%d", each.partition, missing)
+            each.held.append(Hole(each.expected, missing, tenure))
+            each.expected = until
+            self.held += missing
 
     def next_batch(self) -> ReceivedBatch | None:
         """Return the next batch to hand out ``start..end`` of, or None if there is none here."""
@@ -351,7 +365,7 @@ class IncomingCore:
         )
 
 
-def _limit_nacks(batch: ReceivedBatch, until: int, nacked: list[Nacked]) -> int:
+def _limit_nacks(batch: ReceivedBatch | Hole, until: int, nacked: list[Nacked]) -> int:
     """Collect the nacked ones of ``settled..until``; return where the settle has to end."""
     at = batch.states.find(NACKED, batch.settled, until)
     while at >= 0:

@@ -8,7 +8,7 @@ from pulque.model.message import Message, StoredBatch
 from pulque.model.names import PartitionName
 from pulque.model.positions import ConsumeSequence, PullSequence, Tenure
 
-__all__ = ["ACKED", "NACKED", "OPEN", "ReceivedBatch", "ReceivedMessage"]
+__all__ = ["ACKED", "NACKED", "OPEN", "Hole", "ReceivedBatch", "ReceivedMessage"]
 
 OPEN = 0
 ACKED = 1
@@ -68,6 +68,31 @@ class ReceivedBatch(StoredBatch):
         """Take note that the broker gave ``start..end`` to others; return how many they are."""
         if start < end:
             self.lost += (range(start, end),)
+        return end - start
+
+
+class Hole:
+    """Deliveries whose messages are not stored any more: there is nothing to do but settle them.
+
+    In the place of a ``ReceivedBatch``; its attributes are those.
+    """
+
+    __slots__ = ("end", "nacks", "pull_base", "settled", "states", "tenure")
+
+    def __init__(self, pull_base: int, length: int, tenure: Tenure) -> None:
+        self.pull_base = pull_base
+        self.settled = 0
+        self.end = length
+        self.tenure = tenure
+        self.states = bytearray([ACKED]) * length
+        self.nacks: dict[int, tuple[str, int]] = {}
+
+    def finished_until(self) -> int:
+        """Return the index after the last: all are finished."""
+        return self.end
+
+    def lose(self, start: int, end: int) -> int:
+        """Take note that the broker gave ``start..end`` to others; return how many they are."""
         return end - start
 
 

@@ -1,7 +1,8 @@
 """Records of the message log as a broker serves them, turned into batches of messages.
 
 A run of messages is ``count`` from ``first_sequence`` on; the records may begin before it and
-end after it. Every batch is checked against its crc before anybody sees a body.
+end after it, and leave out messages that are not stored any more: retention took them, or the
+disk damaged them. Every batch is checked against its crc before anybody sees a body.
 """
 
 from collections.abc import Iterator
@@ -35,7 +36,7 @@ def split_records(
 
     Raises:
         CorruptionError: A batch is not what its producer packed.
-        RemoteProtocolError: The records do not cover the run.
+        RemoteProtocolError: The records are out of order, or of another run.
     """
     seed = seed_of(partition)
     at = 0
@@ -52,15 +53,14 @@ def split_records(
                 partition, envelope.offset, "the crc of a batch does not match its bytes"
             )
         first = envelope.first_sequence
-        end = min(last, first + envelope.count)
-        if not first <= expected < end:
-            break
-        yield Served(data, envelope, expected - first, end - first)
+        start, end = max(expected, first), min(last, first + envelope.count)
+        if start >= end:
+            raise RemoteProtocolError(
+                f"messages {first} to {first + envelope.count} of {partition} came, and "
+                f"{expected} to {last} were announced"
+            )
+        yield Served(data, envelope, start - first, end - first)
         expected = end
-    if expected != last:
-        raise RemoteProtocolError(
-            f"records of {partition} end at {expected}; {first_sequence} to {last} were announced"
-        )
 
 
 def check_count(found: int, announced: int) -> None:

@@ -569,3 +569,32 @@ def test_an_answer_to_a_settle_must_be_one(model: BrokerModel) -> None:
     with pytest.raises(RemoteProtocolError):
         core.settle_answered(settle, Beaten(1))
     core.settle_answered(settle, Settled(PullSequence(1)))
+
+
+@pytest.mark.parametrize("kept", [(), (0,), (1,), (2,), (0, 2), (0, 1, 2)])
+def test_what_is_not_stored_any_more_is_settled_with_the_rest(
+    model: BrokerModel, kept: tuple[int, ...]
+) -> None:
+    core = make_core()
+    sender = Sender(model)
+    for _ in range(3):
+        sender.store("s", 2)
+    answer = model.try_pull(core.next_pull(10, 0))
+    (delivered,) = answer.deliveries
+    records = delivered.records
+    assert isinstance(records, tuple)
+    whole = b"".join(records)
+    size = len(whole) // 3
+    holey = b"".join(whole[size * i : size * (i + 1)] for i in kept)
+
+    core.pulled(over_the_wire(Pulled(answer.states, (replace(delivered, records=holey),))))  # type: ignore[arg-type]
+    messages = core.take_messages(core.next_batch(), 10)
+    for message in messages:
+        message.ack()
+    (settle,) = core.next_settles()
+
+    assert [m.sequence for m in messages] == [2 * i + j for i in kept for j in (0, 1)]
+    assert [int(m.pull_sequence) for m in messages] == [int(m.sequence) for m in messages]
+    assert (settle.first, settle.last, settle.nacked) == (0, 5, ())
+    core.settle_answered(settle, Settled(PullSequence(6)))
+    assert core.held == 0
