@@ -515,6 +515,48 @@ def test_a_broker_killed_in_the_middle_leaves_no_damage(broker_process: BrokerPr
     assert verified["is_damaged"] is False
 
 
+# -- odd circumstances --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("package", ["typer", "pydantic"])
+def test_without_the_extra_the_command_says_what_it_needs(package: str) -> None:
+    code = f"import sys; sys.modules[{package!r}] = None; from pulque.cli.main import main; main()"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+
+    assert told.returncode == 2
+    assert told.stderr.decode() == (
+        f"error: ConfigError: the command needs {package}: pip install 'pulque[server]'\n"
+    )
+
+
+def test_a_full_disk_behind_stdout_is_an_error() -> None:
+    with Path("/dev/full").open("wb") as full:
+        told = subprocess.run(
+            [*PULQUE, "config", "show"], stdout=full, stderr=subprocess.PIPE, check=False
+        )
+
+    assert told.returncode == 1
+    assert told.stderr.startswith(b"error: OSError: ")
+    assert b"Traceback" not in told.stderr
+
+
+def test_a_broker_serves_although_nobody_hears_that_it_is_ready(tmp_path: Path) -> None:
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        port = reserved.getsockname()[1]
+    process = start("up", "--data", str(tmp_path / "data"), "--port", str(port))
+    assert process.stdout is not None
+    process.stdout.close()
+    url = f"pulque://127.0.0.1:{port}"
+    wait_until(lambda: pulque("status", "--url", url).returncode == 0)
+    process.terminate()
+
+    assert process.wait(LIMIT) == 0
+    assert process.stderr is not None
+    assert b"Traceback" not in process.stderr.read()
+    process.stderr.close()
+
+
 # -- the process fixture itself -----------------------------------------------------------------
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from annotated_types import Ge, Le
 from pydantic import BaseModel, ByteSize
 from pydantic.fields import FieldInfo
 
@@ -126,9 +125,7 @@ def _unwrapped(kind: Any) -> tuple[Any, list[object]]:
 def _allowed(kind: object, metadata: list[object]) -> str:
     if get_origin(kind) is Literal:
         return ", ".join(get_args(kind))
-    least = next((each.ge for each in metadata if isinstance(each, Ge)), None)
-    most = next((each.le for each in metadata if isinstance(each, Le)), None)
-    shown = [_show_limit(each, kind) for each in (least, most)]
+    shown = [_show_limit(_limit(metadata, name), kind) for name in ("ge", "le")]
     match shown:
         case [str(low), str(high)]:
             return f"{low} to {high}"
@@ -138,6 +135,10 @@ def _allowed(kind: object, metadata: list[object]) -> str:
             return f"up to {high}"
         case _:
             return ""
+
+
+def _limit(metadata: list[object], name: str) -> object:
+    return next((getattr(each, name) for each in metadata if hasattr(each, name)), None)
 
 
 def _show_limit(limit: object, kind: object) -> str | None:

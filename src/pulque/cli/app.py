@@ -3,7 +3,6 @@
 An error is one plain line on stderr that begins with its name; a traceback means a bug of ours.
 """
 
-import os
 import sys
 from collections.abc import Sequence
 from typing import cast
@@ -15,6 +14,7 @@ from pulque.broker.foreign import escaped
 from pulque.cli import bench, inspect, serve, settings
 from pulque.cli.exits import ExitCode, exit_code_of
 from pulque.cli.options import Tools
+from pulque.cli.output import forget_stdout
 from pulque.cli.pull import pull
 from pulque.cli.send import send
 from pulque.cli.status import status, version
@@ -69,7 +69,10 @@ def run_process(arguments: Sequence[str]) -> int:
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        _forget_stdout()
+        forget_stdout()
+    except OSError as error:
+        forget_stdout()
+        return _fail("OSError", str(error), ExitCode.FAILED)
     return code
 
 
@@ -82,7 +85,7 @@ def run(arguments: Sequence[str], tools: Tools) -> int:
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
-        _forget_stdout()
+        forget_stdout()
         return ExitCode.OK
     except OSError as error:
         return _fail("OSError", str(error), ExitCode.FAILED)
@@ -108,10 +111,3 @@ def _fail(name: str, text: str, code: ExitCode) -> int:
     for line in text.splitlines() or [""]:
         print(f"error: {name}: {escaped(line)}", file=sys.stderr)
     return code
-
-
-def _forget_stdout() -> None:
-    """Whoever read our output went away; what is left of it has nowhere to go."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)

@@ -9,7 +9,7 @@ import sys
 
 __all__ = ["main"]
 
-_EXTRA = {"pydantic", "rich", "structlog", "typer"}
+_EXTRA = {"numpy", "pydantic", "rich", "structlog", "typer"}
 
 
 def main() -> None:
@@ -26,6 +26,8 @@ def main() -> None:
 def _run(arguments: list[str]) -> int:
     try:
         from pulque.cli.app import run_process
+
+        return run_process(arguments)
     except ModuleNotFoundError as error:
         if error.name not in _EXTRA:
             raise
@@ -34,4 +36,3 @@ def _run(arguments: list[str]) -> int:
             file=sys.stderr,
         )
         return 2
-    return run_process(arguments)

@@ -5,6 +5,7 @@ no terminal acts upon it; JSON is valid whatever the locale.
 """
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -15,6 +16,7 @@ from pulque.broker.foreign import escaped
 __all__ = [
     "Output",
     "flush",
+    "forget_stdout",
     "instant",
     "json_text",
     "print_bytes",
@@ -88,6 +90,13 @@ def print_warning(text: str) -> None:
 def flush() -> None:
     """Make sure that whoever reads stdout has it."""
     sys.stdout.flush()
+
+
+def forget_stdout() -> None:
+    """Take note that nobody reads stdout; what is left of it has nowhere to go."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 def json_text(value: object, encoding: str | None) -> str:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["pull"]
 
-_CONNECT_TIMEOUT = 10.0
+_LEAST_CONNECT_S = 2.0
+_LEAST_PULL_S = 0.2
 _AT_ONCE = 1000
 
 
@@ -60,7 +61,7 @@ def pull(
     got = 0
     nacked: list[ReceivedMessage] = []
     with (
-        open_client(context, url, max(timeout, _CONNECT_TIMEOUT)) as client,
+        open_client(context, url, max(timeout, _LEAST_CONNECT_S)) as client,
         client.consumer(
             subject,
             group,
@@ -86,9 +87,9 @@ def _print_some(
     consumer: "Consumer", number: int, timeout: float, output: MessageOutput
 ) -> Iterator["ReceivedMessage"]:
     """Print messages until there are enough or time is up; yield each once it is printed."""
-    deadline = time.monotonic() + timeout
-    while number > 0:
-        left = max(deadline - time.monotonic(), 0.0)
+    # In less time than this an answer may miss us, and its messages would have to come again.
+    deadline = time.monotonic() + max(timeout, _LEAST_PULL_S)
+    while number > 0 and (left := deadline - time.monotonic()) > 0:
         messages = consumer.pull(min(number, _AT_ONCE), timeout=left)
         if not messages:
             return

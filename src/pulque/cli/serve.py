@@ -14,7 +14,7 @@ from pulque.cli.options import (
     Url,
     open_client,
 )
-from pulque.cli.output import Output, flush, print_json, print_line
+from pulque.cli.output import Output, flush, forget_stdout, print_json, print_line
 from pulque.cli.settings import flags_of, load_for_command
 from pulque.errors import UsageError
 
@@ -90,5 +90,9 @@ def _serve(loaded: "LoadedSettings") -> None:
 
 
 def _print_ready(url: str) -> None:
-    print(f"ready {url}")
-    flush()
+    try:
+        print(f"ready {url}")
+        flush()
+    except OSError:
+        # Whoever started us does not listen; clients still may come.
+        forget_stdout()

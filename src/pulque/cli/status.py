@@ -23,8 +23,21 @@ def status(
         report = client.status()
     if output is Output.JSON:
         print_json(report)
-    else:
-        print_table(("what", "value"), list(rows_of(report)))
+        return
+    lists = {name: rows for name, rows in report.items() if _is_table(rows)}
+    print_table(
+        ("what", "value"),
+        list(rows_of({name: value for name, value in report.items() if name not in lists})),
+    )
+    for name, rows in lists.items():
+        if rows:
+            print_line("")
+            print_line(f"{name}:")
+            print_table(list(rows[0]), [[cell for _, cell in rows_of(row)] for row in rows])
+
+
+def _is_table(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(row, dict) for row in value)
 
 
 def version(*, output: OutputOption = Output.TABLE) -> None:

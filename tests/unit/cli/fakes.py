@@ -110,7 +110,8 @@ class FakeClient(_Closing):
         yield from self.messages
 
     def status(self) -> dict[str, Any]:
-        return {"pid": 7, "message_log": {"end": 5}}
+        groups = [{"group": "g", "lag": 2}, {"group": "h", "lag": 0}]
+        return {"pid": 7, "groups": groups, "message_log": {"end": 5}, "subscriptions": []}
 
     def seal(self) -> int:
         return 99

@@ -227,13 +227,22 @@ def test_tail_prints_until_it_has_enough(
     assert len(capsys.readouterr().out.splitlines()) == 2
 
 
-def test_status_is_a_table_or_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_is_tables_or_json(capsys: pytest.CaptureFixture[str]) -> None:
     command(FakeClient(), "status")
+    table = [line.split() for line in capsys.readouterr().out.splitlines()]
     command(FakeClient(), "status", "-o", "json")
 
-    table, _, report = capsys.readouterr().out.rstrip("\n").rpartition("\n")
-    assert "message_log.end  5" in table
-    assert json.loads(report) == {"pid": 7, "message_log": {"end": 5}}
+    assert table == [
+        ["what", "value"],
+        ["pid", "7"],
+        ["message_log.end", "5"],
+        [],
+        ["groups:"],
+        ["group", "lag"],
+        ["g", "2"],
+        ["h", "0"],
+    ]
+    assert json.loads(capsys.readouterr().out) == FakeClient().status()
 
 
 def test_seal_tells_where_the_next_segment_begins(capsys: pytest.CaptureFixture[str]) -> None:
