@@ -89,16 +89,29 @@ class Consumption:
         return self._of_consumer.get((group, consumer), [])
 
     def opened(
-        self, partition: PartitionId, group: Group, consumer: ConsumerId, incarnation: int
+        self,
+        partition: PartitionId,
+        group: Group,
+        consumer: ConsumerId,
+        incarnation: int,
+        *,
+        ahead: int = 0,
     ) -> SubscriptionOpened | None:
         """Return the fact to be recorded before this consumer may act, if any.
+
+        Args:
+            partition: Where it pulls from.
+            group: Its group.
+            consumer: Who it is.
+            incarnation: Which run of it.
+            ahead: How many new subscriptions the caller will record before this one.
 
         Raises:
             FencedError: A newer incarnation of the consumer was here.
         """
         found = self._by_consumer.get((partition, group, consumer))
         if found is None:
-            number = SubscriptionId(self._next_id)
+            number = SubscriptionId(self._next_id + ahead)
             return SubscriptionOpened(number, partition, group, consumer, incarnation)
         check_incarnation(found, incarnation)
         if found.incarnation == incarnation:
@@ -163,18 +176,24 @@ class Consumption:
             if state.pending
         ]
 
-    def clip(self, ends: Mapping[PartitionId, ConsumeSequence]) -> None:
-        """Set every position beyond a partition's recovered end back to that end."""
-        for key, state in self.groups.items():
-            end = ends.get(key[0], ConsumeSequence(0))
-            if state.next_sequence > end:
-                state.next_sequence = end
-                self.changed_groups.add(key)
-        for subscription in self.subscriptions.values():
-            end = ends.get(subscription.partition, ConsumeSequence(0))
-            if any(h.first_sequence + h.length > end for h in subscription.held):
-                subscription.clip(end)
-                self.changed_subscriptions.add(subscription.id)
+    def clip(self, ends: Mapping[PartitionId, ConsumeSequence]) -> bool:
+        """Set every position beyond a partition's recovered end back to that end.
+
+        What belongs to a partition that is gone as a whole is forgotten: its number will be
+        given to another one.
+
+        Returns:
+            Whether anything had to be changed. No fact tells of it, so a checkpoint must.
+        """
+        groups = {key for key in list(self.groups) if self._clip_group(key, ends.get(key[0]))}
+        subscriptions = {
+            each.id
+            for each in list(self.subscriptions.values())
+            if self._clip_subscription(each, ends.get(each.partition))
+        }
+        self.changed_groups |= groups
+        self.changed_subscriptions |= subscriptions
+        return bool(groups or subscriptions)
 
     def put(self, subscription: Subscription) -> None:
         """Add a subscription, as from a checkpoint."""
@@ -184,10 +203,47 @@ class Consumption:
         self._of_consumer.setdefault(key[1:], []).append(subscription)
         self._next_id = max(self._next_id, subscription.id + 1)
 
+    def _clip_group(self, key: GroupKey, end: ConsumeSequence | None) -> bool:
+        if end is None:
+            del self.groups[key]
+            return True
+        state = self.groups[key]
+        beyond = [sequence for sequence in state.pending if sequence >= end]
+        for sequence in beyond:
+            del state.pending[sequence]
+        is_ahead = state.next_sequence > end
+        if is_ahead:
+            state.next_sequence = end
+        return is_ahead or bool(beyond)
+
+    def _clip_subscription(self, each: Subscription, end: ConsumeSequence | None) -> bool:
+        if end is None:
+            self._drop(each)
+            return True
+        if all(held.first_sequence + held.length <= end for held in each.held):
+            return False
+        each.clip(end)
+        return True
+
+    def _drop(self, subscription: Subscription) -> None:
+        del self.subscriptions[subscription.id]
+        key = (subscription.partition, subscription.group, subscription.consumer)
+        del self._by_consumer[key]
+        self._of_consumer[key[1:]].remove(subscription)
+        if not self._of_consumer[key[1:]]:
+            del self._of_consumer[key[1:]]
+
     # -- one method per fact -----------------------------------------------------------------
+    #
+    # A fact about a number that nobody opened is passed over: the opening lay in a damaged range
+    # of the log, which has been reported.
 
     def _subscription_opened(self, action: SubscriptionOpened) -> list[Effect]:
         found = self.subscriptions.get(action.subscription)
+        if found is not None and not _is_about(action, found):
+            # A recovery in between forgot it, with its partition, and gave its number away.
+            self._drop(found)
+            found = None
         if found is None:
             self.put(
                 Subscription(
@@ -204,23 +260,23 @@ class Consumption:
         return []
 
     def _pulled(self, action: Pulled) -> list[Effect]:
-        subscription = self.subscriptions[action.subscription]
-        if action.first_pull < subscription.next_pull:
-            # A recovery in between set the consumer back; the log has that only in this fact.
-            subscription.rewind(action.first_pull)
+        subscription = self.subscriptions.get(action.subscription)
+        if subscription is None:
+            return []
+        subscription.align(action.first_pull)
         subscription.pulled(action.tenure, action.first_sequence, action.count)
         key = (subscription.partition, subscription.group)
         state = self.groups.setdefault(key, GroupState(action.first_sequence))
-        state.next_sequence = max(
-            state.next_sequence, ConsumeSequence(action.first_sequence + action.count)
-        )
+        # The last pull alone tells what comes next: a recovery in between may have set the group
+        # back, and the log has that only in this fact.
+        state.next_sequence = ConsumeSequence(action.first_sequence + action.count)
         self.changed_groups.add(key)
         self.changed_subscriptions.add(subscription.id)
         return []
 
     def _settled(self, action: Settled) -> list[Effect]:
-        subscription = self.subscriptions[action.subscription]
-        if action.last < subscription.settled:
+        subscription = self.subscriptions.get(action.subscription)
+        if subscription is None or action.last < subscription.settled:
             return []
         redeliveries = [
             Redelivery(sequence, nacked.delay_ms, nacked.reason)
@@ -231,18 +287,15 @@ class Consumption:
         return self._redeliver(subscription, redeliveries)
 
     def _lost(self, action: ConsumerLost) -> list[Effect]:
-        subscription = self.subscriptions[action.subscription]
+        subscription = self.subscriptions.get(action.subscription)
+        if subscription is None:
+            return []
         redeliveries = [
             Redelivery(ConsumeSequence(held.first_sequence + i), -1, action.reason)
             for held in subscription.held
             for i in range(held.length)
         ]
-        subscription.lost_start, subscription.lost_end = (
-            subscription.settled,
-            subscription.next_pull,
-        )
-        subscription.held.clear()
-        subscription.settled = subscription.next_pull
+        subscription.lose()
         self.changed_subscriptions.add(subscription.id)
         return self._redeliver(subscription, redeliveries)
 
@@ -255,10 +308,18 @@ class Consumption:
         )
         if not wanted:
             return []
-        state = self.groups[partition, group]
+        state = self.groups.setdefault((partition, group), GroupState(ConsumeSequence(0)))
         state.pending.update((r.sequence, r) for r in wanted)
         self.changed_groups.add((partition, group))
         return [Redeliver(partition, group, wanted)]
+
+
+def _is_about(action: SubscriptionOpened, found: Subscription) -> bool:
+    return (action.partition, action.group, action.consumer) == (
+        found.partition,
+        found.group,
+        found.consumer,
+    )
 
 
 def check_incarnation(subscription: Subscription, incarnation: int) -> None:

@@ -26,16 +26,18 @@ _SUBSCRIPTION = Struct("<IQQQQQBBI")
 _HELD = Struct("<IIQQI")
 
 
-def encode_changes(consumption: Consumption) -> dict[bytes, bytes]:
-    """Return what changed since the last call."""
-    changes = {}
+def encode_changes(consumption: Consumption) -> dict[bytes, bytes | None]:
+    """Return what changed since the last call; None for what is no more."""
+    changes: dict[bytes, bytes | None] = {}
     for key in consumption.changed_groups:
         partition, group = key
+        state = consumption.groups.get(key)
         name = _GROUP_KEY.pack(b"g", partition) + group.encode()
-        changes[name] = _encode_group(consumption.groups[key])
+        changes[name] = None if state is None else _encode_group(state)
     for number in consumption.changed_subscriptions:
+        each = consumption.subscriptions.get(number)
         name = _SUBSCRIPTION_KEY.pack(b"s", number)
-        changes[name] = _encode_subscription(consumption.subscriptions[number])
+        changes[name] = None if each is None else _encode_subscription(each)
     consumption.changed_groups = set()
     consumption.changed_subscriptions = set()
     return changes

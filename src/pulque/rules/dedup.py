@@ -119,6 +119,7 @@ class Dedup:
             at = header.producer_sequence - window.base
             if 0 <= at < len(window.firsts):
                 window.firsts[at] = _ABSENT
+                self._changed.add((partition, header.producer_id))
 
     def forget_idle(self, now_ms: int) -> None:
         """Forget producers without a name that were silent for ten minutes."""
