@@ -168,10 +168,17 @@ def _checkpoint_rows(files: FileSystem, each: DataFile) -> Iterator[dict[str, ob
         return
     for key, value in state.items():
         if key == MARK_KEY:
-            mark = Mark.decode(state)._asdict()
-            yield {"type": "mark", **mark, "stored_at_ms": instant(mark["stored_at_ms"])}
+            yield _mark_row(state)
         else:
             yield {"type": "value", "key": ascii(key)[1:], "value": value.hex()}
+
+
+def _mark_row(state: dict[bytes, bytes]) -> dict[str, object]:
+    try:
+        mark = Mark.decode(state)
+    except ValueError as problem:
+        return _damage_row(DamagedRange(0, 0, str(problem)))
+    return {"type": "mark", **mark._asdict(), "stored_at_ms": instant(mark.stored_at_ms)}
 
 
 def _index_rows(files: FileSystem, each: DataFile) -> Iterator[dict[str, object]]:

@@ -182,8 +182,11 @@ class _Verification:
         state = read_checkpoint(self._files, each.path)
         if isinstance(state, str):
             self._find(each, 0, self._size(each), state)
-        else:
+            return
+        try:
             self._mark = Mark.decode(state)
+        except ValueError as problem:
+            self._find(each, 0, self._size(each), str(problem))
 
     def _check_index(self, each: DataFile) -> None:
         self._count(each)

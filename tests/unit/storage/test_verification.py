@@ -21,6 +21,7 @@ from pulque.model.pack import BatchPacker
 from pulque.model.positions import (
     ConsumeSequence,
     Epoch,
+    MessageOffset,
     PartitionId,
     PullSequence,
     StartCount,
@@ -28,7 +29,7 @@ from pulque.model.positions import (
 )
 from pulque.storage.engine import Engine
 from pulque.storage.files import OsFileSystem
-from pulque.storage.index import Entry
+from pulque.storage.index import Entry, OpenIndex, write_sealed_index
 from pulque.storage.inspection import (
     BatchRecord,
     DamagedRange,
@@ -161,7 +162,7 @@ def test_all_kinds_of_files_are_walked(whole: MemoryFileSystem) -> None:
 def test_a_changed_byte_is_found_where_it_is(whole: MemoryFileSystem, data: st.DataObject) -> None:
     each = data.draw(st.sampled_from(data_files(whole)))
     content = whole.contents()[each.path]
-    at = data.draw(st.integers(0, len(content) - 1).filter(lambda i: not is_padding(each, i)))
+    at = data.draw(st.integers(0, len(content) - 1))
     other = data.draw(st.integers(0, 255).filter(lambda byte: byte != content[at]))
 
     findings = verified(damaged(whole, each.path, at, bytes([other]))).findings
@@ -172,11 +173,6 @@ def test_a_changed_byte_is_found_where_it_is(whole: MemoryFileSystem, data: st.D
 
 _VOUCHING = {FileKind.CHECKPOINT}
 """Kinds whose loss makes other files look unfinished."""
-
-
-def is_padding(each: DataFile, at: int) -> bool:
-    """Say whether a byte means nothing: four of them end the header of an index."""
-    return each.kind is FileKind.INDEX and 44 <= at < 48
 
 
 @given(data=st.data())
@@ -258,10 +254,42 @@ def test_a_segment_that_is_gone_from_the_middle_is_found() -> None:
         send(engine, "orders", b"a")
         engine.roll(NOW_MS)
     engine.close()
-    middle = [each.path for each in data_files(files) if each.kind is FileKind.MESSAGES][1]
+    first, middle, *_ = [e.path for e in data_files(files) if e.kind is FileKind.MESSAGES]
     files.remove(middle)
 
-    assert [finding.path for finding in verified(files).damages] != []
+    damages = verified(files).damages
+    assert (damages[0].path, "bytes at its end are missing" in damages[0].reason) == (first, True)
+
+
+def test_an_index_that_is_whole_but_not_that_of_the_log_is_found() -> None:
+    files = filled()
+    each = next(each for each in data_files(files) if each.kind is FileKind.INDEX)
+    entries = OpenIndex({})
+    batches = [r for r in read_messages(files, SEALED, 0) if isinstance(r, BatchRecord)]
+    for record in batches:
+        envelope = record.envelope
+        entries.add(
+            Entry(
+                envelope.partition,
+                envelope.count,
+                envelope.first_sequence,
+                envelope.offset,
+                envelope.size,
+                envelope.stored_at_ms + (record is batches[-1]),
+                0,
+            )
+        )
+    end = MessageOffset(len(files.contents()[SEALED]))
+    write_sealed_index(
+        files,
+        each.path,
+        base=MessageOffset(0),
+        end=end,
+        index=entries,
+    )
+
+    (finding,) = verified(files).damages
+    assert (finding.path, finding.reason) == (each.path, "an entry is not what the log says")
 
 
 def test_looking_writes_nothing(whole: MemoryFileSystem) -> None:
