@@ -1,0 +1,1 @@
+"""What single steps cost: ``python -m bench.micro``."""

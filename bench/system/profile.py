@@ -145,7 +145,7 @@ def _text(load: _Load) -> str:
     with_called: Counter[str] = Counter()
     for stack, samples in load.stacks.items():
         own[stack[-1]] += samples
-        for function in set(map(_function, stack)):
+        for function in set(map(_function, filter(_is_ours, stack))):
             with_called[function] += samples
     lines = [_title(load), f"{total} samples", ""]
     lines += ["lines by their own time", *_shares(own, total), ""]
@@ -156,6 +156,11 @@ def _text(load: _Load) -> str:
 def _shares(found: Counter[str], total: int) -> Iterator[str]:
     for where, samples in found.most_common(_SHOWN):
         yield f"  {100 * samples / total:5.1f} %  {where}"
+
+
+def _is_ours(frame: str) -> bool:
+    """Whether a frame is the broker's; how it was started is the same in every stack."""
+    return "(pulque/" in frame and "(pulque/cli/" not in frame and "(pulque/__main__" not in frame
 
 
 def _function(frame: str) -> str:

@@ -1,0 +1,28 @@
+"""Print what single steps cost; takes about half a minute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bench.machine import describe
+from bench.micro import codecs
+from bench.micro.timing import show
+
+_TABLES = {
+    "packing": codecs.packing,
+    "unpacking": codecs.unpacking,
+    "size columns": codecs.columns,
+    "frames": codecs.frames,
+    "checksums": codecs.checksums,
+}
+
+
+def main() -> None:
+    """Print a table for each kind of step."""
+    print(f"{describe(Path.cwd())}\n")
+    for title, rows in _TABLES.items():
+        print(f"{show(title, rows())}\n")
+
+
+if __name__ == "__main__":
+    main()
