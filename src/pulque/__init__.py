@@ -54,11 +54,12 @@ from pulque.errors import (
     UsageError,
 )
 from pulque.model.message import Message
-from pulque.model.positions import Position
+from pulque.model.positions import ConsumeSequence, Position
 
 __all__ = [
     "Client",
     "ConfigError",
+    "ConsumeSequence",
     "Consumer",
     "CorruptionError",
     "DisconnectedError",

@@ -148,6 +148,7 @@ class Client:
             PulqueError: It is not confirmed; after an ``UnavailableError`` it may be stored
                 all the same.
         """
+        await self._find_targets(subject, timeout)
         pending = await self._sending().send(subject, body, **parts)
         return await pending.result(timeout)
 
@@ -164,6 +165,7 @@ class Client:
             PulqueError: Not all are confirmed; a note says how many are. To learn the outcome
                 of each, use ``producer``.
         """
+        await self._find_targets(subject, timeout)
         pending = await self._sending().send_many(subject, messages)
         return await pending.result(timeout)
 
@@ -367,10 +369,11 @@ class Client:
             self._sends = self.producer(linger=0, max_in_flight=16)
         return self._sends
 
-    async def _find_targets(self, subject: str) -> Targets:
+    async def _find_targets(self, subject: str, timeout: float | None = None) -> Targets:
         targets = self._targets.get(subject)
         if targets is None:
-            targets = await self._ask(Route(parse_subject(subject)), self._timeout, targets_of)
+            request = Route(parse_subject(subject))
+            targets = await self._ask(request, timeout or self._timeout, targets_of)
             self._targets[subject] = targets
         return targets
 

@@ -153,6 +153,7 @@ class Consumer:
             except PulqueError as error:
                 log.warning("left without a word: %s", error)
         if self._connection is not None:
+            self._connection.on_lost = None
             await self._connection.close()
         self._identity.release()
 

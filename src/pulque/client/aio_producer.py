@@ -292,6 +292,7 @@ class Producer:
                 await asyncio.sleep(self._backoff.next_wait())
         finally:
             if self._connection is not None:
+                self._connection.on_lost = None
                 await self._connection.close()
 
     def _not_connected(self, error: PulqueError) -> None:

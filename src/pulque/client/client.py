@@ -153,7 +153,7 @@ class Client:
             PulqueError: It is not confirmed; after an ``UnavailableError`` it may be stored
                 all the same.
         """
-        targets = self._targets.get(subject) or self._find_targets(subject)
+        targets = self._targets.get(subject) or self._find_targets(subject, timeout)
         if key or order_key or tags or headers or expires_at:
             message = Outgoing(body, key, order_key, tags, headers, expires_at)
             packer = pack_messages((message,), self._calls.max_message)
@@ -179,7 +179,7 @@ class Client:
             PulqueError: Not all are confirmed; a note says how many are. Those before them
                 are; to learn the outcome of each, use ``producer``.
         """
-        targets = self._targets.get(subject) or self._find_targets(subject)
+        targets = self._targets.get(subject) or self._find_targets(subject, timeout)
         items = list(messages)
         receipts: dict[int, Receipt] = {}
         for target, places in deal(targets, items):
@@ -381,11 +381,11 @@ class Client:
 
     # ── underneath ─────────────────────────────────────────────────────────────────────────
 
-    def _find_targets(self, subject: str) -> Targets:
+    def _find_targets(self, subject: str, timeout: float | None = None) -> Targets:
         targets = self._targets.get(subject)
         if targets is None:
             request = Route(parse_subject(subject))
-            targets = self._calls.ask(request, self._timeout, targets_of)
+            targets = self._calls.ask(request, timeout or self._timeout, targets_of)
             self._targets[subject] = targets
         return targets
 

@@ -77,7 +77,9 @@ class Consumer:
         self._is_closed = False
         self._handed = 0
         self._handed_at = 0.0
-        self._keeper = Keeper(core, self._lock, connect=connect, drain=self._drain)
+        self._keeper = Keeper(
+            core, self._lock, connect=connect, drain=self._drain, interrupt=self._interrupt
+        )
 
     @property
     def consumer_id(self) -> ConsumerId:
@@ -146,9 +148,7 @@ class Consumer:
         if self._is_closed:
             return
         self._is_closed = True
-        connection = self._connection
-        if connection is not None:
-            connection.abort()
+        self._interrupt()
         with self._reading:
             self._drop_connection()
         self._keeper.leave(self._timeout)
@@ -188,6 +188,7 @@ class Consumer:
             try:
                 self._exchange(deadline, want)
             except (DisconnectedError, RequestTimeoutError, CorruptionError) as error:
+                self._keeper.check()
                 self._recover(error, deadline)
             except ProtocolError:
                 with self._reading:
@@ -303,6 +304,12 @@ class Consumer:
             wait = self._trouble.next_wait(error, time.monotonic(), deadline)
             log.info("disconnected: %s", error)
             time.sleep(wait)
+
+    def _interrupt(self) -> None:
+        """Wake the thread that waits for an answer."""
+        connection = self._connection
+        if connection is not None:
+            connection.abort()
 
     def _drop_connection(self) -> None:
         with self._lock:

@@ -31,6 +31,7 @@ class Keeper:
         lock: Guards ``core``.
         connect: Opens a connection within so many seconds.
         drain: Takes in answers that wait on the consumer's own connection.
+        interrupt: Wakes the consumer's caller, to be told that there is no way to go on.
     """
 
     def __init__(
@@ -40,11 +41,13 @@ class Keeper:
         *,
         connect: Callable[[float], Connection],
         drain: Callable[[], None],
+        interrupt: Callable[[], None],
     ) -> None:
         self._core = core
         self._lock = lock
         self._connect = connect
         self._drain = drain
+        self._interrupt = interrupt
         self._connection: Connection | None = None
         self._error: PulqueError | None = None
         self._stop = threading.Event()
@@ -72,6 +75,7 @@ class Keeper:
             self._core.settle_answered(settle, response)
         except PulqueError as error:
             self._error = error
+            self._interrupt()
 
     def leave(self, timeout: float) -> None:
         """Settle what is done, hand back the rest, and end."""
@@ -117,10 +121,12 @@ class Keeper:
             except PulqueError as error:
                 log.warning("keeper stopped: %s", error)
                 self._error = error
+                self._interrupt()
                 return
             except Exception as error:
                 log.exception("keeper stopped")
                 self._error = RemoteProtocolError(f"{type(error).__name__}: {error}")
+                self._interrupt()
                 return
 
     def _settle_all(self) -> bool:

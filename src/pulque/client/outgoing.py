@@ -254,15 +254,9 @@ class OutgoingCore(Generic[P]):
         if streams is None:
             raise self._closed_by or NoRouteError(subject)
         self.check_size(size)
-        batch = streams.pick(order_key).open
-        if batch is not None and not self._has_room(batch, size):
-            self.dispatch.close(batch)
-            batch = None
+        batch = self._open_with_room(streams.pick(order_key), size)
         if batch is None and not order_key:
-            batch = streams.turn().open
-            if batch is not None and not self._has_room(batch, size):
-                self.dispatch.close(batch)
-                batch = None
+            batch = self._open_with_room(streams.turn(), size)
         if batch is None:
             batch = self._open_batch(subject, streams.pick(order_key))
         if size > self._small:
@@ -274,9 +268,15 @@ class OutgoingCore(Generic[P]):
             self._open[subject] = batch
         return batch
 
-    def _has_room(self, batch: OutgoingBatch, size: int) -> bool:
-        filled = batch.large + self._small * len(batch.bodies)
-        return not batch.bodies or filled + size <= self._full
+    def _open_with_room(self, stream: Stream, size: int) -> OutgoingBatch | None:
+        """Return the open batch of a stream; close it instead if ``size`` does not fit."""
+        batch = stream.open
+        if batch is None or not batch.bodies:
+            return batch
+        if batch.large + self._small * len(batch.bodies) + size <= self._full:
+            return batch
+        self.dispatch.close(batch)
+        return None
 
     def _open_batch(self, subject: str, stream: Stream) -> OutgoingBatch:
         now = self._monotonic()

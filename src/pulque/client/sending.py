@@ -198,8 +198,10 @@ class SendLink:
             now = time.monotonic()
             is_overdue = self._dispatch.expire(now)
             wake = self._dispatch.next_wake()
-            self._wake_at = 0.0 if self._dispatch.has_work else _FOR_EVER if wake is None else wake
+            if wake is not None and wake <= now:
+                self._dispatch.has_work = True
             has_work = self._dispatch.has_work
+            self._wake_at = 0.0 if has_work else _FOR_EVER if wake is None else wake
         self._settle_finished()
         if is_overdue:
             raise RequestTimeoutError("the broker owes an answer for too long")

@@ -73,6 +73,8 @@ class PullLog:
     held: list[Delivery] = field(default_factory=list)
     past: list[Delivery] = field(default_factory=list)
     """What was settled, the last at the end."""
+    lost_start: int = 0
+    lost_end: int = 0
 
     @property
     def next_pull(self) -> int:
@@ -167,6 +169,7 @@ class BrokerModel:
         with self._changed:
             for log in self.pull_logs.values():
                 log.past.clear()
+                log.lost_start, log.lost_end = log.settled, log.next_pull
                 log.settled = log.next_pull
                 log.held.clear()
 
@@ -260,6 +263,8 @@ class BrokerModel:
     def settle(self, settle: requests.Settle) -> responses.Settled:
         with self._changed:
             log = self._log_of(settle.partition, settle)
+            if settle.first < log.lost_end and settle.last >= log.lost_start:
+                raise StaleSettleError(f"{settle.first}..{settle.last} were given to others")
             if settle.last >= log.settled:
                 if settle.first > log.settled or settle.last >= log.next_pull:
                     raise StaleSettleError(f"{settle.first}..{settle.last} is not held")

@@ -1,0 +1,103 @@
+"""What users' type checkers must accept, and what they must refuse.
+
+``make check`` reads this file; nothing in it runs. A line that must be refused carries the code
+of its error: if the checker starts to accept it, the remark is unused, and that is an error.
+"""
+
+from datetime import UTC, datetime
+from typing import Any, assert_type
+
+import pulque
+from pulque import aio
+
+
+def sends(client: pulque.Client) -> None:
+    receipt = client.send(
+        "orders",
+        b"tea",
+        key="k",
+        order_key="o",
+        tags=["hot"],
+        headers={"a": "b"},
+        expires_at=datetime.now(UTC),
+        timeout=1,
+    )
+    assert_type(receipt, pulque.Receipt)
+    assert_type(receipt.id, str)
+    assert_type(receipt.position, pulque.Position)
+    many: list[bytes | pulque.Outgoing] = [b"tea", pulque.Outgoing(b"milk", key="k")]
+    assert_type(client.send_many("orders", many), list[pulque.Receipt])
+    client.send_many("orders", [b"only", b"bodies"])
+
+    client.send("orders", "text")  # type: ignore[arg-type]
+    client.send("orders")  # type: ignore[call-arg]
+    client.send("orders", b"tea", colour="red")  # type: ignore[call-arg]
+    client.send("orders", b"tea", headers={"a": 1})  # type: ignore[dict-item]
+
+
+def produces(client: pulque.Client) -> None:
+    with client.producer(acks="memory", linger=0.01, compression="lz4") as producer:
+        assert_type(producer, pulque.Producer)
+        pending = producer.send("orders", b"tea", key="k", tags=("hot",))
+        assert_type(pending, pulque.PendingSend)
+        assert_type(pending.result(1.0), pulque.Receipt)
+        assert_type(pending.exception(), pulque.PulqueError | None)
+        pending.add_done_callback(lambda done: done.result())
+        pendings = producer.send_many("orders", [b"a", b"b"])
+        assert_type(pendings[0], pulque.PendingSend)
+        assert_type(pendings.result(), list[pulque.Receipt])
+        producer.flush(timeout=1)
+
+        producer.send("orders", b"tea", colour="red")  # type: ignore[call-arg]
+        producer.send("orders", b"tea", key=1)  # type: ignore[arg-type]
+    client.producer(acks="maybe")  # type: ignore[arg-type]
+    client.producer(compression="gzip")  # type: ignore[arg-type]
+
+
+def consumes(client: pulque.Client) -> None:
+    with client.consumer("orders", group="kitchen", start="latest") as consumer:
+        assert_type(consumer, pulque.Consumer)
+        for message in consumer:
+            assert_type(message, pulque.ReceivedMessage)
+            assert_type(message.body, bytes)
+            assert_type(message.key, str | None)
+            assert_type(message.headers, dict[str, str])
+            message.ack()
+            message.nack("reason", delay=1.5)
+            message.body = b""  # type: ignore[misc]
+        assert_type(consumer.pull(10, timeout=1), list[pulque.ReceivedMessage])
+        consumer.ack_all(consumer.pull())
+    client.consumer("orders")  # type: ignore[call-arg]
+    client.consumer("orders", "kitchen", start="now")  # type: ignore[arg-type]
+
+
+def looks(client: pulque.Client) -> None:
+    assert_type(client.read("orders", 3), list[pulque.Message])
+    assert_type(client.status(), dict[str, Any])
+    for message in client.tail("orders"):
+        assert_type(message, pulque.Message)
+        message.ack()  # type: ignore[attr-defined]
+    assert_type(client.positions("orders")[0].at, pulque.ConsumeSequence | None)
+
+
+async def awaits() -> None:
+    async with aio.connect() as client:
+        _ = assert_type(client, aio.Client)
+        assert_type(await client.send("orders", b"tea", key="k"), pulque.Receipt)
+        async with client.producer() as producer:
+            pending = await producer.send("orders", b"tea")
+            _ = assert_type(pending, aio.PendingSend)
+            assert_type(await pending, pulque.Receipt)
+            assert_type(await (await producer.send_many("s", [b"x"])), list[pulque.Receipt])
+        async with client.consumer("orders", group="kitchen") as consumer:
+            async for message in consumer:
+                assert_type(message, pulque.ReceivedMessage)
+            assert_type(await consumer.pull(), list[pulque.ReceivedMessage])
+        async for seen in client.tail("orders"):
+            assert_type(seen, pulque.Message)
+
+        await client.send("orders", "text")  # type: ignore[arg-type]
+
+
+def test_this_file_is_read_by_the_type_checker_and_not_run() -> None:
+    assert callable(awaits)
