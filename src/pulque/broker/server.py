@@ -6,6 +6,7 @@ a checkpoint written; then the port opens.
 
 import asyncio
 import json
+import resource
 import signal
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +30,7 @@ from pulque.broker.settle import Settler
 from pulque.broker.state import BrokerState, PullLimits, SendLimits, Surroundings
 from pulque.broker.status import status_report
 from pulque.clock import Clock, SystemClock
-from pulque.errors import PulqueError, StorageError
+from pulque.errors import ConfigError, PulqueError, StorageError
 from pulque.model.positions import Epoch, Tenure
 from pulque.net.server import ConnectionLimits, FrameServer
 from pulque.rules.lease import Leases
@@ -56,6 +57,7 @@ def run_broker(settings: BrokerSettings, *, on_ready: Callable[[str], None]) -> 
         PulqueError: It cannot start, or its disk failed.
     """
     configure_logging(settings.log)
+    _allow_descriptors()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_serve(settings, on_ready))
 
@@ -65,12 +67,19 @@ async def _serve(settings: BrokerSettings, on_ready: Callable[[str], None]) -> N
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, broker.stop)
+    loop.set_exception_handler(broker.callback_failed)
     await broker.start()
     try:
         on_ready(broker.url)
         await broker.stopped()
     finally:
         await broker.close()
+
+
+def _allow_descriptors() -> None:
+    """Allow this process as many open files as it may have: clients and segments need them."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -100,6 +109,9 @@ class Broker:
         recovered = self._recover()
         self._build()
         await self._housekeeper.checkpoint()
+        if recovered.was_clipped:
+            # No fact tells of it: neither of the two that are kept may be from before.
+            await self._housekeeper.checkpoint()
         for effect in self._state.consumption.pending():
             self._parts.redeliverer.perform(effect)
         self._tasks = [
@@ -221,7 +233,7 @@ class Broker:
         try:
             return await self._server.listen(listen.host, listen.port)
         except OSError as error:
-            raise PulqueError(
+            raise ConfigError(
                 f"cannot listen on {listen.host}:{listen.port}: {error.strerror}"
             ) from error
 
@@ -236,6 +248,17 @@ class Broker:
         except Exception as error:  # noqa: BLE001  # the root of a task
             self._log.exception("task_failed")
             self._fail(StorageError(f"an inner task failed: {error!r}"))
+
+    def callback_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+        """Stop on a bug in a callback of the loop: who goes on half done loses messages."""
+        del loop
+        problem = context.get("exception")
+        text = f"{context.get('message')}: {problem!r}"
+        if problem is None or isinstance(problem, OSError):
+            # A socket that died in an odd way; its connection is closed, and that is all.
+            self._log.warning("connection_failed", reason=text)
+        else:
+            self._fail(StorageError(f"an inner callback failed: {text}"))
 
     def _wake(self, partitions: list[Partition]) -> None:
         self._parts.puller.wake(partitions)
