@@ -197,7 +197,10 @@ class RawClient:
         self, partition: str, bodies: Iterable[bytes], *, acks: Acks = Acks.DISK, **packing: Any
     ) -> Outcome:
         """Send one batch and return its outcome."""
-        batch = make_batch(partition, bodies, **packing)
+        return self.send_batch(partition, make_batch(partition, bodies, **packing), acks=acks)
+
+    def send_batch(self, partition: str, batch: bytes, *, acks: Acks = Acks.DISK) -> Outcome:
+        """Send a batch as it is and return its outcome."""
         (outcome,) = self.expect(Sent, Send(acks, 10_000, ((partition, batch),))).outcomes
         return outcome
 

@@ -222,7 +222,7 @@ class Connection(asyncio.BufferedProtocol):
     def refuse(self, error: PulqueError, request_id: int = 0) -> None:
         """Say what is wrong and close."""
         self._server.log("connection_refused", peer=self.peer, reason=str(error))
-        if self._reader.is_http:
+        if self._reader.is_http and not self.is_welcome:
             self.send([_HTTP_HINT])
         else:
             self.send([encode_error(error, request_id, 0)])
@@ -257,9 +257,9 @@ class Connection(asyncio.BufferedProtocol):
         if not self.is_welcome and now_ms - self.opened_at_ms > limits.handshake_ms:
             return f"no handshake within {limits.handshake_ms} ms"
         if self._stalled_at_ms is not None:
-            if now_ms - self._stalled_at_ms > _STALLED_MS:
-                return f"answers were not read for {_STALLED_MS} ms"
-            return None
+            stalled_ms = min(_STALLED_MS, limits.idle_ms)
+            is_dead = now_ms - self._stalled_at_ms > stalled_ms
+            return f"answers were not read for {stalled_ms} ms" if is_dead else None
         began = self._frame_began_at_ms
         if began is not None and now_ms - began > limits.frame_ms:
             return f"a frame did not end within {limits.frame_ms} ms"
