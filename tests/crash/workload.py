@@ -55,11 +55,12 @@ class Workload:
         ledger: Ledger | None = None,
         opened: Opened | None = None,
         options: StorageOptions = SMALL,
+        now_ms: int = 1_700_000_000_000,
     ) -> None:
         self.files = files
         self.random = random
         self.options = options
-        self.now_ms = 1_700_000_000_000
+        self.now_ms = now_ms
         self.ids = IdSource(random.getrandbits(38))
         self.ledger = Ledger() if ledger is None else ledger
         self.opened = open_engine(files, options, self.now_ms) if opened is None else opened
@@ -73,16 +74,26 @@ class Workload:
         self._steps += [self._kill]
 
     @classmethod
-    def begin(cls, files: MemoryFileSystem, random: Random) -> "Workload":
+    def begin(
+        cls, files: MemoryFileSystem, random: Random, options: StorageOptions = SMALL
+    ) -> "Workload":
         """Start on an empty directory; nothing is promised before."""
         ledger = Ledger()
         ledger.note(0)
-        return cls(files, random, ledger=ledger)
+        return cls(files, random, ledger=ledger, options=options)
 
     def run(self, steps: int) -> Ledger:
         for _ in range(steps):
             self.step(self.random.choice(self._steps))
         return self.ledger
+
+    def go_on(self) -> None:
+        """Show that the engine works: it takes, syncs, reads and recovers messages and facts."""
+        for step in (self._send, self._act, self._sync, self._kill):
+            self.step(step)
+        if self.random.random() < 0.2:
+            self.run(4)
+            self.step(self._kill)
 
     def step(self, step: Callable[[], None]) -> None:
         self.now_ms += self.random.choice((0, 0, 1, 1, 40, -3))
