@@ -58,6 +58,8 @@ class Housekeeper:
         self._not_before_ms = now_ms
         self._leases_at_ms = now_ms
         self._sweep_at_ms = now_ms
+        self._writing: asyncio.Future[None] | None = None
+        """The checkpoint that a thread is at."""
 
     async def run(self) -> None:
         """Keep house until cancelled."""
@@ -72,6 +74,11 @@ class Housekeeper:
 
     async def checkpoint(self) -> None:
         """Write a checkpoint of now."""
+        if self._writing is not None:
+            # Whoever waited for it was cancelled; the thread was not.
+            await asyncio.wait([self._writing])
+            if self._writing.exception() is not None:
+                self._engine.abandon_checkpoint()
         # First, so that what follows from the queue being written is in it, and that there is
         # nothing left to fail once the changes are taken.
         self._committer.flush()
@@ -83,8 +90,9 @@ class Housekeeper:
         self._checkpoint_at_ms = began_ms
         self._not_before_ms = began_ms + max(_CHECKPOINT_LEAST_MS, taken_ms * _CHECKPOINT_SHARE)
         loop = asyncio.get_running_loop()
+        self._writing = loop.run_in_executor(self._executor, job.run)
         try:
-            await loop.run_in_executor(self._executor, job.run)
+            await asyncio.shield(self._writing)
         except StorageFullError:
             self._engine.abandon_checkpoint()
             raise
@@ -92,6 +100,7 @@ class Housekeeper:
             self._fail(error)
             return
         self._engine.finish_checkpoint(job)
+        self._writing = None
 
     async def _tick(self) -> None:
         now_ms = self._clock.monotonic_ms()

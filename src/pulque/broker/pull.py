@@ -29,6 +29,7 @@ from pulque.model.names import (
     parse_partition,
 )
 from pulque.model.positions import ConsumeSequence, PullSequence
+from pulque.rules.consumption import check_incarnation
 from pulque.rules.subscription import HeldRange, Subscription
 from pulque.storage.consume_log import Span
 from pulque.storage.files import Buffer, WouldBlockError
@@ -70,8 +71,8 @@ class _Plan:
     messages: int
     room: int
     facts: list[Action] = field(default_factory=list)
-    states: list[tuple[ErrorCode, Subscription | None, int]] = field(default_factory=list)
-    """Per partition: an error, the subscription, and how many new deliveries follow."""
+    states: list[ErrorCode] = field(default_factory=list)
+    """Per partition: what is wrong with its position, if anything."""
     deliveries: list[tuple[int, HeldRange, tuple[Buffer, ...]]] = field(default_factory=list)
     new: list[tuple[int, SubscriptionOpened | Subscription, Span, tuple[Buffer, ...]]] = field(
         default_factory=list
@@ -84,6 +85,13 @@ class _Plan:
     def is_empty(self) -> bool:
         """Whether there is nothing to say."""
         return not self.deliveries and not self.new and not self.is_lost
+
+    def expect(self, expected: int, next_pull: PullSequence) -> bool:
+        """Note the state of the next partition; say whether the consumer is not ahead of it."""
+        is_ahead = expected > next_pull
+        self.is_lost = self.is_lost or is_ahead
+        self.states.append(ErrorCode.POSITION_LOST if is_ahead else ErrorCode.NONE)
+        return not is_ahead
 
     def take(self, messages: int, buffers: tuple[Buffer, ...]) -> None:
         """Use up some of what was asked for."""
@@ -133,15 +141,12 @@ class Puller:
             self._loop.time() + min(request.timeout_ms, _LONGEST_WAIT_MS) / 1000,
         )
         self._check(request, waiting.group)
+        self._check_waiting(request, owner)
+        self._check_fence(waiting)
         if request.start_at == LATEST:
             self._begin_at_end(waiting)
         self._renew_lease(waiting)
-        owned = self._by_owner.setdefault(owner, set())
-        if len(request.wanted) > _FEW_PARTITIONS:
-            waited_for = sum(len(each.request.wanted) for each in owned)
-            if waited_for + len(request.wanted) > _MOST_PARTITIONS:
-                raise OverloadedError(f"this connection waits for {waited_for} partitions already")
-        owned.add(waiting)
+        self._by_owner.setdefault(owner, set()).add(waiting)
         if not self._try(waiting):
             self._wait(waiting)
 
@@ -230,6 +235,7 @@ class Puller:
         try:
             plan = self._plan(waiting, may_block=may_block)
             if plan.is_empty:
+                self._open(plan)
                 return False
             self._end(waiting, plan)
         except WouldBlockError:
@@ -265,8 +271,7 @@ class Puller:
         for index, wanted in enumerate(request.wanted):
             partition = self._engine.partition(wanted.partition)
             if partition is None:
-                plan.states.append(_state_of_nothing(wanted.expected))
-                plan.is_lost = plan.is_lost or wanted.expected > 0
+                plan.expect(wanted.expected, PullSequence(0))
                 continue
             opening = self._consumption.opened(
                 partition.id,
@@ -279,21 +284,19 @@ class Puller:
             if opening is not None:
                 plan.facts.append(opening)
                 plan.openings += found is None
-            held, next_pull = (0, 0) if found is None else (found.held_count, found.next_pull)
-            if wanted.expected > next_pull:
-                plan.states.append((ErrorCode.POSITION_LOST, found, 0))
-                plan.is_lost = True
+            held, next_pull = (
+                (0, PullSequence(0)) if found is None else (found.held_count, found.next_pull)
+            )
+            if not plan.expect(wanted.expected, next_pull):
                 continue
-            if found is not None and held:
-                self._plan_held(
-                    plan, index, partition, found, wanted.expected, may_block=may_block
-                )
-            if plan.messages > 0 and plan.room > 0 and held < self._limits.max_held:
+            is_all_there = found is None or self._plan_held(
+                plan, index, partition, found, wanted.expected, may_block=may_block
+            )
+            room = self._limits.max_held - held
+            if is_all_there and plan.messages > 0 and plan.room > 0 and room > 0:
                 self._plan_new(
-                    plan, index, waiting, partition, opening or found, may_block=may_block
+                    plan, waiting, partition, opening or found, room, may_block=may_block
                 )
-            else:
-                plan.states.append((ErrorCode.NONE, found, 0))
         return plan
 
     def _plan_held(
@@ -305,12 +308,15 @@ class Puller:
         expected: int,
         *,
         may_block: bool,
-    ) -> None:
-        """Plan to hand out again what the consumer holds."""
+    ) -> bool:
+        """Plan to hand out again what the consumer holds; say whether that is all of it.
+
+        If not, nothing may follow: deliveries come without gaps.
+        """
         start = subscription.settled if expected == FROM_SETTLED else expected
         for held in subscription.held_from(max(start, subscription.settled)):
             if plan.messages <= 0 or plan.room <= 0:
-                return
+                return False
             end = ConsumeSequence(held.first_sequence + min(held.length, plan.messages))
             span = self._engine.span(
                 partition,
@@ -326,19 +332,21 @@ class Puller:
             buffers = tuple(self._engine.read(partition, span, may_block=may_block))
             plan.deliveries.append((index, part, buffers))
             plan.take(length, buffers)
+            if length < held.length:
+                return False
+        return True
 
     def _plan_new(
         self,
         plan: _Plan,
-        index: int,
         waiting: WaitingPull,
         partition: Partition,
         subscription: SubscriptionOpened | Subscription | None,
+        most: int,
         *,
         may_block: bool,
     ) -> None:
         """Plan to hand out messages that nobody of the group was handed yet."""
-        known = subscription if isinstance(subscription, Subscription) else None
         group = self._consumption.groups.get((partition.id, waiting.group))
         if group is None:
             start = _start_of(waiting.request.start_at, partition)
@@ -346,24 +354,27 @@ class Puller:
         else:
             start = group.next_sequence
         if start >= partition.confirmed or subscription is None:
-            plan.states.append((ErrorCode.NONE, known, 0))
             return
         span = self._engine.span(
             partition,
             start,
-            max_messages=plan.messages,
+            max_messages=min(plan.messages, most),
             max_bytes=plan.room,
             may_block=may_block,
         )
         if not span.pieces:
-            plan.states.append((ErrorCode.NONE, known, 0))
             return
         buffers = tuple(self._engine.read(partition, span, may_block=may_block))
-        plan.new.append((index, subscription, span, buffers))
-        plan.states.append((ErrorCode.NONE, known, span.length))
+        plan.new.append((len(plan.states) - 1, subscription, span, buffers))
         plan.take(span.length, buffers)
 
     # -- doing -------------------------------------------------------------------------------
+
+    def _open(self, plan: _Plan) -> None:
+        """Write down who waits, so that an older incarnation of it is fenced off already."""
+        for fact in plan.facts:
+            if isinstance(fact, SubscriptionOpened):
+                self._state.record(fact)
 
     def _end(self, waiting: WaitingPull, plan: _Plan) -> None:
         """Write the facts of a plan, apply them, and answer."""
@@ -416,7 +427,7 @@ class Puller:
         )
 
     def _states(self, waiting: WaitingPull, plan: _Plan) -> Iterator[State]:
-        for (code, _, _), wanted in zip(plan.states, waiting.request.wanted, strict=True):
+        for code, wanted in zip(plan.states, waiting.request.wanted, strict=True):
             partition = self._engine.partition(wanted.partition)
             found = (
                 self._consumption.subscription(partition.id, waiting.group, waiting.consumer)
@@ -430,7 +441,7 @@ class Puller:
 
     def _plan_nothing(self, waiting: WaitingPull) -> _Plan:
         plan = _Plan(0, 0)
-        plan.states = [(ErrorCode.NONE, None, 0) for _ in waiting.request.wanted]
+        plan.states = [ErrorCode.NONE] * len(waiting.request.wanted)
         return plan
 
     def _check(self, request: Pull, group: Group) -> None:
@@ -447,6 +458,25 @@ class Puller:
             owner = owner_of(parse_partition(wanted.partition))
             if owner is not None and owner != group:
                 raise NotAllowedError(f"{wanted.partition} belongs to group {owner}, not {group}")
+
+    def _check_waiting(self, request: Pull, owner: object) -> None:
+        """Refuse what would have the owner wait for too much at once."""
+        if len(request.wanted) <= _FEW_PARTITIONS:
+            return
+        waited_for = sum(len(each.request.wanted) for each in self._by_owner.get(owner, ()))
+        if waited_for + len(request.wanted) > _MOST_PARTITIONS:
+            raise OverloadedError(f"this connection waits for {waited_for} partitions already")
+
+    def _check_fence(self, waiting: WaitingPull) -> None:
+        """Refuse an old incarnation before it renews the lease of its successor."""
+        for wanted in waiting.request.wanted:
+            partition = self._engine.partition(wanted.partition)
+            if partition is not None:
+                found = self._consumption.subscription(
+                    partition.id, waiting.group, waiting.consumer
+                )
+                if found is not None:
+                    check_incarnation(found, waiting.request.incarnation)
 
     def _begin_at_end(self, waiting: WaitingPull) -> None:
         """Write down where a new group starts: at the end of now, not of when it is served."""
@@ -467,8 +497,3 @@ def _start_of(start_at: int, partition: Partition) -> ConsumeSequence:
     if owner_of(partition.name) is not None:
         return partition.start
     return ConsumeSequence(min(max(start_at, partition.start), partition.confirmed))
-
-
-def _state_of_nothing(expected: int) -> tuple[ErrorCode, Subscription | None, int]:
-    code = ErrorCode.POSITION_LOST if expected > 0 else ErrorCode.NONE
-    return code, None, 0

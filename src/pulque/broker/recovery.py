@@ -28,6 +28,8 @@ class Recovered:
         self.consumption = Consumption()
         self.batches = 0
         self.facts = 0
+        self.was_clipped = False
+        """Whether positions had to be set back, as a power cut took messages away."""
         self._origins: list[tuple[PartitionName, bytes]] = []
 
     def checkpoint_loaded(self, state: dict[bytes, bytes]) -> None:
@@ -54,7 +56,9 @@ class Recovered:
         for fact in engine.replay_actions():
             self.facts += 1
             self.consumption.handle(fact)
-        self.consumption.clip({p.id: p.end for p in engine.partitions.by_id.values()})
+        self.was_clipped = self.consumption.clip(
+            {p.id: p.end for p in engine.partitions.by_id.values()}
+        )
 
 
 def recover(

@@ -11,6 +11,7 @@ import signal
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from typing import Protocol
 
 import structlog
 
@@ -34,16 +35,17 @@ from pulque.errors import ConfigError, PulqueError, StorageError
 from pulque.model.positions import Epoch, Tenure
 from pulque.net.server import ConnectionLimits, FrameServer
 from pulque.rules.lease import Leases
-from pulque.storage.files import OsFileSystem
+from pulque.storage.files import FileSystem, OsFileSystem
 from pulque.storage.options import StorageOptions
 from pulque.storage.partitions import Partition
 from pulque.wire.frame import MAX_PAYLOAD
 from pulque.wire.responses import Welcome
 from pulque.wire.versions import NEWEST
 
-__all__ = ["Broker", "run_broker"]
+__all__ = ["Broker", "DataDirectory", "run_broker"]
 
 _READERS = 4
+_MOST_BALLAST = 4 * 1024 * 1024
 
 
 def run_broker(settings: BrokerSettings, *, on_ready: Callable[[str], None]) -> None:
@@ -90,12 +92,32 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-class Broker:
-    """One broker on one data directory. Lives in one event loop."""
+class DataDirectory(FileSystem, Protocol):
+    """Files that one broker at a time may have."""
 
-    def __init__(self, settings: BrokerSettings, clock: Clock | None = None) -> None:
+    def lock(self) -> None: ...
+
+    def unlock(self) -> None: ...
+
+
+class Broker:
+    """One broker on one data directory. Lives in one event loop.
+
+    Args:
+        settings: All that it is told.
+        clock: The machine's, if not given.
+        files: The directory that the settings name, if not given.
+    """
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        clock: Clock | None = None,
+        files: DataDirectory | None = None,
+    ) -> None:
         self._settings = settings
         self._clock = clock or SystemClock()
+        self._files = files
         self._log = structlog.get_logger(component="broker")
         self._stop = asyncio.Event()
         self._failure: PulqueError | None = None
@@ -133,8 +155,9 @@ class Broker:
     def _recover(self) -> Recovered:
         """Take the data directory and bring it to where it was."""
         settings = self._settings
-        settings.storage.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._files = OsFileSystem(str(settings.storage.directory))
+        if self._files is None:
+            settings.storage.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._files = OsFileSystem(str(settings.storage.directory))
         self._files.lock()
         engine, recovered = recover(
             self._files, _options(settings), LoggingListener(), self._clock.now_ms()
@@ -225,7 +248,8 @@ class Broker:
                 self._log.warning("last_checkpoint_failed", reason=str(error))
         self._executor.shutdown()
         self._state.engine.close()
-        self._files.unlock()
+        if self._files is not None:
+            self._files.unlock()
         self._log.info("broker_stopped")
 
     async def _listen(self) -> tuple[str, int]:
@@ -284,6 +308,7 @@ def _options(settings: BrokerSettings) -> StorageOptions:
         action_segment_bytes=storage.action_segment_size,
         tail_cache_bytes=storage.tail_cache,
         reserve_bytes=storage.reserve,
+        ballast_bytes=min(storage.reserve // 4, _MOST_BALLAST),
     )
 
 

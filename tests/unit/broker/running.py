@@ -1,0 +1,91 @@
+"""A broker in the test's own event loop, on a data directory of its own and any free port."""
+
+import asyncio
+import shutil
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from pulque.broker.config import BrokerSettings
+from pulque.broker.server import Broker, DataDirectory
+from pulque.clock import Clock
+from pulque.testing.raw import RawConnection
+
+__all__ = ["Running", "Start", "eventually", "numbered"]
+
+
+def numbered(count: int, start: int = 0) -> list[bytes]:
+    """Return bodies that say their number."""
+    return [str(number).encode() for number in range(start, start + count)]
+
+
+async def eventually(check: Callable[[], Awaitable[bool]], limit_s: float = 10.0) -> None:
+    """Wait until something holds.
+
+    Raises:
+        TimeoutError: It does not hold within the limit.
+    """
+    async with asyncio.timeout(limit_s):
+        while not await check():
+            await asyncio.sleep(0.005)  # noqa: ASYNC110  # there is nobody to set an event
+
+
+class Running:
+    """A broker that serves, and the connections to it."""
+
+    def __init__(
+        self,
+        directory: Path,
+        sections: dict[str, dict[str, Any]],
+        clock: Clock | None,
+        files: DataDirectory | None,
+    ) -> None:
+        self.directory = directory
+        self.sections = sections
+        self.clock = clock
+        self.files = files
+        self.connections: list[RawConnection] = []
+        storage = {"directory": str(directory), "reserve": "1MiB", **sections.get("storage", {})}
+        self.settings = BrokerSettings.model_validate(
+            {"listen": {"port": 0}, **sections, "storage": storage}
+        )
+        self.broker = Broker(self.settings, clock, files)
+        self.is_closed = True
+
+    async def start(self) -> None:
+        await self.broker.start()
+        self.is_closed = False
+
+    async def connect(
+        self, *, is_greeting: bool = True, patience_s: float = 10.0
+    ) -> RawConnection:
+        raw = await RawConnection.open(
+            self.broker.url, is_greeting=is_greeting, patience_s=patience_s
+        )
+        self.connections.append(raw)
+        return raw
+
+    async def close(self) -> None:
+        """Stop as on SIGTERM."""
+        for raw in self.connections:
+            raw.close()
+        if not self.is_closed:
+            self.is_closed = True
+            await self.broker.close()
+
+    async def restarted(self) -> "Running":
+        """Stop, and start again on the same directory."""
+        await self.close()
+        again = Running(self.directory, self.sections, self.clock, self.files)
+        await again.start()
+        return again
+
+    def as_if_killed(self, name: str) -> Path:
+        """Return a copy of the data directory, as ``kill -9`` would leave it now."""
+        copy = self.directory.with_name(name)
+        shutil.copytree(self.directory, copy, ignore=shutil.ignore_patterns("lock"))
+        return copy
+
+
+Start = Callable[..., Awaitable[Running]]
+"""The fixture ``start``."""
