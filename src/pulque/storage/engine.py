@@ -39,11 +39,10 @@ from pulque.storage.recovery import (
     RecoveredLog,
     recover_message_log,
 )
+from pulque.storage.room import Room
 from pulque.storage.segment import Segment
 
 __all__ = ["Engine"]
-
-_ROOM_CHECKED_EVERY = 16 * 1024 * 1024
 
 
 class Engine:
@@ -61,6 +60,7 @@ class Engine:
         self._options = options
         self._listener = listener
         self._health = Health()
+        self._room = Room(files, options)
         self.identity = Identity.open(files)
         for directory in DIRECTORIES:
             files.make_directory(directory)
@@ -81,9 +81,6 @@ class Engine:
         self._unconfirmed: deque[tuple[MessageOffset, Partition, ConsumeSequence]] = deque()
         self._confirmed: list[Partition] = []
         """Have new confirmed messages that ``write`` has not told of."""
-        self.is_full = False
-        """Whether sends are refused for want of room."""
-        self._unchecked_bytes = 0
         self.records_since_checkpoint = 0
         self._index_saved, self._index_crc = 0, 0
         self._begin(recovered, now_ms)
@@ -105,8 +102,8 @@ class Engine:
         found = self.partitions.by_name.get(name)
         if found is not None:
             return found
-        if self.is_full and not from_reserve:
-            raise self._full()
+        if self._room.is_full and not from_reserve:
+            raise self._room.refuse()
         self._write_pending()
         partition = self.partitions.make(name)
         self._log.append_table(partition, now_ms)
@@ -139,11 +136,9 @@ class Engine:
         """
         self._health.check()
         size = ENVELOPE_SIZE + len(batch)
-        self._unchecked_bytes += size
-        if self.is_full or self._unchecked_bytes >= _ROOM_CHECKED_EVERY:
-            self.check_room()
-        if self.is_full and not from_reserve:
-            raise self._full()
+        self._room.use(size)
+        if self._room.is_full and not from_reserve:
+            raise self._room.refuse()
         if self._log.needs_roll(size, now_ms):
             self.roll(now_ms)
         return self._log.append(
@@ -193,14 +188,21 @@ class Engine:
         try:
             self.actions.append(action)
         except StorageError as problem:
+            if isinstance(problem, StorageFullError) and self._room.throw_ballast():
+                self.append_action(action)
+                return
             self._health.note(problem)
             raise
         self.records_since_checkpoint += 1
 
     def check_room(self) -> None:
         """Look how much room there is, and refuse or accept sends accordingly."""
-        self._unchecked_bytes = 0
-        self.is_full = self._files.free_bytes() < self._options.reserve_bytes
+        self._room.check()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether sends are refused for want of room."""
+        return self._room.is_full
 
     # -- syncing -----------------------------------------------------------------------------
 
@@ -393,12 +395,6 @@ class Engine:
             segment.file.close()
 
     # -- inside ------------------------------------------------------------------------------
-
-    def _full(self) -> StorageFullError:
-        return StorageFullError(
-            f"less than {self._options.reserve_bytes} bytes are free on the disk; "
-            "what is stored can still be pulled and settled"
-        )
 
     def _load(self, state: dict[bytes, bytes]) -> Mark:
         try:

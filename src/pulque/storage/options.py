@@ -21,3 +21,5 @@ class StorageOptions:
     """The newest batches that are kept in memory, so that a consumer at the tail reads no file."""
     reserve_bytes: int = 64 * 1024**2
     """Sends are refused when less room than this is left, so that settling can go on."""
+    ballast_bytes: int = 0
+    """Room that is taken up in advance, for settling when somebody else filled the disk."""
