@@ -59,6 +59,8 @@ class Ledger:
     durable_state: int = 0
     start_count: int = 0
     moments: list[Moment] = field(default_factory=list)
+    unknown: set[int] = field(default_factory=set)
+    """Moments in which something was being refused: a cut there may leave it or not."""
 
     def end(self, name: str) -> int:
         sent = self.sent.get(name)

@@ -33,7 +33,7 @@ def run_workload(random: Random, operations: int) -> tuple[MemoryFileSystem, Led
         action_segment_bytes=random.choice((150, 400, 2000)),
     )
     workload = Workload.begin(files, random, options)
-    while files.operations < operations:
+    while files.operations - len(workload.ledger.unknown) < operations:
         workload.run(5)
     return files, workload.ledger, workload
 
@@ -59,7 +59,7 @@ def cut_everywhere(name: str, operations: int) -> int:
     """Cut the power at every point of one workload; return how many points that were."""
     files, ledger, workload = run_workload(Random(name), operations)
     points = 0
-    for at in range(files.operations + 1):
+    for at in sorted(set(range(files.operations + 1)) - ledger.unknown):
         for draw, cut in enumerate(CUTS):
             random = Random(f"{name}/{at}/{draw}")
             try:
@@ -67,7 +67,8 @@ def cut_everywhere(name: str, operations: int) -> int:
                 after.go_on()
                 points += 1
                 if random.random() < 0.2:
-                    again = random.randint(0, after.files.operations)
+                    moments = set(range(after.files.operations + 1)) - after.ledger.unknown
+                    again = random.choice(sorted(moments))
                     second = recover(
                         after.files, after.ledger, after, again, random.choice(CUTS), random
                     )

@@ -3,6 +3,9 @@
 from collections.abc import Callable
 from random import Random
 
+import pytest
+
+from pulque.errors import StorageFullError
 from pulque.model.actions import (
     Action,
     ConsumerLost,
@@ -71,7 +74,7 @@ class Workload:
         self._steps += [self._sync_meanwhile] * 2 + [self._checkpoint] * 2
         self._steps += [self._checkpoint_meanwhile, self._roll, self._remove]
         self._steps += [self._index] * 2
-        self._steps += [self._kill]
+        self._steps += [self._kill, self._refuse]
 
     @classmethod
     def begin(
@@ -94,6 +97,10 @@ class Workload:
         if self.random.random() < 0.2:
             self.run(4)
             self.step(self._kill)
+
+    def never_refuse(self) -> None:
+        """Leave the faults of the file system to the test."""
+        self._steps = [step for step in self._steps if step != self._refuse]
 
     def step(self, step: Callable[[], None]) -> None:
         self.now_ms += self.random.choice((0, 0, 1, 1, 40, -3))
@@ -208,6 +215,34 @@ class Workload:
                 self.ledger.starts[name] = engine.partitions.by_name[name].start
             self.note()
             job.run()
+
+    def _refuse(self) -> None:
+        """Let the disk be full for one write: what is refused must never appear."""
+        engine = self.opened.engine
+        name = self.random.choice(NAMES)
+        batch = random_batch(self.random, self.ids, name)
+        part = self.random.randrange(2 * len(batch))
+        self.files.fail_after(1, StorageFullError("no room"), part=part)
+        ends = {n: p.end for n, p in engine.partitions.by_name.items()}
+        before = self.files.operations
+        with pytest.raises(StorageFullError):
+            self._try_to_send(name, batch)
+        self.ledger.unknown.update(range(before + 1, self.files.operations))
+        assert ends == {n: p.end for n, p in engine.partitions.by_name.items()}
+        self.note()
+        if not engine.actions.needs_roll():
+            self.files.fail_after(1, StorageFullError("no room"), part=part)
+            before = self.files.operations
+            with pytest.raises(StorageFullError):
+                engine.append_action(random_fact(self.random))
+            self.ledger.unknown.update(range(before + 1, self.files.operations))
+
+    def _try_to_send(self, name: PartitionName, batch: bytes) -> None:
+        engine = self.opened.engine
+        partition = engine.create_partition(name, self.now_ms)
+        header = read_header(batch)
+        engine.append(partition, batch, header, now_ms=self.now_ms, wants_disk=True)
+        engine.write()
 
     def _kill(self) -> None:
         """End the process, not the machine: all that was written is there."""

@@ -196,6 +196,8 @@ class ActionLog:
             segment.file.write((record,), at)
         except StorageError:
             segment.file.truncate(at)
+            # Else a power cut could bring back a fact that never happened.
+            segment.file.sync()
             raise
         self._marked = self.synced
         segment.end += len(record)
@@ -224,6 +226,8 @@ class ActionLog:
         except StorageError:
             file.close()
             self._files.remove(path)
+            # Else a power cut could bring it back, and the log has gone on in the old segment.
+            self._files.sync_directory(DIRECTORY)
             raise
         base = self.end
         self._marked = self.synced

@@ -154,6 +154,8 @@ class MessageLog:
         except StorageError:
             file.close()
             self._files.remove(path)
+            # Else a power cut could bring it back, and the log has gone on in the old segment.
+            self._files.sync_directory(DIRECTORY)
             raise
         self.last_stored_at_ms = opened_at_ms
         self.end = MessageOffset(base + sum(map(len, table)))
@@ -271,6 +273,8 @@ class MessageLog:
         for appended in reversed(lost):
             appended.partition.end = appended.entry.first_sequence
         segment.file.truncate(segment.end - segment.base)
+        # Else a power cut could bring back a batch whose sender was told that it is not stored.
+        segment.file.sync()
 
     def _table_record(self, rows: list[TableRow], now_ms: int) -> list[bytes]:
         table = encode_table(rows)
