@@ -26,8 +26,8 @@ async def eventually(check: Callable[[], Awaitable[bool]], limit_s: float = 10.0
         TimeoutError: It does not hold within the limit.
     """
     async with asyncio.timeout(limit_s):
-        while not await check():
-            await asyncio.sleep(0.005)  # noqa: ASYNC110  # there is nobody to set an event
+        while not await check():  # noqa: ASYNC110  # there is nobody to set an event
+            await asyncio.sleep(0.005)
 
 
 class Running:
