@@ -5,50 +5,16 @@ from pathlib import Path
 import pytest
 
 from pulque.model.actions import Pulled, SubscriptionId
-from pulque.model.batch import read_header, seed_of
-from pulque.model.ids import IdSource
 from pulque.model.names import PartitionName
-from pulque.model.pack import BatchPacker
 from pulque.model.positions import ConsumeSequence, Epoch, PullSequence, StartCount, Tenure
 from pulque.storage.action_log import encode_action
 from pulque.storage.engine import Engine
 from pulque.storage.files import Buffer, WouldBlockError
-from pulque.storage.index import Entry
-from pulque.storage.listener import SilentListener
-from pulque.storage.options import StorageOptions
-from pulque.storage.partitions import Partition
 from pulque.testing.files import MemoryFileSystem
+from tests.unit.storage.storing import opened, store
 
 ROOT = Path(__file__).parents[3]
 ORDERS = PartitionName("orders")
-
-
-class Nobody:
-    """Watches no replay."""
-
-    def checkpoint_loaded(self, state: dict[bytes, bytes]) -> None: ...
-
-    def batch_stored(self, partition: Partition, entry: Entry, batch: bytes) -> None: ...
-
-
-def opened(files: MemoryFileSystem, **options: int) -> Engine:
-    chosen = StorageOptions(**{"reserve_bytes": 0, **options})
-    return Engine(files, chosen, SilentListener(), Nobody(), 1)
-
-
-def packed(name: str, *bodies: bytes) -> bytes:
-    packer = BatchPacker()
-    for body in bodies:
-        packer.add(body)
-    return packer.encode(seed=seed_of(name), ids=IdSource(1).many(1, len(bodies)), created_at_ms=1)
-
-
-def store(engine: Engine, name: PartitionName, *bodies: bytes) -> bytes:
-    partition = engine.create_partition(name, 1)
-    batch = packed(name, *bodies)
-    engine.append(partition, batch, read_header(batch), now_ms=1, wants_disk=False)
-    engine.write()
-    return batch
 
 
 def read(engine: Engine, name: PartitionName) -> list[Buffer]:
