@@ -49,6 +49,8 @@ class Committer:
         self._running: asyncio.Future[None] | None = None
         """The sync under way."""
         self._wants_actions = False
+        self._is_behind = False
+        """Something is confirmed and cannot be seen, as a batch before it waits for the disk."""
         self._timer = self._loop.call_later(sync_interval_s, self._tick)
         self.waiting_bytes = 0
         """Of batches that are not confirmed yet."""
@@ -82,15 +84,7 @@ class Committer:
     def flush(self) -> None:
         """Write the engine's queue now, and tell those whose appends are confirmed by that."""
         self._is_flush_scheduled = False
-        error: PulqueError | None = None
-        confirmed: list[Partition] = []
-        try:
-            confirmed = self._engine.write()
-        except StorageFullError as problem:
-            error = problem
-        except StorageError as problem:
-            error = UnavailableError(f"whether it is stored is not known: {problem}")
-            self._fail(problem)
+        confirmed, error = self._write()
         queued, self._queued = self._queued, []
         for appended, done in queued:
             if not appended.is_written:
@@ -98,12 +92,24 @@ class Committer:
             elif appended.wants_disk:
                 self._waiting.append((appended.end, appended, done))
             else:
+                if appended.partition.confirmed <= appended.entry.first_sequence:
+                    self._is_behind = True
                 self._end(appended, done, None)
         if confirmed:
             self._wake(confirmed)
         self._answered()
-        if self._waiting:
+        if self._waiting or self._is_behind:
             self._start_sync()
+
+    def _write(self) -> tuple[list[Partition], PulqueError | None]:
+        """Return the partitions that have new confirmed messages, and what went wrong."""
+        try:
+            return self._engine.write(), None
+        except StorageFullError as problem:
+            return [], problem
+        except StorageError as problem:
+            self._fail(problem)
+            return [], UnavailableError(f"whether it is stored is not known: {problem}")
 
     def _end(self, appended: Appended, done: Done, error: PulqueError | None) -> None:
         self.waiting_bytes -= len(appended.batch)
@@ -118,7 +124,7 @@ class Committer:
         if self._running is not None:
             return
         job = self._engine.begin_sync(actions=self._wants_actions)
-        self._wants_actions = False
+        self._wants_actions = self._is_behind = False
         if job is None:
             return
         self.syncs += 1
@@ -137,7 +143,7 @@ class Committer:
             self._answered()
             return
         self._finish(job)
-        if self._waiting or self._wants_actions:
+        if self._waiting or self._wants_actions or self._is_behind:
             self._start_sync()
 
     def _finish(self, job: SyncJob) -> None:

@@ -86,6 +86,23 @@ class Running:
         shutil.copytree(self.directory, copy, ignore=shutil.ignore_patterns("lock"))
         return copy
 
+    def checkpoints(self) -> list[str]:
+        """Return the names of the checkpoints that are kept."""
+        return sorted(path.name for path in self.directory.glob("checkpoints/*.checkpoint"))
+
+    async def house_kept(self, raw: RawConnection) -> None:
+        """Wait for a turn of housekeeping: a checkpoint, which comes after the leases.
+
+        The clock must have moved by the checkpoint's interval.
+        """
+        before = self.checkpoints()[-1]
+        await raw.send("housekeeping", [b""])
+
+        async def is_written() -> bool:
+            return self.checkpoints()[-1] > before
+
+        await eventually(is_written)
+
 
 Start = Callable[..., Awaitable[Running]]
 """The fixture ``start``."""
