@@ -9,8 +9,9 @@ thread, one timer.
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from pulque.broker.plan import PullPlan, PullPlanner
 from pulque.broker.state import BrokerState, PullLimits, Surroundings
 from pulque.errors import (
     ErrorCode,
@@ -19,7 +20,7 @@ from pulque.errors import (
     OverloadedError,
     PulqueError,
 )
-from pulque.model.actions import Action, GroupOpened, Pulled, SubscriptionOpened
+from pulque.model.actions import GroupOpened, Pulled, SubscriptionOpened
 from pulque.model.names import (
     ConsumerId,
     Group,
@@ -28,13 +29,13 @@ from pulque.model.names import (
     parse_group,
     parse_partition,
 )
-from pulque.model.positions import ConsumeSequence, PullSequence
+from pulque.model.positions import PullSequence
 from pulque.rules.consumption import check_incarnation
-from pulque.rules.subscription import HeldRange, Subscription
+from pulque.rules.subscription import Subscription
 from pulque.storage.consume_log import Span
 from pulque.storage.files import Buffer, WouldBlockError
 from pulque.storage.partitions import Partition
-from pulque.wire.requests import FROM_SETTLED, LATEST, Pull
+from pulque.wire.requests import LATEST, Pull
 from pulque.wire.responses import Delivered, State
 from pulque.wire.responses import Pulled as PulledAnswer
 
@@ -64,41 +65,6 @@ class WaitingPull:
     """It was answered, or its connection is gone."""
 
 
-@dataclass(slots=True)
-class _Plan:
-    """What one pull would hand out; nothing has happened yet."""
-
-    messages: int
-    room: int
-    facts: list[Action] = field(default_factory=list)
-    states: list[ErrorCode] = field(default_factory=list)
-    """Per partition: what is wrong with its position, if anything."""
-    deliveries: list[tuple[int, HeldRange, tuple[Buffer, ...]]] = field(default_factory=list)
-    new: list[tuple[int, SubscriptionOpened | Subscription, Span, tuple[Buffer, ...]]] = field(
-        default_factory=list
-    )
-    openings: int = 0
-    """How many of the facts give a number to a new subscription."""
-    is_lost: bool = False
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing to say."""
-        return not self.deliveries and not self.new and not self.is_lost
-
-    def expect(self, expected: int, next_pull: PullSequence) -> bool:
-        """Note the state of the next partition; say whether the consumer is not ahead of it."""
-        is_ahead = expected > next_pull
-        self.is_lost = self.is_lost or is_ahead
-        self.states.append(ErrorCode.POSITION_LOST if is_ahead else ErrorCode.NONE)
-        return not is_ahead
-
-    def take(self, messages: int, buffers: tuple[Buffer, ...]) -> None:
-        """Use up some of what was asked for."""
-        self.messages -= messages
-        self.room -= sum(map(len, buffers))
-
-
 class Puller:
     """Hands messages to consumers."""
 
@@ -113,7 +79,7 @@ class Puller:
         self._consumption = state.consumption
         self._clock = around.clock
         self._executor = around.executor
-        self._limits = limits
+        self._planner = PullPlanner(state, limits)
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[str, dict[Group, dict[WaitingPull, None]]] = {}
         """By partition name, as a partition may come into being while a pull waits for it."""
@@ -233,7 +199,7 @@ class Puller:
     def _try(self, waiting: WaitingPull, *, may_block: bool = False) -> bool:
         """Answer a pull if there is something; say whether it is dealt with."""
         try:
-            plan = self._plan(waiting, may_block=may_block)
+            plan = self._planner.plan(waiting, may_block=may_block)
             if plan.is_empty:
                 self._open(plan)
                 return False
@@ -258,125 +224,19 @@ class Puller:
             # The second try meets the same, and answers it. What changes under this one's eyes
             # (a RuntimeError says so) changes nothing: it only warms.
             with suppress(PulqueError, OSError, RuntimeError):
-                self._plan(waiting, may_block=True)
+                self._planner.plan(waiting, may_block=True)
 
         self._loop.run_in_executor(self._executor, read).add_done_callback(again)
 
-    def _plan(self, waiting: WaitingPull, *, may_block: bool) -> _Plan:
-        request = waiting.request
-        plan = _Plan(
-            min(request.max_messages, self._limits.max_messages),
-            min(request.max_bytes, self._limits.max_bytes),
-        )
-        for index, wanted in enumerate(request.wanted):
-            partition = self._engine.partition(wanted.partition)
-            if partition is None:
-                plan.expect(wanted.expected, PullSequence(0))
-                continue
-            opening = self._consumption.opened(
-                partition.id,
-                waiting.group,
-                waiting.consumer,
-                request.incarnation,
-                ahead=plan.openings,
-            )
-            found = self._consumption.subscription(partition.id, waiting.group, waiting.consumer)
-            if opening is not None:
-                plan.facts.append(opening)
-                plan.openings += found is None
-            held, next_pull = (
-                (0, PullSequence(0)) if found is None else (found.held_count, found.next_pull)
-            )
-            if not plan.expect(wanted.expected, next_pull):
-                continue
-            is_all_there = found is None or self._plan_held(
-                plan, index, partition, found, wanted.expected, may_block=may_block
-            )
-            room = self._limits.max_held - held
-            if is_all_there and plan.messages > 0 and plan.room > 0 and room > 0:
-                self._plan_new(
-                    plan, waiting, partition, opening or found, room, may_block=may_block
-                )
-        return plan
-
-    def _plan_held(
-        self,
-        plan: _Plan,
-        index: int,
-        partition: Partition,
-        subscription: Subscription,
-        expected: int,
-        *,
-        may_block: bool,
-    ) -> bool:
-        """Plan to hand out again what the consumer holds; say whether that is all of it.
-
-        If not, nothing may follow: deliveries come without gaps.
-        """
-        start = subscription.settled if expected == FROM_SETTLED else expected
-        for held in subscription.held_from(max(start, subscription.settled)):
-            if plan.messages <= 0 or plan.room <= 0:
-                return False
-            end = ConsumeSequence(held.first_sequence + min(held.length, plan.messages))
-            span = self._engine.span(
-                partition,
-                held.first_sequence,
-                max_messages=plan.messages,
-                max_bytes=plan.room,
-                end=end,
-                may_block=may_block,
-            )
-            # What retention took away cannot be handed out: the run has a hole there.
-            length = (span.end if span.pieces else end) - held.first_sequence
-            part = held._replace(length=length)
-            buffers = tuple(self._engine.read(partition, span, may_block=may_block))
-            plan.deliveries.append((index, part, buffers))
-            plan.take(length, buffers)
-            if length < held.length:
-                return False
-        return True
-
-    def _plan_new(
-        self,
-        plan: _Plan,
-        waiting: WaitingPull,
-        partition: Partition,
-        subscription: SubscriptionOpened | Subscription | None,
-        most: int,
-        *,
-        may_block: bool,
-    ) -> None:
-        """Plan to hand out messages that nobody of the group was handed yet."""
-        group = self._consumption.groups.get((partition.id, waiting.group))
-        if group is None:
-            start = _start_of(waiting.request.start_at, partition)
-            plan.facts.append(GroupOpened(partition.id, waiting.group, start))
-        else:
-            start = group.next_sequence
-        if start >= partition.confirmed or subscription is None:
-            return
-        span = self._engine.span(
-            partition,
-            start,
-            max_messages=min(plan.messages, most),
-            max_bytes=plan.room,
-            may_block=may_block,
-        )
-        if not span.pieces:
-            return
-        buffers = tuple(self._engine.read(partition, span, may_block=may_block))
-        plan.new.append((len(plan.states) - 1, subscription, span, buffers))
-        plan.take(span.length, buffers)
-
     # -- doing -------------------------------------------------------------------------------
 
-    def _open(self, plan: _Plan) -> None:
+    def _open(self, plan: PullPlan) -> None:
         """Write down who waits, so that an older incarnation of it is fenced off already."""
         for fact in plan.facts:
             if isinstance(fact, SubscriptionOpened):
                 self._state.record(fact)
 
-    def _end(self, waiting: WaitingPull, plan: _Plan) -> None:
+    def _end(self, waiting: WaitingPull, plan: PullPlan) -> None:
         """Write the facts of a plan, apply them, and answer."""
         try:
             for fact in plan.facts:
@@ -426,7 +286,7 @@ class Puller:
             index, self._state.tenure, first_pull, span.first_sequence, span.length, buffers
         )
 
-    def _states(self, waiting: WaitingPull, plan: _Plan) -> Iterator[State]:
+    def _states(self, waiting: WaitingPull, plan: PullPlan) -> Iterator[State]:
         for code, wanted in zip(plan.states, waiting.request.wanted, strict=True):
             partition = self._engine.partition(wanted.partition)
             found = (
@@ -439,8 +299,8 @@ class Puller:
             else:
                 yield State(code, found.settled, found.next_pull)
 
-    def _plan_nothing(self, waiting: WaitingPull) -> _Plan:
-        plan = _Plan(0, 0)
+    def _plan_nothing(self, waiting: WaitingPull) -> PullPlan:
+        plan = PullPlan(0, 0)
         plan.states = [ErrorCode.NONE] * len(waiting.request.wanted)
         return plan
 
@@ -491,9 +351,3 @@ class Puller:
 
     def _renew_lease(self, waiting: WaitingPull) -> None:
         self._state.leases.renew(waiting.group, waiting.consumer, self._clock.monotonic_ms())
-
-
-def _start_of(start_at: int, partition: Partition) -> ConsumeSequence:
-    if owner_of(partition.name) is not None:
-        return partition.start
-    return ConsumeSequence(min(max(start_at, partition.start), partition.confirmed))
