@@ -295,5 +295,7 @@ def _piece(
         return None
     start = max(sequence - entry.first_sequence, 0)
     stop = min(start + messages, entry.count, end - entry.first_sequence)
+    if stop <= start:
+        return None
     fitting = max(room * entry.count // entry.size, 1)
     return Piece(entry, start, min(stop, start + fitting))

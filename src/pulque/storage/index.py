@@ -206,7 +206,11 @@ class SealedIndex:
         body = file.read(size + crcs, _HEADER.size)
         if google_crc32c.value(body) != crc:
             raise CorruptionError(path, _HEADER.size, "the index's directory is damaged")
-        self._directory = np.frombuffer(body[:size], _ROW_TYPE)
+        self._directory = directory = np.frombuffer(body[:size], _ROW_TYPE)
+        if (directory["first_entry"] > entries).any() or (
+            directory["entries"] > entries - directory["first_entry"]
+        ).any():
+            raise CorruptionError(path, _HEADER.size, "the directory points behind the entries")
         self._crcs = body[size:]
         self._entries_at = _HEADER.size + len(body)
         self._count = entries
@@ -277,7 +281,10 @@ class SealedIndex:
         data = self._read_blocks(first, -(-(at + count) // _BLOCK), may_block=may_block)
         start = (at - first * _BLOCK) * ENTRY_SIZE
         wanted = data[start : start + count * ENTRY_SIZE]
-        return [Entry._make(fields) for fields in _ENTRY.iter_unpack(wanted)]
+        entries = [Entry._make(fields) for fields in _ENTRY.iter_unpack(wanted)]
+        if not all(entry.count and entry.size for entry in entries):
+            raise CorruptionError(self.path, self._entries_at, "an entry of no messages")
+        return entries
 
     def _read_blocks(self, first: int, end: int, *, may_block: bool) -> bytes:
         """Return the entries of blocks ``first..end``, checked."""

@@ -8,6 +8,7 @@ __all__ = [
     "ACTIONS",
     "CHECKPOINTS",
     "DIRECTORIES",
+    "LARGEST",
     "MESSAGES",
     "base_of",
     "read_oldest",
@@ -19,6 +20,8 @@ MESSAGES = "messages"
 ACTIONS = "actions"
 CHECKPOINTS = "checkpoints"
 DIRECTORIES = (MESSAGES, ACTIONS, CHECKPOINTS)
+LARGEST = 2**62
+"""No offset and no sequence gets here; what claims to is damaged."""
 _OLDEST = f"{MESSAGES}/oldest"
 _DIGITS = re.compile(r"[0-9]{20}", re.ASCII)
 
@@ -31,7 +34,9 @@ def segment_path(base: int, suffix: str = "log") -> str:
 def base_of(name: str, suffix: str) -> int | None:
     """Return the number that a file is named by, or None for a stranger's name."""
     stem, _, found = name.partition(".")
-    return int(stem) if found == suffix and _DIGITS.fullmatch(stem) else None
+    if found != suffix or not _DIGITS.fullmatch(stem) or int(stem) > LARGEST:
+        return None
+    return int(stem)
 
 
 def write_oldest(files: FileSystem, base: int) -> None:

@@ -13,6 +13,7 @@ import google_crc32c
 from pulque.model.batch import seed_of
 from pulque.model.names import PartitionName
 from pulque.model.positions import ConsumeSequence, PartitionId
+from pulque.storage.layout import LARGEST
 
 __all__ = ["Partition", "Partitions", "TableRow", "decode_table", "encode_table"]
 
@@ -115,6 +116,8 @@ class Partitions:
                     raise ValueError(f"a partition of {len(value)} bytes")
                 partition_id = PartitionId(_STATE_KEY.unpack(key)[1])
                 start, end = _STATE.unpack_from(value)
+                if end > LARGEST:
+                    raise ValueError(f"a partition that ends at sequence {end}")
                 name = PartitionName(value[_STATE.size :].decode())
                 partition = Partition(partition_id, name, end)
                 partition.start = start
@@ -145,6 +148,8 @@ def decode_table(data: bytes) -> list[TableRow] | None:
             partition_id, next_sequence, size = _ROW.unpack_from(data, at)
             at += _ROW.size
             name = PartitionName(data[at : at + size].decode())
+            if next_sequence > LARGEST:
+                return None
             rows.append((partition_id, name, next_sequence))
             at += size
     except (error, UnicodeDecodeError):

@@ -62,7 +62,7 @@ class RecordReader:
         segment = self._log.segment_of(first)
         if segment is None:
             return []  # retention has removed it meanwhile
-        data = segment.read(first, size, may_block=may_block)
+        data = segment.read(first, max(min(size, segment.end - first), 0), may_block=may_block)
         view = memoryview(data)
         buffers: list[Buffer] = []
         for piece in pieces:

@@ -37,8 +37,8 @@ def entries_of(segment: Segment, end: int, listener: Listener) -> OpenIndex:
 def _take_in(envelope: Envelope, content: bytes, index: OpenIndex, *, is_first: bool) -> str:
     """Add what a record says; return what is wrong with it, if anything."""
     if envelope.type is RecordType.BATCH:
-        if len(content) < HEADER.size:
-            return "the batch has no header"
+        if len(content) < HEADER.size or not envelope.count:
+            return "the batch has no header, or no messages"
         index.add(entry_of(envelope, content))
         return ""
     rows = decode_table(content)

@@ -19,13 +19,20 @@ from typing import NamedTuple, Protocol
 import google_crc32c
 
 from pulque.errors import StorageFullError
-from pulque.model.batch import HEADER, verify_crc
+from pulque.model.batch import HEADER, BatchHeader, verify_crc
 from pulque.model.names import PartitionName
 from pulque.model.positions import ConsumeSequence, MessageOffset, PartitionId
 from pulque.model.record import ENVELOPE_SIZE, Envelope, RecordType, read_envelope
 from pulque.storage.files import FileSystem
 from pulque.storage.index import ENTRY_SIZE, Entry, OpenIndex, write_sealed_index
-from pulque.storage.layout import MESSAGES, base_of, read_oldest, segment_path, write_oldest
+from pulque.storage.layout import (
+    LARGEST,
+    MESSAGES,
+    base_of,
+    read_oldest,
+    segment_path,
+    write_oldest,
+)
 from pulque.storage.listener import Listener
 from pulque.storage.partitions import Partition, Partitions, TableRow, decode_table
 from pulque.storage.rebuild import BAD_TABLE, entries_of, entry_of
@@ -77,7 +84,10 @@ class Mark(NamedTuple):
             return cls()
         if len(data) != _MARK.size:
             raise ValueError(f"a mark of {len(data)} bytes")
-        return cls._make(_MARK.unpack(data))
+        mark = cls._make(_MARK.unpack(data))
+        if max(mark.message_offset, mark.action_offset, mark.index_size) > LARGEST:
+            raise ValueError(f"a mark at offset {mark.message_offset} or {mark.action_offset}")
+        return mark
 
 
 class RecoveredLog(NamedTuple):
@@ -245,10 +255,9 @@ class _Recovery:
         partition = self._partition_of(envelope)
         if partition is None:
             return f"partition {envelope.partition} is in no table"
-        if len(content) < HEADER.size or not verify_crc(content, partition.seed):
-            return "the batch's crc does not match"
-        if envelope.first_sequence < partition.end:
-            return f"sequence {envelope.first_sequence} comes after {partition.end}"
+        problem = _problem_of(envelope, content, partition)
+        if problem is not None:
+            return problem
         entry = entry_of(envelope, content)
         partition.end = ConsumeSequence(entry.first_sequence + entry.count)
         self._partitions.changed.add(partition.id)
@@ -277,6 +286,8 @@ class _Recovery:
         """Keep the numbering of a partition that has a quarantined batch."""
         partition = self._partitions.by_id.get(envelope.partition)
         if envelope.type is RecordType.BATCH and partition is not None:
+            if envelope.first_sequence > LARGEST:
+                return
             end = ConsumeSequence(envelope.first_sequence + envelope.count)
             partition.end = max(partition.end, end)
             self._partitions.changed.add(partition.id)
@@ -379,6 +390,17 @@ class _Recovery:
     def _report(self, segments: list[Segment], offset: int, size: int, reason: str) -> None:
         path = segments[0].path if segments else MESSAGES
         self._listener.corruption_found(path, offset, size, reason)
+
+
+def _problem_of(envelope: Envelope, batch: bytes, partition: Partition) -> str | None:
+    """Return what is wrong with a stored batch, if anything."""
+    if len(batch) < HEADER.size or not verify_crc(batch, partition.seed):
+        return "the batch's crc does not match"
+    if not partition.end <= envelope.first_sequence <= LARGEST:
+        return f"sequence {envelope.first_sequence} comes after {partition.end}"
+    if BatchHeader._make(HEADER.unpack_from(batch)).count != envelope.count:
+        return f"the envelope's {envelope.count} messages are not those of the batch"
+    return None
 
 
 def _table_of(segment: Segment) -> list[TableRow] | None:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 
 from pulque.model.positions import MessageOffset
 from pulque.model.record import ENVELOPE_SIZE, MAGIC, VERSION, Envelope, RecordType, read_envelope
@@ -10,16 +11,9 @@ from pulque.storage.files import File
 __all__ = ["Damage", "Segment", "next_record", "walk"]
 
 _WINDOW = 4 * 1024 * 1024
-_OFFSET_AT = 8
-_HEAD = re.compile(
-    re.escape(MAGIC.to_bytes(2, "little"))
-    + b"["
-    + b"".join(re.escape(bytes([kind])) for kind in RecordType)
-    + b"]"
-    + re.escape(bytes([VERSION])),
-    re.DOTALL,
-)
-"""How an envelope of any record begins."""
+_KINDS = b"".join(re.escape(bytes([kind])) for kind in RecordType)
+_HEAD = re.escape(MAGIC.to_bytes(2, "little")) + b"[" + _KINDS + b"]" + re.escape(bytes([VERSION]))
+_LOW_BITS = 24
 
 
 class Segment:
@@ -129,17 +123,25 @@ def _next_record(window: _Window, offset: int) -> int:
     while end - offset >= ENVELOPE_SIZE:
         data, at = window.at(offset, ENVELOPE_SIZE)
         last = len(data) - ENVELOPE_SIZE
-        for match in _HEAD.finditer(data, at):
+        if last < 0:
+            return end
+        highs = range(window.offset >> _LOW_BITS, (window.offset + last >> _LOW_BITS) + 1)
+        for match in _heads(highs).finditer(data, at):
             at = match.start()
             if at > last:
                 break
-            place = window.offset + at
-            # The offset is compared first: it sorts out nearly all that only looks like one.
-            if data[at + _OFFSET_AT : at + _OFFSET_AT + 8] == place.to_bytes(
-                8, "little"
-            ) and isinstance(read_envelope(data, at), Envelope):
-                return place
-        if last < 0:
-            return end
+            envelope = read_envelope(data, at)
+            if isinstance(envelope, Envelope) and envelope.offset == window.offset + at:
+                return window.offset + at
         offset = window.offset + last + 1
     return end
+
+
+@lru_cache(maxsize=16)
+def _heads(highs: range) -> re.Pattern[bytes]:
+    """Return what the head of a record looks like whose offset has one of these high bits.
+
+    That sorts out nearly all that only looks like one, at the speed of a search for bytes.
+    """
+    offsets = b"|".join(re.escape(high.to_bytes(5, "little")) for high in highs)
+    return re.compile(_HEAD + b"(?=.{7}(?:" + offsets + b"))", re.DOTALL)
