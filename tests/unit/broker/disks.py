@@ -1,11 +1,13 @@
 """Disks that do what a test tells them."""
 
 import threading
+from pathlib import Path
 
+from pulque.storage.files import OsFileSystem
 from pulque.testing.files import MemoryFileSystem
 from pulque.testing.power import Node
 
-__all__ = ["GatedDisk"]
+__all__ = ["CountingDirectory", "GatedDisk"]
 
 
 class GatedDisk(MemoryFileSystem):
@@ -31,3 +33,15 @@ class GatedDisk(MemoryFileSystem):
             raise AssertionError("nobody opened the gate")
         self.syncs_waiting -= 1
         super().sync(node)
+
+
+class CountingDirectory(OsFileSystem):
+    """Counts how often its room is looked at, as housekeeping does first in every turn."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(str(root))
+        self.looks = 0
+
+    def free_bytes(self) -> int:
+        self.looks += 1
+        return super().free_bytes()

@@ -10,6 +10,7 @@ from pulque.broker.config import BrokerSettings
 from pulque.broker.server import Broker, DataDirectory
 from pulque.clock import Clock
 from pulque.testing.raw import RawConnection
+from tests.unit.broker.disks import CountingDirectory
 
 __all__ = ["Running", "Start", "eventually", "numbered"]
 
@@ -43,16 +44,17 @@ class Running:
         self.directory = directory
         self.sections = sections
         self.clock = clock
-        self.files = files
+        self.files: DataDirectory = files or CountingDirectory(directory)
         self.connections: list[RawConnection] = []
         storage = {"directory": str(directory), "reserve": "1MiB", **sections.get("storage", {})}
         self.settings = BrokerSettings.model_validate(
             {"listen": {"port": 0}, **sections, "storage": storage}
         )
-        self.broker = Broker(self.settings, clock, files)
+        self.broker = Broker(self.settings, clock, self.files)
         self.is_closed = True
 
     async def start(self) -> None:
+        self.directory.mkdir(exist_ok=True)
         await self.broker.start()
         self.is_closed = False
 
@@ -76,7 +78,7 @@ class Running:
     async def restarted(self) -> "Running":
         """Stop, and start again on the same directory."""
         await self.close()
-        again = Running(self.directory, self.sections, self.clock, self.files)
+        again = Running(self.directory, self.sections, self.clock, None)
         await again.start()
         return again
 
@@ -90,18 +92,15 @@ class Running:
         """Return the names of the checkpoints that are kept."""
         return sorted(path.name for path in self.directory.glob("checkpoints/*.checkpoint"))
 
-    async def house_kept(self, raw: RawConnection) -> None:
-        """Wait for a turn of housekeeping: a checkpoint, which comes after the leases.
+    async def house_kept(self) -> None:
+        """Wait until housekeeping had a whole turn."""
+        assert isinstance(self.files, CountingDirectory)
+        files, before = self.files, self.files.looks
 
-        The clock must have moved by the checkpoint's interval.
-        """
-        before = self.checkpoints()[-1]
-        await raw.send("housekeeping", [b""])
+        async def has_looked_twice() -> bool:
+            return files.looks >= before + 2
 
-        async def is_written() -> bool:
-            return self.checkpoints()[-1] > before
-
-        await eventually(is_written)
+        await eventually(has_looked_twice)
 
 
 Start = Callable[..., Awaitable[Running]]

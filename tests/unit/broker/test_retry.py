@@ -139,7 +139,6 @@ async def test_a_consumer_that_is_heard_of_in_any_way_keeps_what_it_holds(start:
     running = await start(
         clock=clock,
         consumption={"lease": "2s", "lease_check": "10ms"},
-        storage={"checkpoint_interval": "1s"},
     )
     raw = await running.connect()
     await raw.send("orders", numbered(9))
@@ -150,11 +149,11 @@ async def test_a_consumer_that_is_heard_of_in_any_way_keeps_what_it_holds(start:
         await raw.heartbeat(consumer="a")
         await raw.pull("orders", consumer="b", expected=3)
         await raw.settle(held["c"].runs[0], consumer="c", first=0, last=min(step, 1))
-        await running.house_kept(raw)
+        await running.house_kept()
 
     assert (await raw.status())["deliveries_lost"] == 0
     clock.advance(2001)
-    await running.house_kept(raw)
+    await running.house_kept()
     assert (await raw.status())["deliveries_lost"] == 7
 
 
@@ -242,10 +241,10 @@ async def test_a_lease_begins_anew_when_the_broker_starts(running: Running, star
     await running.close()
     clock = ManualClock()
 
-    again = await start(clock=clock, storage={"checkpoint_interval": "1s"})
+    again = await start(clock=clock)
     raw = await again.connect()
     clock.advance(LEASE_MS)
-    await again.house_kept(raw)
+    await again.house_kept()
     assert (await raw.status())["deliveries_lost"] == 0
     clock.advance(5001)
 
