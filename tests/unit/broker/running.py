@@ -75,10 +75,10 @@ class Running:
             self.is_closed = True
             await self.broker.close()
 
-    async def restarted(self) -> "Running":
+    async def restarted(self, files: DataDirectory | None = None) -> "Running":
         """Stop, and start again on the same directory."""
         await self.close()
-        again = Running(self.directory, self.sections, self.clock, None)
+        again = Running(self.directory, self.sections, self.clock, files)
         await again.start()
         return again
 
