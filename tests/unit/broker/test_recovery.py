@@ -161,6 +161,27 @@ async def test_a_checkpoint_is_written_after_so_many_records(start: Start) -> No
     assert (await raw.status())["batches_sent"] == 20
 
 
+@pytest.mark.accepts("003-45")
+async def test_settles_count_towards_the_next_checkpoint(start: Start) -> None:
+    clock = ManualClock()
+    running = await start(clock=clock, storage={"checkpoint_records": 24})
+    raw = await running.connect()
+    clock.advance(2000)
+    await raw.send("orders", numbered(20))
+    got = await raw.pull("orders")
+    before = running.checkpoints()
+    for pull in range(20):
+        await raw.settle(got.runs[0], first=pull, last=pull)
+
+    async def is_written() -> bool:
+        return running.checkpoints() > before
+
+    await eventually(is_written)
+    found = read_checkpoint(running.files, f"checkpoints/{running.checkpoints()[-1]}")
+    assert isinstance(found, dict)
+    assert [s.settled for s in load_state(found).subscriptions.values()] == [20]
+
+
 @pytest.mark.accepts("003-19", "003-23")
 async def test_a_checkpoint_is_written_after_a_minute_if_anything_happened(start: Start) -> None:
     clock = ManualClock()
