@@ -171,6 +171,21 @@ async def test_both_logs_are_synced_every_so_often_without_being_asked(start: St
     await eventually(survives)
 
 
+async def test_sends_that_wait_are_answered_when_the_broker_stops(
+    gated: Running, disk: GatedDisk
+) -> None:
+    raw = await gated.connect()
+    disk.close_gate()
+    request = await raw.put(send_of("orders", b"x"))
+    await eventually(lambda: is_syncing(disk))
+    gated.is_closed = True
+    stopping = asyncio.create_task(gated.broker.close())
+    disk.open_gate()
+
+    assert expect(await raw.answer_to(request), Sent).outcomes[0].code is ErrorCode.NONE
+    await stopping
+
+
 # -- a disk in trouble --------------------------------------------------------------------------
 
 
