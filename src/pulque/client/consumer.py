@@ -206,6 +206,8 @@ class Consumer:
             time.sleep(min(_NO_ROOM_WAIT, max(0.0, deadline - time.monotonic())))
             return
         with self._reading:
+            if not self._core.is_pulling:
+                return  # the keeper took its answer in a moment ago, and no other will come
             answer = connection.wait_answer(min(deadline, self._pull_due))
             if answer is not None:
                 self._take_in(answer)

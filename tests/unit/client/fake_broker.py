@@ -169,7 +169,8 @@ class BrokerModel:
         with self._changed:
             for log in self.pull_logs.values():
                 log.past.clear()
-                log.lost_start, log.lost_end = log.settled, log.next_pull
+                if log.held:
+                    log.lost_start, log.lost_end = log.settled, log.next_pull
                 log.settled = log.next_pull
                 log.held.clear()
 
