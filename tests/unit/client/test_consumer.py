@@ -385,3 +385,25 @@ def test_what_makes_no_sense_is_refused(client: pulque.Client) -> None:
         client.consumer("orders", "kitchen", max_messages=0)
     with client.consumer("orders", "kitchen") as consumer, pytest.raises(UsageError):
         consumer.pull(-1)
+
+
+def test_an_answer_that_the_keeper_takes_in_first_is_not_waited_for_again(
+    broker: FakeBroker, client: pulque.Client
+) -> None:
+    """The race that stopped a consumer for as long as its time-out, with messages in its hands."""
+    with client.consumer("orders", "kitchen") as consumer:
+        client.send("orders", b"one")
+        (first,) = take(consumer, 1)  # the next pull is on its way now
+        with consumer._reading:  # noqa: SLF001  # as the keeper holds it while it drains
+            found: list[pulque.ReceivedMessage] = []
+            caller = threading.Thread(target=lambda: found.extend(take(consumer, 1)))
+            caller.start()
+            client.send("orders", b"two")
+            connection = consumer._connection  # noqa: SLF001
+            assert connection is not None
+            while consumer._core.is_pulling:  # noqa: SLF001
+                consumer._take_in(connection.read_answer())  # noqa: SLF001
+        caller.join(LIMIT / 2)
+
+        assert first.body == b"one"
+        assert [message.body for message in found] == [b"two"]
