@@ -137,7 +137,7 @@ class ConsumeLogs:
                 at = ConsumeSequence(entry.first_sequence + piece.end)
                 messages = first + max_messages - at
                 room -= entry.size * (piece.end - piece.start) // entry.count
-                if messages <= 0 or room <= 0 or at >= end:
+                if piece.end < entry.count or messages <= 0 or room <= 0 or at >= end:
                     return Span(first, at, pieces)
         return Span(first, at, pieces)
 

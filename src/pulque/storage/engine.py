@@ -228,7 +228,7 @@ class Engine:
         unconfirmed = self._unconfirmed
         while unconfirmed and unconfirmed[0][0] <= job.end:
             _, partition, end = unconfirmed.popleft()
-            partition.confirmed = end
+            partition.confirmed = max(partition.confirmed, end)
             confirmed.append(partition)
         return confirmed
 

@@ -102,6 +102,7 @@ class Partitions:
             partition = self.by_id.get(partition_id)
             if partition is not None and partition.start < sequence:
                 partition.start = min(sequence, partition.end)
+                partition.confirmed = max(partition.confirmed, partition.start)
                 self.changed.add(partition_id)
 
     def load(self, state: dict[bytes, bytes]) -> None:
