@@ -125,7 +125,8 @@ class Consumer:
         """Return messages that are there, at most so many; none if none come in time.
 
         Raises:
-            DisconnectedError: No broker could be reached within ``timeout`` seconds.
+            DisconnectedError: No broker could be reached for the client's timeout; before
+                that, there are just no messages.
             FencedError: Another consumer took over this id.
         """
         limit = max_messages or self._core.options.max_messages

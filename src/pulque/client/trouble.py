@@ -32,12 +32,12 @@ class Trouble:
         self._corrupt = 0
 
     def next_wait(self, error: PulqueError, now: float, deadline: float) -> float:
-        """Return how long to wait before the next try.
+        """Return how long to wait before the next try, but not beyond the deadline.
 
         Raises:
             CorruptionError: It is damage, and not for the first time.
-            DisconnectedError: It has lasted for the timeout, or the deadline comes first. The
-                count begins anew, so that the caller may go on.
+            DisconnectedError: It has lasted for the timeout. The count begins anew, so that
+                the caller may go on.
         """
         if isinstance(error, CorruptionError):
             self._corrupt += 1
@@ -47,11 +47,11 @@ class Trouble:
         if self._since is None:
             self._since = now
         wait = self._backoff.next_wait()
-        if now + wait >= min(self._since + self._timeout, deadline):
+        if now + wait >= self._since + self._timeout:
             lasted = now - self._since
             self.over()
             raise DisconnectedError(f"{error} (trouble for {lasted:.1f} s)") from error
-        return wait
+        return max(0.0, min(wait, deadline - now))
 
 
 def problem_of(response: object) -> PulqueError:
