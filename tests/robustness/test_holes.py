@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from pulque.errors import InvalidRequestError, UnknownSubjectError
+from pulque.errors import ErrorCode, InvalidRequestError, NotAllowedError, UnknownSubjectError
 from pulque.testing.process import BrokerProcess
 from pulque.wire.requests import (
     EARLIEST,
@@ -155,3 +155,28 @@ def test_an_answer_larger_than_the_buffer_for_slow_clients_arrives(
 
         assert found.count == 1
         assert client.stored("a")[0].body == body
+
+
+def test_hostile_names_do_not_fill_the_memory(start_broker: StartBroker) -> None:
+    broker = start_broker(limits__max_partitions=5, limits__max_subscriptions=7)
+    with RawClient(broker.url) as client:
+        codes = [client.send(f"s{i}", [b"x"]).code for i in range(7)]
+        wanted = tuple(Wanted(f"t{i}", FROM_SETTLED) for i in range(3))
+        latest = client.ask(Pull("g", "c", 1, 1, 1, 0, LATEST, wanted))
+        for i in range(7):
+            client.pull("s0", consumer=f"c{i}")
+        one_more = client.ask(Pull("g", "c7", 1, 1, 1, 0, EARLIEST, (Wanted("s0", FROM_SETTLED),)))
+
+        assert codes == [ErrorCode.NONE] * 5 + [ErrorCode.NOT_ALLOWED] * 2
+        assert isinstance(latest, NotAllowedError)
+        assert isinstance(one_more, NotAllowedError)
+        assert "limits.max_subscriptions" in str(one_more)
+        status = client.status()
+        assert status["partition_count"] == 5
+        assert len(status["subscriptions"]) == 7
+        # Those who are known go on, and get their retries.
+        delivered = client.pull("s0", consumer="c0").deliveries[0]
+        client.settle("s0", delivered, consumer="c0", nacked=[0])
+        retries = (Wanted("%retry%s0%g", FROM_SETTLED),)
+        request = Pull("g", "c0", 1, 9, 999, 5000, EARLIEST, retries)
+        assert client.expect(Pulled, request).deliveries

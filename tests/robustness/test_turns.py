@@ -6,10 +6,13 @@ from contextlib import suppress
 import pytest
 
 from pulque.errors import ErrorCode, StorageFullError
+from pulque.model.batch import Flag, read_header
+from pulque.model.positions import ConsumeSequence, PartitionId
+from pulque.rules.dedup import Dedup
 from pulque.testing.files import MemoryFileSystem
 from pulque.wire.requests import Nacked, Settle
 from tests.robustness.inside import Inside, open_inside
-from tests.robustness.raw import messages_in
+from tests.robustness.raw import make_batch, messages_in
 
 
 async def turns() -> None:
@@ -98,3 +101,19 @@ async def test_a_message_is_redelivered_once_though_a_checkpoint_came_between(
         assert retried.count == 1
         assert not isinstance(retried.records, memoryview | bytes)
         assert len(messages_in("%retry%a%g", b"".join(retried.records))) == 1
+
+
+def test_producers_that_were_silent_longest_are_forgotten_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pulque.rules.dedup.MOST_PRODUCERS", 2)
+    dedup = Dedup()
+    headers = [
+        read_header(make_batch("a", [b"x"], producer=number))._replace(flags=Flag.NAMED_PRODUCER)
+        for number in (1, 2, 3)
+    ]
+    for at_ms, header in enumerate(headers):
+        dedup.stored(PartitionId(1), header, ConsumeSequence(at_ms), at_ms)
+    dedup.forget_idle(10)
+
+    assert [dedup.find(PartitionId(1), header) for header in headers] == [None, 1, 2]

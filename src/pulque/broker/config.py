@@ -152,6 +152,16 @@ class LimitsSection(_Section):
         description="The most deliveries that one consumer may hold unsettled; until it settles "
         "some, it gets no new ones.",
     )
+    max_partitions: Annotated[Number, Field(ge=1, le=10_000_000)] = Field(
+        default=100_000,
+        description="The most partitions, about one for each subject (1 KiB of memory each); a "
+        "send that would make one more is refused.",
+    )
+    max_subscriptions: Annotated[Number, Field(ge=1, le=100_000_000)] = Field(
+        default=500_000,
+        description="The most subscriptions: one for each consumer id that ever pulled from a "
+        "partition (2 KiB of memory each). Another consumer's pull is refused.",
+    )
     send_buffer: Annotated[Size, Field(ge=64 * _KIB, le=_GIB)] = Field(
         default=ByteSize(8 * _MIB),
         description="A client that leaves this many bytes of answers unread, besides those to one "

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pulque.broker.state import BrokerState, PullLimits
-from pulque.errors import ErrorCode
+from pulque.errors import ErrorCode, NotAllowedError
 from pulque.model.actions import Action, GroupOpened, SubscriptionOpened
 from pulque.model.names import ConsumerId, Group, owner_of
 from pulque.model.positions import ConsumeSequence, PullSequence
@@ -75,6 +75,7 @@ class PullPlanner:
     def __init__(self, state: BrokerState, limits: PullLimits) -> None:
         self._engine = state.engine
         self._consumption = state.consumption
+        self._max_subscriptions = state.max_subscriptions
         self._limits = limits
 
     def plan(self, puller: Pulling, *, may_block: bool) -> PullPlan:
@@ -83,6 +84,7 @@ class PullPlanner:
         Raises:
             WouldBlockError: Not ``may_block``, and the disk would have to be asked.
             FencedError: A newer incarnation of the consumer was here.
+            NotAllowedError: There are too many consumers to remember one more.
         """
         request = puller.request
         plan = PullPlan(
@@ -104,7 +106,9 @@ class PullPlanner:
             found = self._consumption.subscription(partition.id, puller.group, puller.consumer)
             if opening is not None:
                 plan.facts.append(opening)
-                plan.openings += found is None
+            if found is None:
+                plan.openings += 1
+                self._check_room(plan.openings, puller, partition)
             held, next_pull = (
                 (0, PullSequence(0)) if found is None else (found.held_count, found.next_pull)
             )
@@ -119,6 +123,17 @@ class PullPlanner:
                     plan, puller, partition, opening or found, room, may_block=may_block
                 )
         return plan
+
+    def _check_room(self, openings: int, puller: Pulling, partition: Partition) -> None:
+        if len(self._consumption.subscriptions) + openings <= self._max_subscriptions:
+            return
+        is_known = self._consumption.subscriptions_of(puller.group, puller.consumer)
+        if is_known and owner_of(partition.name) is not None:
+            return  # it gets the retries of what it may pull
+        raise NotAllowedError(
+            f"there are {self._max_subscriptions} subscriptions already, one for each consumer "
+            "and partition: raise limits.max_subscriptions, or keep consumer ids over restarts"
+        )
 
     def _plan_held(
         self,

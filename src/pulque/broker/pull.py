@@ -343,7 +343,7 @@ class Puller:
         for wanted in waiting.request.wanted:
             name = parse_partition(wanted.partition)
             if owner_of(name) is None:
-                partition = self._engine.create_partition(name, self._clock.now_ms())
+                partition = self._state.make_partition(name, self._clock.now_ms())
                 if (partition.id, waiting.group) not in self._consumption.groups:
                     self._state.record(
                         GroupOpened(partition.id, waiting.group, partition.confirmed)

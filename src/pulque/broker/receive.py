@@ -96,6 +96,7 @@ class Receiver:
         limits: SendLimits,
     ) -> None:
         self._engine = state.engine
+        self._state = state
         self._dedup = state.dedup
         self._clock = around.clock
         self._committer = committer
@@ -135,7 +136,7 @@ class Receiver:
         header = check_batch(batch, seed_of(name), self._limits)
         now_ms = self._clock.now_ms()
         if partition is None:
-            partition = self._engine.create_partition(parse_partition(name), now_ms)
+            partition = self._state.make_partition(parse_partition(name), now_ms)
         stored = self._dedup.find(partition.id, header)
         if stored is not None:
             self._answer_again(partition, stored, pending, index)

@@ -173,6 +173,8 @@ class Broker:
             recovered.dedup,
             leases,
             Tenure(Epoch(0), engine.start_count),
+            max_partitions=settings.limits.max_partitions,
+            max_subscriptions=settings.limits.max_subscriptions,
         )
         return recovered
 

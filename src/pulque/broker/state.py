@@ -5,13 +5,15 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from pulque.clock import Clock
-from pulque.errors import PulqueError
+from pulque.errors import NotAllowedError, PulqueError
 from pulque.model.actions import Action
+from pulque.model.names import PartitionName
 from pulque.model.positions import Tenure
 from pulque.rules.consumption import Consumption, Effect
 from pulque.rules.dedup import Dedup
 from pulque.rules.lease import Leases
 from pulque.storage.engine import Engine
+from pulque.storage.partitions import Partition
 
 __all__ = ["BrokerState", "PullLimits", "SendLimits", "Surroundings"]
 
@@ -29,6 +31,23 @@ class BrokerState:
     """Which consumers live."""
     tenure: Tenure
     """The epoch and the start that this broker hands out messages under."""
+    max_partitions: int = 100_000
+    max_subscriptions: int = 500_000
+
+    def make_partition(self, name: PartitionName, now_ms: int) -> Partition:
+        """Return a partition that a client asked for, which is made if need be.
+
+        Raises:
+            NotAllowedError: There are too many.
+            StorageError: It cannot be written down.
+        """
+        found = self.engine.partition(name)
+        if found is None and len(self.engine.partitions.by_id) >= self.max_partitions:
+            raise NotAllowedError(
+                f"there are {self.max_partitions} partitions already, and {name} would be one "
+                "more: raise limits.max_partitions, or use fewer subjects"
+            )
+        return found or self.engine.create_partition(name, now_ms)
 
     def record(self, fact: Action) -> list[Effect]:
         """Write a fact to the action log, then apply it; return what follows from it.

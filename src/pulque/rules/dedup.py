@@ -20,6 +20,9 @@ WINDOW = 64
 IDLE_MS = 600_000
 """A producer without a name is forgotten after so long."""
 
+MOST_PRODUCERS = 500_000
+"""How many producers are remembered, counted once for each partition that they send to."""
+
 _ABSENT = -1
 _KEY = Struct("<1sIQ")
 _STATE = Struct("<IQq?")
@@ -122,15 +125,26 @@ class Dedup:
                 self._changed.add((partition, header.producer_id))
 
     def forget_idle(self, now_ms: int) -> None:
-        """Forget producers without a name that were silent for ten minutes."""
+        """Forget producers without a name that were silent for ten minutes.
+
+        Should there be too many all the same, those that were silent longest are forgotten.
+        """
         idle = [
             key
             for key, window in self._windows.items()
             if not window.is_named and now_ms - window.seen_at_ms > IDLE_MS
         ]
         for key in idle:
-            del self._windows[key]
-            self._changed.add(key)
+            self._forget(key)
+        surplus = len(self._windows) - MOST_PRODUCERS
+        if surplus > 0:
+            by_age = sorted(self._windows, key=lambda key: self._windows[key].seen_at_ms)
+            for key in by_age[:surplus]:
+                self._forget(key)
+
+    def _forget(self, key: tuple[PartitionId, int]) -> None:
+        del self._windows[key]
+        self._changed.add(key)
 
     def encode_changes(self) -> dict[bytes, bytes | None]:
         """Return what changed since the last call, for a checkpoint."""
