@@ -226,3 +226,18 @@ def test_old_segments_make_room_by_themselves(disk: Path) -> None:
 
         assert numbers == list(range(messages[0].sequence, 600))
         assert messages[0].sequence > 0
+
+
+def test_a_broker_starts_on_a_full_disk_and_serves_what_it_has(
+    broker: BrokerProcess, disk: Path
+) -> None:
+    with RawClient(broker.url) as client:
+        client.send("work", [b"0", b"1"])
+    broker.kill()
+    foreign = occupy(disk, "foreign")
+    broker.restart()
+    with RawClient(broker.url) as client:
+        assert client.send("work", [bytes(10_000)]).code is ErrorCode.STORAGE_FULL
+        assert consume(client, "work") == [b"0", b"1"]
+        foreign.unlink()
+        wait_until(lambda: is_taken(client), within=10, what="sends are taken again")
