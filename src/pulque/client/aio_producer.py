@@ -153,15 +153,9 @@ class Producer:
         """
         if not self._core.knows(subject):
             await self._learn(subject)
-        items = self._core.as_items(messages)
-        step = self._core.options.max_batch
         spans: list[Span] = []
-        for at in range(0, len(items), step):
-            try:
-                spans += self._core.add_some(subject, items[at : at + step])
-            except PulqueError as error:
-                error.add_note(f"{at} or more of {len(items)} messages were taken in")
-                raise
+        for some in self._core.add_in_steps(subject, messages):
+            spans += some
             if self._dispatch.has_work:
                 await self._work()
         return PendingSends(spans)

@@ -10,7 +10,7 @@ The shell brings the clock, the bytes and the lock::
 """
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Generic, TypeVar, cast
 
 from pulque.client.backoff import Backoff
@@ -207,25 +207,28 @@ class OutgoingCore(Generic[P]):
             self._raise_ceiling()
         return spans
 
-    def as_items(self, messages: Iterable[bytes | Outgoing]) -> list[bytes | Outgoing]:
-        """Check messages before the first of them is added; needs no lock."""
-        items = messages if isinstance(messages, list) else list(messages)
-        kinds = set(map(type, items))
-        if kinds == {bytes}:
-            self.check_size(max(map(len, items)))
-        elif kinds - {bytes, Outgoing}:
-            items = [item if isinstance(item, Outgoing) else as_body(item) for item in items]
-        return items
+    def add_in_steps(
+        self, subject: str, messages: Iterable[bytes | Outgoing]
+    ) -> Iterator[list[Span]]:
+        """Add messages of both kinds, a batch's worth at a time, so that the shell can send.
 
-    def add_some(self, subject: str, items: Sequence[bytes | Outgoing]) -> list[Span]:
-        """Add checked messages of both kinds. Takes the lock itself; raises as ``add`` does."""
-        if set(map(type, items)) == {bytes}:
-            return self.add_many(subject, cast(Sequence[bytes], items))
-        spans: list[Span] = []
-        for item in items:
-            message = item if isinstance(item, Outgoing) else Outgoing(item)
-            spans.append(self.add_message(subject, message).span)
-        return spans
+        Takes the lock itself. Raises as ``add`` does: for bodies before the first is added,
+        else with a note that says how many were.
+        """
+        items = messages if isinstance(messages, list) else list(messages)
+        step = self.options.max_batch
+        if set(map(type, items)) <= {bytes}:
+            self.check_size(max(map(len, items), default=0))
+            for at in range(0, len(items), step):
+                yield self.add_many(subject, cast(list[bytes], items[at : at + step]))
+            return
+        for at, item in enumerate(items):
+            try:
+                message = item if isinstance(item, Outgoing) else Outgoing(as_body(item))
+                yield [self.add_message(subject, message).span]
+            except PulqueError as error:
+                error.add_note(f"{at} of {len(items)} messages were taken in")
+                raise
 
     @property
     def buffered(self) -> int:

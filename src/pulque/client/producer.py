@@ -13,7 +13,7 @@ from pulque.client.pending import PendingSend, PendingSends, Span, wait_for
 from pulque.client.receipt import Outgoing, Parts
 from pulque.client.routes import Targets
 from pulque.client.sending import SendLink
-from pulque.errors import DisconnectedError, PulqueError, RequestTimeoutError
+from pulque.errors import DisconnectedError, RequestTimeoutError
 from pulque.model.ids import IdSource
 
 __all__ = ["Producer"]
@@ -50,6 +50,7 @@ class Producer:
             draw=draw,
         )
         self._dispatch = self._core.dispatch
+        self._add = self._core.add
         self._find_targets = find_targets
         self._link = SendLink(self._core, connect, draw)
         self._is_closed = False
@@ -71,12 +72,11 @@ class Producer:
             UsageError: It is no message, or the producer is closed.
             UnavailableError: Who serves the subject could not be found out.
         """
-        core = self._core
         try:
             if parts:
-                pending = core.add_message(subject, Outgoing(body, **parts))
+                pending = self._core.add_message(subject, Outgoing(body, **parts))
             else:
-                pending = core.add(subject, body)
+                pending = self._add(subject, body)
         except NoRouteError:
             self._learn(subject)
             return self.send(subject, body, **parts)
@@ -92,15 +92,9 @@ class Producer:
         """
         if not self._core.knows(subject):
             self._learn(subject)
-        items = self._core.as_items(messages)
-        step = self._core.options.max_batch
         spans: list[Span] = []
-        for at in range(0, len(items), step):
-            try:
-                spans += self._core.add_some(subject, items[at : at + step])
-            except PulqueError as error:
-                error.add_note(f"{at} or more of {len(items)} messages were taken in")
-                raise
+        for some in self._core.add_in_steps(subject, messages):
+            spans += some
             if self._dispatch.has_work:
                 self._work()
         return PendingSends(spans)

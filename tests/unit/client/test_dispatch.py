@@ -460,10 +460,19 @@ def test_a_message_over_the_limit_is_refused_alone(clock: ManualTime) -> None:
         with pytest.raises(MessageTooLargeError):
             add("a", bytes(101))
     with pytest.raises(MessageTooLargeError):
-        core.as_items([b"fine", bytes(101)])
+        list(core.add_in_steps("a", [b"fine", bytes(101)]))
 
     (batch,) = core.dispatch.flush()
     assert batch.bodies == [b"fine"]
+
+
+def test_a_message_that_is_none_among_many_is_told_with_its_place(clock: ManualTime) -> None:
+    core = make_core(clock)
+
+    with pytest.raises(UsageError) as caught:
+        list(core.add_in_steps("a", [b"0", Outgoing(b"1"), "2"]))  # type: ignore[list-item]
+
+    assert caught.value.__notes__ == ["2 of 3 messages were taken in"]
 
 
 def test_large_messages_fill_a_batch_by_bytes(clock: ManualTime) -> None:
