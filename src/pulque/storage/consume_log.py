@@ -128,7 +128,7 @@ class ConsumeLogs:
             if not entries:
                 break
             for entry in entries:
-                piece = _piece(entry, at, end, messages, room if pieces else max(room, 1))
+                piece = _piece(entry, at, end, messages, room, is_first=not pieces)
                 if piece is None or (pieces and piece.end - piece.start < entry.count):
                     return Span(first, at, pieces)
                 if not pieces:
@@ -288,14 +288,17 @@ def _begins_after(
 
 
 def _piece(
-    entry: Entry, sequence: ConsumeSequence, end: ConsumeSequence, messages: int, room: int
+    entry: Entry,
+    sequence: ConsumeSequence,
+    end: ConsumeSequence,
+    messages: int,
+    room: int,
+    *,
+    is_first: bool,
 ) -> Piece | None:
     """Return what of a batch is wanted, or None if nothing of it fits."""
-    if entry.first_sequence >= end or room <= 0:
-        return None
     start = max(sequence - entry.first_sequence, 0)
-    stop = min(start + messages, entry.count, end - entry.first_sequence)
-    if stop <= start:
-        return None
-    fitting = max(room * entry.count // entry.size, 1)
-    return Piece(entry, start, min(stop, start + fitting))
+    # One message always fits, or a large one would never be handed out.
+    fitting = max(room * entry.count // entry.size, int(is_first))
+    stop = min(start + min(messages, fitting), entry.count, end - entry.first_sequence)
+    return Piece(entry, start, stop) if stop > start else None
