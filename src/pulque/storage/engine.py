@@ -329,9 +329,10 @@ class Engine:
         """
         if len(self._log.segments) < 2:
             raise UsageError("the open segment cannot be removed")
+        # Starts move first: a reader in another thread must not take what is gone for a hole.
+        self._raise_starts(self._log.segments[1])
         segment = self._log.remove_first()
         self._consume_logs.forget(segment.base)
-        self._raise_starts()
         return RemovalJob(self._files, segment, self._log.segments[0].base)
 
     # -- checkpoints -------------------------------------------------------------------------
@@ -442,12 +443,11 @@ class Engine:
             self.finish_sync(job)
         for partition in self.partitions.by_id.values():
             partition.confirmed = partition.end
-        self._raise_starts()
+        self._raise_starts(self._log.segments[0])
         self.check_room()
 
-    def _raise_starts(self) -> None:
+    def _raise_starts(self, oldest: Segment) -> None:
         """Let partitions begin where the oldest segment does."""
-        oldest = self._log.segments[0]
         self.partitions.raise_starts(self._consume_logs.starts(oldest, self.partitions.by_id))
 
     def _write_log(self) -> list[Appended]:
