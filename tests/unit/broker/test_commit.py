@@ -148,7 +148,7 @@ async def has_unconfirmed(raw: RawConnection, sends: int) -> bool:
     return bool((await raw.status())["bytes_unconfirmed"] >= sends * size)
 
 
-@pytest.mark.accepts("003-17", "003-16")
+@pytest.mark.accepts("003-17", "003-16", "000-25")
 async def test_both_logs_are_synced_every_so_often_without_being_asked(start: Start) -> None:
     assert StorageSection(directory="x").sync_interval.total_seconds() == 0.5
     files = MemoryFileSystem()

@@ -14,6 +14,7 @@ from pulque.wire.requests import (
     Pull,
     Read,
     Send,
+    Status,
     Wanted,
 )
 from pulque.wire.responses import Pulled, ReadBack
@@ -53,7 +54,7 @@ async def test_what_is_there_is_returned_at_once(raw: RawConnection) -> None:
     assert got.bodies == numbered(3)
 
 
-@pytest.mark.accepts("003-35", "003-36", "003-37", "004-47", "004-98", "000-50")
+@pytest.mark.accepts("003-35", "003-36", "003-37", "004-47", "004-98")
 async def test_an_empty_pull_waits_and_is_answered_when_a_message_arrives(
     running: Running, raw: RawConnection
 ) -> None:
@@ -69,7 +70,7 @@ async def test_an_empty_pull_waits_and_is_answered_when_a_message_arrives(
     assert await is_waiting(producer, 0)
 
 
-@pytest.mark.accepts("000-18")
+@pytest.mark.accepts("000-18", "004-98")
 async def test_the_time_out_ends_a_pull_that_finds_nothing(raw: RawConnection) -> None:
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -120,6 +121,23 @@ async def test_a_pull_waits_for_a_subject_that_does_not_exist_yet(
     await producer.send("later", [b"first"], acks=Acks.DISK)
 
     assert (await handed(raw, waiting, "later")).bodies == [b"first"]
+
+
+@pytest.mark.accepts("000-50", "000-05")
+async def test_nothing_is_sent_to_a_consumer_that_does_not_ask(
+    running: Running, raw: RawConnection
+) -> None:
+    producer = await running.connect()
+    await producer.send("orders", numbered(1))
+    await raw.pull("orders")
+    await producer.send("orders", numbered(5, 1))
+    before = (await producer.status())["messages_delivered"]
+
+    # Its connection is silent but for the answer to what it asks next.
+    request = await raw.put(Status())
+
+    assert (await raw.get())[0] == request
+    assert (await producer.status())["messages_delivered"] == before == 1
 
 
 async def test_any_of_several_partitions_wakes_a_pull(

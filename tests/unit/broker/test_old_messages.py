@@ -56,6 +56,7 @@ async def test_old_segments_go_by_age_whether_consumed_or_not(start: Start) -> N
 
     clock.advance(60_001)
     await eventually(lambda: begins_at(raw, 4))
+    await running.house_kept()
 
     assert len(list(running.directory.glob("messages/*.log"))) == 1
     assert (await raw.pull("orders")).runs == ()
@@ -156,6 +157,7 @@ async def test_where_a_partition_begins_is_known_after_a_restart(start: Start) -
     clock.advance(60_001)
     await raw.send("orders", numbered(1, 4))
     await eventually(lambda: begins_at(raw, 4))
+    await running.house_kept()
 
     again = await (await start(running.as_if_killed("killed"), clock=clock)).connect()
 

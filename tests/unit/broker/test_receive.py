@@ -37,7 +37,6 @@ def resealed(batch: bytes, partition: str, **changes: int) -> bytes:
     return seal(head[4:] + batch[HEADER_SIZE:], seed_of(partition))
 
 
-@pytest.mark.accepts("000-14", "001-24", "003-01")
 @pytest.mark.parametrize("acks", Acks)
 async def test_batches_are_appended_in_order_and_their_place_is_told(
     raw: RawConnection, acks: Acks
@@ -89,7 +88,20 @@ async def test_a_send_of_no_batches_or_too_many_is_refused(raw: RawConnection, c
     assert (await raw.send("a", [b"x"])).code is ErrorCode.NONE
 
 
-@pytest.mark.accepts("000-49")
+@pytest.mark.accepts("001-24", "003-01", "000-15")
+async def test_all_subjects_share_one_log(running: Running, raw: RawConnection) -> None:
+    await raw.send("subject0", [b"x"])
+    before = sorted(path.name for path in running.directory.rglob("*"))
+
+    for number in range(200):
+        await raw.send(f"subject{number}", [b"%d" % number], acks=Acks.DISK)
+
+    assert sorted(path.name for path in running.directory.rglob("*")) == before
+    assert len(list(running.directory.glob("messages/*.log"))) == 1
+    assert (await raw.status())["partition_count"] == 200
+
+
+@pytest.mark.accepts("000-49", "000-14")
 async def test_bodies_are_stored_byte_by_byte_as_received(
     running: Running, raw: RawConnection
 ) -> None:

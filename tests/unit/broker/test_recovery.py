@@ -1,5 +1,6 @@
 """What a broker does before it serves, and how often it writes down where it stands."""
 
+import os
 import shutil
 import socket
 from pathlib import Path
@@ -91,6 +92,30 @@ async def test_positions_are_where_they_were_after_a_kill(
         *numbered(3, 7),
     ]
     assert (await recovered.pull("orders", consumer="c2")).bodies == numbered(3, 4)
+
+
+async def test_positions_set_back_by_a_power_cut_stay_so_though_a_checkpoint_is_damaged(
+    start: Start,
+) -> None:
+    """The disk kept the facts and lost messages; no fact tells that positions were set back."""
+    running = await start(storage={"sync_interval": "1m"})
+    raw = await running.connect()
+    await raw.send("orders", numbered(5))
+    (log,) = running.directory.glob("messages/*.log")
+    kept = log.stat().st_size
+    await raw.send("orders", [b"lost"] * 5)
+    assert (await raw.pull("orders")).length == 10
+    cut = running.as_if_killed("cut")
+    os.truncate(cut / "messages" / log.name, kept)
+
+    after = await start(cut)
+    raw = await after.connect()
+    await raw.send("orders", numbered(5, 5), acks=Acks.DISK)
+    damaged = after.as_if_killed("damaged")
+    (damaged / "checkpoints" / after.checkpoints()[-1]).write_bytes(b"?")
+    again = await (await start(damaged)).connect()
+
+    assert (await again.pull("orders")).bodies == numbered(10)
 
 
 async def test_every_start_is_counted_and_told(running: Running, raw: RawConnection) -> None:

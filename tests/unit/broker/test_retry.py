@@ -2,6 +2,7 @@
 
 import pytest
 
+from pulque.errors import FencedError
 from pulque.model.batch import Codec, seed_of
 from pulque.model.pack import BatchPacker
 from pulque.testing.clock import ManualClock
@@ -155,6 +156,22 @@ async def test_a_consumer_that_is_heard_of_in_any_way_keeps_what_it_holds(start:
     clock.advance(2001)
     await running.house_kept()
     assert (await raw.status())["deliveries_lost"] == 7
+
+
+async def test_a_twin_that_is_fenced_off_does_not_keep_its_successors_lease(start: Start) -> None:
+    clock = ManualClock()
+    running = await start(clock=clock)
+    raw = await running.connect()
+    await raw.send("orders", numbered(2))
+    await raw.pull("orders", incarnation=2)
+
+    clock.advance(LEASE_MS)
+    for request in (raw.pull("orders", incarnation=1), raw.heartbeat(incarnation=1)):
+        with pytest.raises(FencedError):
+            await request
+    clock.advance(1)
+
+    assert (await pull_retries(raw, 2)).bodies == numbered(2)
 
 
 async def test_a_consumer_that_leaves_hands_back_what_it_holds_at_once(

@@ -58,6 +58,29 @@ async def test_pulls_and_settles_are_facts_of_the_action_log(
     assert facts.index(pulled) < facts.index(settled)
 
 
+@pytest.mark.accepts("003-02")
+async def test_the_pull_log_costs_one_small_fact_per_pull_and_per_settle(
+    running: Running, raw: RawConnection
+) -> None:
+    """The price of a pull log for each consumer: bytes of the action log."""
+    await raw.send("orders", numbered(1))
+    got = await raw.pull("orders")
+    await raw.settle(got.runs[0])
+    await raw.send("orders", numbered(1000, 1))
+    (log,) = running.directory.glob("actions/*.log")
+    before = log.stat().st_size
+
+    got = await raw.pull("orders", max_messages=1000)
+    pulled = log.stat().st_size - before
+    await raw.settle(got.runs[0])
+    settled = log.stat().st_size - before - pulled
+
+    print(f"{pulled} bytes for a pull of 1000 messages, {settled} for its settle")
+    assert got.length == 1000
+    assert max(pulled, settled) < 64
+    assert [path.name for path in running.directory.rglob("*pull*")] == []
+
+
 @pytest.mark.accepts("000-28", "000-29", "001-30", "003-44")
 async def test_settles_name_pull_sequences_and_move_the_settled_position(
     raw: RawConnection,
