@@ -6,12 +6,14 @@ import time
 import pytest
 
 from pulque.errors import ErrorCode, InvalidRequestError, NotAllowedError, UnknownSubjectError
+from pulque.model.batch import Codec
 from pulque.testing.process import BrokerProcess
 from pulque.wire.requests import (
     EARLIEST,
     FROM_SETTLED,
     LATEST,
     Acks,
+    Heartbeat,
     Hello,
     Positions,
     Pull,
@@ -19,9 +21,9 @@ from pulque.wire.requests import (
     Send,
     Wanted,
 )
-from pulque.wire.responses import Pulled, ReadBack, Sent
-from tests.robustness.brokers import Footprint, StartBroker
-from tests.robustness.raw import RawClient, bodies_of, make_batch
+from pulque.wire.responses import Beaten, Pulled, ReadBack, Sent
+from tests.robustness.brokers import Footprint, StartBroker, wait_until
+from tests.robustness.raw import RawClient, bodies_of, make_batch, messages_in
 
 pytestmark = pytest.mark.server
 
@@ -180,3 +182,49 @@ def test_hostile_names_do_not_fill_the_memory(start_broker: StartBroker) -> None
         retries = (Wanted("%retry%s0%g", FROM_SETTLED),)
         request = Pull("g", "c0", 1, 9, 999, 5000, EARLIEST, retries)
         assert client.expect(Pulled, request).deliveries
+
+
+def test_single_messages_of_a_large_compressed_batch_are_taken_out_quickly(
+    broker: BrokerProcess,
+) -> None:
+    with RawClient(broker.url) as client:
+        client.send("a", [bytes(6000)] * 10_000, codec=Codec.ZSTD)
+        delivered = client.pull("a", max_messages=1000).deliveries[0]
+        client.settle("a", delivered, nacked=range(0, 1000, 2))
+        began = time.monotonic()
+        wanted = (Wanted("%retry%a%g", FROM_SETTLED),)
+        seen: set[str] = set()
+        while len(seen) < 500:
+            pulled = client.expect(Pulled, Pull("g", "r", 1, 999, 2**23, 9000, EARLIEST, wanted))
+            for each in pulled.deliveries:
+                assert not isinstance(each.records, tuple)
+                seen |= {m.headers["pulque.origin"] for m in messages_in("r", each.records)}
+                client.settle("%retry%a%g", each, consumer="r")
+
+        assert seen == {f"a/{sequence}" for sequence in range(0, 1000, 2)}
+        assert time.monotonic() - began < 8
+
+
+def test_thousands_of_consumers_that_vanish_stop_nobody_and_are_told_of_briefly(
+    start_broker: StartBroker,
+) -> None:
+    broker = start_broker(consumption__lease="1s", consumption__lease_check="100ms")
+    with RawClient(broker.url) as client, RawClient(broker.url) as other:
+        for i in range(0, 5000, 100):
+            frames = [client.frame(Heartbeat("g", f"c{i + j}", 1)) for j in range(100)]
+            client.socket.sendall(b"".join(frames))
+            for _ in frames:
+                assert isinstance(client.get(), Beaten)
+        other.send("a", [b"x"] * 50)
+        for i in range(50):
+            assert client.pull("a", consumer=f"holder{i}", max_messages=1).deliveries
+        waits = []
+        deadline = time.monotonic() + 10
+        while "more_consumers_lost" not in broker.stderr and time.monotonic() < deadline:
+            began = time.monotonic()
+            other.status()
+            waits.append(time.monotonic() - began)
+        wait_until(lambda: other.status()["deliveries_lost"] == 50, within=5, what="all are lost")
+
+        assert max(waits) < 0.5
+        assert len(broker.stderr.splitlines()) < 60

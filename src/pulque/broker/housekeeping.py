@@ -18,6 +18,7 @@ _CHECKPOINT_LEAST_MS = 1000
 _CHECKPOINT_SHARE = 25
 """Capturing a checkpoint may take this fraction of the event loop's time."""
 _SWEEP_MS = 60_000
+_LOSSES_TOLD = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +108,7 @@ class Housekeeper:
         self._engine.check_room()
         if now_ms - self._leases_at_ms >= self._rhythm.lease_check_ms:
             self._leases_at_ms = now_ms
-            for group, consumer in self._settler.lose_silent():
-                self._puller.dismiss(group, consumer)
-                self._warn("consumer_lost", group=group, consumer=consumer)
+            self._lose_silent()
         if self._engine.actions.needs_roll():
             self._engine.actions.start_segment(self._consumption.open_facts())
         if self._is_checkpoint_due(now_ms):
@@ -119,6 +118,15 @@ class Housekeeper:
         if now_ms - self._sweep_at_ms >= _SWEEP_MS:
             self._sweep_at_ms = now_ms
             self._dedup.forget_idle(self._clock.now_ms())
+
+    def _lose_silent(self) -> None:
+        lost = self._settler.lose_silent()
+        self._puller.dismiss(lost)
+        held = [(group, consumer, count) for (group, consumer), count in lost.items() if count]
+        for group, consumer, count in held[:_LOSSES_TOLD]:
+            self._warn("consumer_lost", group=group, consumer=consumer, messages=count)
+        if len(held) > _LOSSES_TOLD:
+            self._warn("more_consumers_lost", consumers=len(held) - _LOSSES_TOLD)
 
     def _is_checkpoint_due(self, now_ms: int) -> bool:
         records = self._engine.records_since_checkpoint

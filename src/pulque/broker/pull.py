@@ -7,7 +7,7 @@ thread, one timer.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -129,16 +129,17 @@ class Puller:
         for waiting in self._by_owner.get(owner, set()).copy():
             self._stop_waiting(waiting)
 
-    def dismiss(self, group: Group, consumer: ConsumerId) -> None:
-        """Answer the waiting pulls of a consumer that was lost, with nothing.
+    def dismiss(self, lost: Collection[tuple[Group, ConsumerId]]) -> None:
+        """Answer the waiting pulls of consumers that were lost, with nothing.
 
-        Should it be dead, it must not be handed messages; should it live, it comes back.
+        Should one be dead, it must not be handed messages; should it live, it comes back.
         """
-        for owned in list(self._by_owner.values()):
-            for waiting in owned.copy():
-                is_in_line = waiting.timer is not None
-                if is_in_line and (waiting.group, waiting.consumer) == (group, consumer):
-                    self._time_is_up(waiting)
+        if not lost:
+            return
+        for waiting in [each for owned in self._by_owner.values() for each in owned]:
+            is_in_line = waiting.timer is not None
+            if is_in_line and (waiting.group, waiting.consumer) in lost:
+                self._time_is_up(waiting)
 
     # -- waiting -----------------------------------------------------------------------------
 

@@ -7,14 +7,15 @@ that the log does not have yet.
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby
 
 from pulque.broker.commit import Committer
 from pulque.broker.state import BrokerState, Surroundings
 from pulque.errors import InvalidBatchError, PulqueError, StorageError, StorageFullError
-from pulque.model.batch import Flag, read_header, seed_of
+from pulque.model.batch import Codec, Flag, read_header, seed_of
 from pulque.model.message import Message, StoredBatch
 from pulque.model.names import Group, PartitionName, owner_of, retry_partition, subject_of
 from pulque.model.pack import BatchPacker, encode_headers
@@ -26,34 +27,53 @@ from pulque.storage.files import Buffer
 from pulque.storage.message_log import Appended
 from pulque.storage.partitions import Partition
 
-__all__ = ["Redeliverer", "messages_of", "origins_of"]
+__all__ = ["Redeliverer", "origins_of"]
 
 _MOST_MESSAGES = 500
 _MOST_BYTES = 1024 * 1024
 _TRY_AGAIN_S = 1.0
 
 
-def messages_of(partition: PartitionName, records: Iterator[Buffer]) -> Iterator[Message]:
-    """Yield every message of served records; those that cannot be read are left out."""
-    data = b"".join(records)
-    at = 0
-    while at < len(data):
-        envelope = read_envelope(data, at)
-        if not isinstance(envelope, Envelope):
-            return
-        content = data[at + ENVELOPE_SIZE : at + envelope.size]
-        at += envelope.size
-        try:
+class _Decoder:
+    """Reads messages out of served records; those that cannot be read are left out.
+
+    A compressed batch is served whole for any of its messages, so the last one is kept.
+    """
+
+    def __init__(self, partition: PartitionName) -> None:
+        self._partition = partition
+        self._last: tuple[int, StoredBatch | None] = (-1, None)
+
+    def messages(self, records: Iterable[Buffer], first: int, end: int) -> Iterator[Message]:
+        """Yield the messages of sequences ``first..end``."""
+        data = b"".join(records)
+        at = 0
+        while at < len(data):
+            envelope = read_envelope(data, at)
+            if not isinstance(envelope, Envelope):
+                return
+            batch = self._batch(envelope, data[at + ENVELOPE_SIZE : at + envelope.size])
+            at += envelope.size
+            if batch is not None:
+                start = max(first - batch.first_sequence, 0)
+                for i in range(start, min(end - batch.first_sequence, len(batch))):
+                    yield Message(batch, i)
+
+    def _batch(self, envelope: Envelope, content: bytes) -> StoredBatch | None:
+        is_compressed = read_header(content).codec != Codec.NONE
+        if is_compressed and self._last[0] == envelope.offset:
+            return self._last[1]
+        batch: StoredBatch | None = None
+        with suppress(InvalidBatchError):
             batch = StoredBatch(
                 content,
-                partition=partition,
+                partition=self._partition,
                 first_sequence=envelope.first_sequence,
                 stored_at_ms=envelope.stored_at_ms,
             )
-        except InvalidBatchError:
-            continue
-        for i in range(len(batch)):
-            yield Message(batch, i)
+        if is_compressed:
+            self._last = envelope.offset, batch
+        return batch
 
 
 def origins_of(
@@ -181,7 +201,7 @@ class Redeliverer:
         missing = {r.sequence for r in wanted}
         reasons = {r.sequence: r for r in wanted}
         packer, packed = BatchPacker(), list[ConsumeSequence]()
-        size = 0
+        bodies = 0
         for message in self._read(partition, wanted):
             try:
                 _add(packer, message, partition.name, reasons[message.sequence])
@@ -189,16 +209,17 @@ class Redeliverer:
                 continue  # its producer packed nonsense, which no consumer could read either
             missing.discard(message.sequence)
             packed.append(message.sequence)
-            size += len(message.body)
-            if size >= _MOST_BYTES:
+            bodies += len(message.body)
+            if bodies + packer.extra_size >= _MOST_BYTES:
                 batches.append((_encode(packer, target), packed))
-                packer, packed, size = BatchPacker(), [], 0
+                packer, packed, bodies = BatchPacker(), [], 0
         if packed:
             batches.append((_encode(packer, target), packed))
         return batches, sorted(missing)
 
     def _read(self, partition: Partition, wanted: list[Redelivery]) -> Iterator[Message]:
         """Yield the messages of ascending sequences, run by run."""
+        decoder = _Decoder(partition.name)
         numbered = enumerate(r.sequence for r in wanted)
         for _, run in groupby(numbered, key=lambda pair: pair[1] - pair[0]):
             sequences = [sequence for _, sequence in run]
@@ -209,11 +230,8 @@ class Redeliverer:
                 )
                 if not span.pieces:
                     break
-                for message in messages_of(
-                    partition.name, iter(self._engine.read(partition, span))
-                ):
-                    if span.first_sequence <= message.sequence < span.end:
-                        yield message
+                records = self._engine.read(partition, span)
+                yield from decoder.messages(records, span.first_sequence, span.end)
                 at = span.end
 
 

@@ -94,19 +94,25 @@ class Settler:
         self._leases.renew(group, consumer, self._clock.monotonic_ms())
         return Beaten(self._leases.lease_ms)
 
-    def lose_silent(self) -> list[tuple[Group, ConsumerId]]:
-        """Take back what consumers hold whose lease ran out; return who they were."""
-        expired = self._leases.expired(self._clock.monotonic_ms())
-        for group, consumer in expired:
-            self._lose(group, consumer, f"silent for {self._leases.lease_ms} ms")
-        return expired
+    def lose_silent(self) -> dict[tuple[Group, ConsumerId], int]:
+        """Take back what consumers hold whose lease ran out.
 
-    def _lose(self, group: Group, consumer: ConsumerId, reason: str) -> None:
+        Returns:
+            Who they were, and how many messages each of them held.
+        """
+        expired = self._leases.expired(self._clock.monotonic_ms())
+        reason = f"silent for {self._leases.lease_ms} ms"
+        return {key: self._lose(*key, reason) for key in expired}
+
+    def _lose(self, group: Group, consumer: ConsumerId, reason: str) -> int:
+        lost = 0
         for subscription in self._consumption.subscriptions_of(group, consumer):
             if subscription.held_count:
-                self.lost += subscription.held_count
+                lost += subscription.held_count
                 self._record(ConsumerLost(subscription.id, reason, self._clock.now_ms()))
         self._leases.end(group, consumer)
+        self.lost += lost
+        return lost
 
     def _record(self, fact: Action) -> None:
         for effect in self._state.record(fact):
