@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench import limits
-from bench.machine import describe
+from bench.machine import describe, touch_memory
 from bench.options import Options, tell
 from bench.outcome import Section
 from bench.peers import work_directory
@@ -32,8 +32,10 @@ def main() -> int:
     """Measure what the command line asks for; 1 if something could not be measured."""
     names, options = _parse()
     machine = describe(_ROOT)
-    tell(f"{machine}\nwhat the machine can do")
+    tell(f"{machine}\nmemory")
     began_s = time.monotonic()
+    tell(f"  touched in {touch_memory(2048 if options.is_quick else 6144):.1f} s")
+    tell("what the machine can do")
     with work_directory() as directory:
         found = limits.measure(directory, quick=options.is_quick)
     sections = []

@@ -6,9 +6,14 @@ import os
 import platform
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
-__all__ = ["Machine", "describe"]
+from bench.measure import Gate, run
+
+__all__ = ["Machine", "describe", "touch_memory"]
+
+_CHUNK_MEBIBYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,23 @@ def describe(directory: Path) -> Machine:
         file_system=_file_system(directory),
         load_1_minute=os.getloadavg()[0],
     )
+
+
+def touch_memory(mebibytes: int) -> float:
+    """Write to so much memory (or half of what is free) and give it back; return the seconds.
+
+    A virtual machine gets its memory from its host when it first writes to it, page by page; here
+    that took ten times as long as the writing itself. Whoever is measured first would pay for it.
+    """
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") // 2**20
+    touch = partial(_touch, min(mebibytes, free // 2) // _CHUNK_MEBIBYTES)
+    return run(touch, limit_s=300).wall_s
+
+
+def _touch(chunks: int, gate: Gate) -> None:
+    gate()
+    kept = [b"\1" * (_CHUNK_MEBIBYTES * 2**20) for _ in range(chunks)]
+    kept.clear()
 
 
 def _cpu_model() -> str:

@@ -153,9 +153,14 @@ class RawClient:
             settles += 1
         return total_bytes
 
-    def pull_in_turn(self, plans: Sequence[PullPlan], rounds: int) -> None:
-        """Pull and settle once from each plan's partition, so many times; groups are new."""
-        for at in range(rounds):
+    def pull_in_turn(self, plans: Sequence[PullPlan], rounds: range) -> None:
+        """Pull and settle once from each plan's partition, and again; each has had earlier rounds.
+
+        Args:
+            plans: Where to pull, and how many messages each time.
+            rounds: Which rounds these are: a group's first one is 0.
+        """
+        for at in rounds:
             for plan in plans:
                 delivered = _delivery(self.ask(_pull(plan, at * plan.messages)))
                 if delivered is None or delivered.count != plan.messages:

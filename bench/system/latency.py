@@ -7,6 +7,7 @@ import threading
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import pulque
 from bench.broker import BrokerProcess, running_broker
@@ -15,7 +16,9 @@ from bench.measure import Gate, Run, percentile, run
 from bench.options import Options, tell
 from bench.outcome import Aim, BenchFailedError, Section, Table
 from bench.peers import Clients, Peer, all_peers, batches, work_directory
+from bench.raw import RawClient, send_frames
 from bench.system.pulque_peer import PulqueClients
+from pulque.wire.requests import Acks
 
 __all__ = ["measure"]
 
@@ -23,6 +26,9 @@ _SIZE = 100
 _IN_FLIGHT = 64
 _PER_SUBJECT = 32  # as many as a producer allows for one partition
 _TIMES = 10
+_PRODUCER = f"a producer, {_IN_FLIGHT} in flight"
+_THREADS = f"{_IN_FLIGHT} threads, `client.send`"
+_FRAMES = f"frames made beforehand, {_IN_FLIGHT} in flight"
 _ROUNDS = 5
 
 
@@ -100,53 +106,80 @@ def _compare(section: Section, options: Options, ours: Clients, others: Clients 
 def _measure_disk(section: Section, options: Options, directory: Path) -> None:
     count = 5_000 if options.is_quick else 40_000
     syncs = 200 if options.is_quick else 1000
+    one_sync: list[float] = []
     sides = {
-        f"a producer, {_IN_FLIGHT} in flight": partial(_produce, count=count),
-        f"{_IN_FLIGHT} threads, `client.send`": partial(_send_in_threads, count=count // 4),
+        _PRODUCER: partial(_produce, count=count),
+        _THREADS: partial(_send_in_threads, count=count // 4),
+        _FRAMES: partial(_send_frames, count=count),
     }
-    rates: dict[str, list[float]] = {"append and fdatasync, one after the other": []}
+    runs: dict[str, list[_Singles]] = {name: [] for name in sides}
     with running_broker(directory, "synced") as broker:
         for _ in range(options.repeats):
             times_us = fdatasync_times_us(directory, count=syncs, size=_SIZE)
-            rates["append and fdatasync, one after the other"].append(1e6 * syncs / sum(times_us))
+            one_sync.append(1e6 * syncs / sum(times_us))
             for name, work in sides.items():
-                rates.setdefault(name, []).append(_singles_rate(section, broker, work))
-    medians = {name: median(each) for name, each in rates.items()}
-    one_sync, pipelined, _ = medians.values()
-    section.tables.append(
-        Table(
-            "Single messages, each synced before it is confirmed",
-            ("", "messages/s", "× one sync per message"),
-            [[name, f"{rate:,.0f}", f"{rate / one_sync:.1f}"] for name, rate in medians.items()],
-        )
-    )
+                runs[name].append(_singles(broker, work))
+                section.saw(runs[name][-1].foreign_cores)
+    rates = {name: median(each.rate for each in some) for name, some in runs.items()}
+    _report_disk(section, median(one_sync), rates, runs)
+
+
+def _report_disk(
+    section: Section,
+    one_sync: float,
+    rates: dict[str, float],
+    runs: dict[str, list[_Singles]],
+) -> None:
+    rows = [["append and fdatasync, one after the other", f"{one_sync:,.0f}", "1.0", "", ""]]
+    for name, rate in rates.items():
+        broker_us = median(each.broker_us for each in runs[name])
+        client_us = median(each.client_us for each in runs[name])
+        cells = [f"{rate:,.0f}", f"{rate / one_sync:.1f}", f"{broker_us:.0f}", f"{client_us:.0f}"]
+        rows.append([name, *cells])
+    head = ("", "messages/s", "× one sync per message", "broker CPU µs", "client CPU µs")
+    section.tables.append(Table("Single messages, each synced before it is confirmed", head, rows))
     section.aims.append(
         Aim(
             f"{_IN_FLIGHT} single messages in flight, synced, × one sync per message",
-            pipelined / one_sync,
+            rates[_PRODUCER] / one_sync,
             _TIMES,
             is_least=True,
             unit="×",
-            detail=f"{pipelined:,.0f} and {one_sync:,.0f} messages/s",
+            detail=f"{rates[_PRODUCER]:,.0f} and {one_sync:,.0f} messages/s",
         )
     )
-    section.figures["synced_messages_per_s"] = medians
+    section.figures["synced_messages_per_s"] = {"one sync per message": one_sync, **rates}
     section.note(
         f"With {_IN_FLIGHT} in flight each message is a batch of its own (`max_batch=1`, "
-        f"`linger=0`, `max_in_flight={_PER_SUBJECT}` for each of two subjects), acks=disk."
+        f"`linger=0`, `max_in_flight={_PER_SUBJECT}` for each of two subjects), acks=disk. "
+        "Frames made beforehand over a plain socket show what the broker alone can do."
     )
-    tell(f"  synced/s: {', '.join(f'{name} {rate:,.0f}' for name, rate in medians.items())}")
+    tell(f"  synced/s: {one_sync:,.0f}, {', '.join(f'{n} {r:,.0f}' for n, r in rates.items())}")
 
 
-def _singles_rate(section: Section, broker: BrokerProcess, work: partial[int]) -> float:
+class _Singles(NamedTuple):
+    """One run of single messages."""
+
+    rate: float
+    broker_us: float
+    client_us: float
+    foreign_cores: float
+
+
+def _singles(broker: BrokerProcess, work: partial[int]) -> _Singles:
     before = _batches_sent(broker)
-    done: Run = run(partial(work, url=broker.url), watch=[broker.pid])
+    placed = partial(work, url=broker.url, port=broker.port)
+    done: Run = run(placed, watch=[broker.pid])
     count: int = done.workers[0].result
     stored = _batches_sent(broker) - before
     if stored < count:
         raise BenchFailedError(f"{count} messages travelled in {stored} batches")
-    section.saw(done.foreign_cores)
-    return count / done.wall_s
+    return _Singles(
+        count / done.wall_s,
+        1e6 * done.watched_cpu_s / count,
+        1e6 * done.client_cpu_s / count,
+        done.foreign_cores,
+    )
 
 
 def _batches_sent(broker: BrokerProcess) -> int:
@@ -154,7 +187,8 @@ def _batches_sent(broker: BrokerProcess) -> int:
         return int(client.status()["batches_sent"])
 
 
-def _produce(gate: Gate, *, url: str, count: int) -> int:
+def _produce(gate: Gate, *, url: str, port: int, count: int) -> int:
+    del port
     with (
         pulque.connect(url, name="bench", acks="disk") as client,
         client.producer(linger=0, max_batch=1, max_in_flight=_PER_SUBJECT) as producer,
@@ -172,7 +206,8 @@ def _produce(gate: Gate, *, url: str, count: int) -> int:
     return count
 
 
-def _send_in_threads(gate: Gate, *, url: str, count: int) -> int:
+def _send_in_threads(gate: Gate, *, url: str, port: int, count: int) -> int:
+    del port
     each = count // _IN_FLIGHT
     failures: list[BaseException] = []
     with pulque.connect(url, name="bench", acks="disk") as client:
@@ -193,3 +228,12 @@ def _send_in_threads(gate: Gate, *, url: str, count: int) -> int:
     if failures:
         raise failures[0]
     return each * _IN_FLIGHT
+
+
+def _send_frames(gate: Gate, *, url: str, port: int, count: int) -> int:
+    del url
+    frames = send_frames("frames", count=count, size=_SIZE, batch=1, acks=Acks.DISK)
+    with RawClient(port) as client:
+        gate()
+        client.send_all(frames, _IN_FLIGHT)
+    return count

@@ -48,6 +48,7 @@ class _Load:
         messages: How many went through.
         user_s: CPU of the broker in its own code.
         system_s: CPU of the broker in the kernel.
+        foreign_cores: CPU of others, the profiler among them.
         stacks: Samples by stack, the outermost function first.
     """
 
@@ -57,12 +58,13 @@ class _Load:
     messages: int = 0
     user_s: float = 0.0
     system_s: float = 0.0
+    foreign_cores: float = 0.0
     stacks: Counter[tuple[str, ...]] = field(default_factory=Counter)
 
 
 def measure(options: Options) -> Section:
     """Profile each kind of load, and write the file."""
-    seconds = 3.0 if options.is_quick else 8.0
+    seconds = 2.0 if options.is_quick else 8.0
     section = Section("profile", "where the broker's CPU goes")
     loads = _loads(seconds)
     path = options.results / f"{options.date}-profile.txt"
@@ -76,6 +78,7 @@ def measure(options: Options) -> Section:
         tool = f"cProfile, as py-spy was not to be had ({reason})"
     path.write_text(f"{describe(Path.cwd())}\n{tool}\n\n{text}")
     section.tables = [_table(loads)]
+    section.saw(max(load.foreign_cores for load in loads))
     section.figures = {
         load.name: {"messages": load.messages, "user_s": load.user_s, "system_s": load.system_s}
         for load in loads
@@ -125,7 +128,7 @@ def _sampled(load: _Load, seconds: float) -> str:
         _store(load, broker)
         command = [str(_PY_SPY), "record", "--pid", str(broker.pid), "--output", str(output)]
         command += ["--format", "raw", "--rate", str(_SAMPLES_PER_S)]
-        command += ["--duration", str(int(seconds) + 3), "--nonblocking"]
+        command += ["--duration", str(int(seconds) + 2), "--nonblocking"]
         spy = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             _put_on(load, broker)
@@ -215,6 +218,7 @@ def _put_on(load: _Load, broker: BrokerProcess) -> None:
     done = run(*(_placed(each, broker) for each in load.workers), watch=[broker.pid])
     after = broker.cpu_s()
     load.messages = done.workers[0].result
+    load.foreign_cores = done.foreign_cores
     load.user_s, load.system_s = after[0] - before[0], after[1] - before[1]
 
 

@@ -52,7 +52,7 @@ def measure(options: Options) -> Section:
         home = directory / "broker"
         broker = BrokerProcess(home)
         try:
-            filled = _fill(broker, wanted)
+            filled = _fill(section, broker, wanted)
             with pulque.connect(broker.url, name="bench") as client:
                 client.send("load", b"first")
             tell(f"  {filled / 1e9:.1f} GB of log")
@@ -115,10 +115,11 @@ def _report(section: Section, restarts: list[_Restart], wanted: int) -> None:
     ]
 
 
-def _fill(broker: BrokerProcess, wanted: int) -> int:
+def _fill(section: Section, broker: BrokerProcess, wanted: int) -> int:
     """Send until the log has so many bytes, or the time is up; return its bytes."""
     work = partial(_send_bytes, port=broker.port, wanted=wanted)
-    done = run(work, limit_s=_FILL_LIMIT_S + 60)
+    done = run(work, watch=[broker.pid], limit_s=_FILL_LIMIT_S + 60)
+    section.saw(done.foreign_cores)
     filled: int = done.workers[0].result
     return filled
 

@@ -43,8 +43,7 @@ def measure(options: Options) -> Section:
     section = Section(
         "wire", f"1 KiB messages in batches of {_BATCH} made beforehand, over plain sockets"
     )
-    # The first time, a virtual machine gets its memory from its host, page by page.
-    _measure_round(count)
+    _measure_round(count)  # fills caches of all kinds
     rounds = []
     for _ in range(options.repeats):
         one = _measure_round(count)
