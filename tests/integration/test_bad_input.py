@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from pulque.errors import (
+    ErrorCode,
     InvalidBatchError,
     InvalidNameError,
     InvalidRequestError,
@@ -711,6 +712,65 @@ def test_a_batch_whose_inner_columns_lie_harms_nobody_when_it_is_nacked(
     client.settle(name, delivered, nacked=[0])
 
     assert client.send(name, [b"after"]).first_sequence == 1
+
+
+def nonsense(draw: random.Random, partition: str) -> bytes:
+    """Return a batch that a broker must take, as it opens no records: inside is anything."""
+    flags = draw.randrange(512) & ~4
+    layout = layout_of(flags)
+    count = draw.choice([1, 2, 7])
+    sizes = [draw.choice([0, 1, 30, 200]) for _ in range(count)]
+    columns = b"".join(
+        struct.pack(f"<{count}I", *sizes)
+        if column.name == "size"
+        else _filler(draw, column.width * count)
+        for column in layout.columns
+    )
+    header = read_header(make_batch(partition, [b"x"]))._replace(
+        flags=flags,
+        count=count,
+        records_size=count * layout.record_width + sum(sizes),
+        priority=draw.randrange(10),
+        created_at_ms=draw.choice([0, -1, 2**63 - 1, -(2**63)]),
+        tag_union=draw.randrange(2**64),
+    )
+    data = _filler(draw, sum(sizes))
+    return seal(HEADER.pack(*header)[4:] + columns + data, seed_of(partition))
+
+
+def _filler(draw: random.Random, size: int) -> bytes:
+    return draw.choice([bytes(size), b"\xff" * size, draw.randbytes(size), b"\x01\x00" * size])[
+        :size
+    ]
+
+
+def test_batches_of_nonsense_that_are_nacked_harm_nobody(
+    client: RawClient, broker: BrokerProcess, seed: int
+) -> None:
+    draw = random.Random(seed)
+    name = f"nonsense-{draw.randrange(2**32)}"
+    sent = 0
+    for _ in range(300):
+        sent += client.send_batch(name, nonsense(draw, name)).code is ErrorCode.NONE
+    before = client.status()["deliveries_nacked"]
+    nacked = 0
+    while deliveries := client.pull(name).deliveries:
+        for each in deliveries:
+            sequences = range(each.first_pull, each.first_pull + each.count)
+            client.settle(name, each, nacked=sequences)
+            nacked += each.count
+
+    assert sent == 300
+    assert client.status()["deliveries_nacked"] == before + nacked
+    wait_until(
+        lambda: not any(row["redeliveries_pending"] for row in client.status()["groups"]),
+        within=10,
+        what="all are redelivered, or known to be unreadable",
+    )
+    retry = (Wanted(f"%retry%{name}%g", -1),)
+    again = client.expect(Pulled, Pull("g", "c", 1, 9999, 2**22, 1000, EARLIEST, retry))
+    for each in again.deliveries:
+        bodies_of(retry[0].partition, each)
 
 
 # -- pulls, reads and positions ----------------------------------------------------------------

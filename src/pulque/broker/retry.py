@@ -19,7 +19,7 @@ from pulque.model.batch import Codec, Flag, read_header, seed_of
 from pulque.model.message import Message, StoredBatch
 from pulque.model.names import Group, PartitionName, owner_of, retry_partition, subject_of
 from pulque.model.pack import BatchPacker, encode_headers
-from pulque.model.positions import ConsumeSequence
+from pulque.model.positions import ConsumeSequence, PartitionId
 from pulque.model.record import ENVELOPE_SIZE, Envelope, read_envelope
 from pulque.rules.consumption import Redeliver, Redelivery
 from pulque.rules.retry import ORIGIN_HEADER, REASON_HEADER, decide
@@ -117,10 +117,21 @@ class Redeliverer:
     async def run(self) -> None:
         """Perform redeliveries until cancelled."""
         while True:
-            effect = await self._effects.get()
-            wanted = sorted(effect.redeliveries, key=lambda r: r.sequence)
-            for at in range(0, len(wanted), _MOST_MESSAGES):
-                await self._redeliver(effect, wanted[at : at + _MOST_MESSAGES])
+            for effect in self._together(await self._effects.get()):
+                wanted = sorted(effect.redeliveries, key=lambda r: r.sequence)
+                for at in range(0, len(wanted), _MOST_MESSAGES):
+                    await self._redeliver(effect, wanted[at : at + _MOST_MESSAGES])
+
+    def _together(self, first: Redeliver) -> list[Redeliver]:
+        """Take what has come meanwhile, so that many small effects become a few large ones."""
+        effects = [first]
+        while len(effects) < _MOST_MESSAGES and not self._effects.empty():
+            effects.append(self._effects.get_nowait())
+        merged: dict[tuple[PartitionId, Group], dict[ConsumeSequence, Redelivery]] = {}
+        for effect in effects:
+            redeliveries = merged.setdefault((effect.partition, effect.group), {})
+            redeliveries.update((each.sequence, each) for each in effect.redeliveries)
+        return [Redeliver(*key, tuple(found.values())) for key, found in merged.items()]
 
     async def _redeliver(self, effect: Redeliver, wanted: list[Redelivery]) -> None:
         partition = self._engine.partitions.by_id[effect.partition]

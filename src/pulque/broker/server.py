@@ -46,6 +46,7 @@ __all__ = ["Broker", "DataDirectory", "run_broker"]
 
 _READERS = 4
 _MOST_BALLAST = 4 * 1024 * 1024
+_ROOM_FOR_NAMES = 1024 * 1024
 
 
 def run_broker(settings: BrokerSettings, *, on_ready: Callable[[str], None]) -> None:
@@ -206,7 +207,7 @@ class Broker:
             NEWEST,
             settings.name,
             state.tenure,
-            MAX_PAYLOAD,
+            _max_payload(settings),
             settings.limits.max_message,
             state.leases.lease_ms,
         )
@@ -324,6 +325,11 @@ def _pull_limits(settings: BrokerSettings) -> PullLimits:
     return PullLimits(limits.max_pull_messages, limits.max_pull_bytes, limits.max_held)
 
 
+def _max_payload(settings: BrokerSettings) -> int:
+    """Return the largest frame: a connection may have one in memory, so small is good."""
+    return min(MAX_PAYLOAD, settings.limits.max_batch + _ROOM_FOR_NAMES)
+
+
 def _rhythm(settings: BrokerSettings) -> Rhythm:
     storage = settings.storage
     return Rhythm(
@@ -339,7 +345,7 @@ def _connection_limits(settings: BrokerSettings) -> ConnectionLimits:
     limits = settings.limits
     return ConnectionLimits(
         max_connections=limits.max_connections,
-        max_payload=MAX_PAYLOAD,
+        max_payload=_max_payload(settings),
         send_buffer=limits.send_buffer + limits.max_pull_bytes,
         handshake_ms=_ms(limits.handshake_timeout),
         frame_ms=_ms(limits.frame_timeout),
