@@ -46,7 +46,6 @@ __all__ = ["Broker", "DataDirectory", "run_broker"]
 
 _READERS = 4
 _MOST_BALLAST = 4 * 1024 * 1024
-_ROOM_FOR_NAMES = 1024 * 1024
 
 
 def run_broker(settings: BrokerSettings, *, on_ready: Callable[[str], None]) -> None:
@@ -207,7 +206,7 @@ class Broker:
             NEWEST,
             settings.name,
             state.tenure,
-            _max_payload(settings),
+            MAX_PAYLOAD,
             settings.limits.max_message,
             state.leases.lease_ms,
         )
@@ -325,11 +324,6 @@ def _pull_limits(settings: BrokerSettings) -> PullLimits:
     return PullLimits(limits.max_pull_messages, limits.max_pull_bytes, limits.max_held)
 
 
-def _max_payload(settings: BrokerSettings) -> int:
-    """Return the largest frame: a connection may have one in memory, so small is good."""
-    return min(MAX_PAYLOAD, settings.limits.max_batch + _ROOM_FOR_NAMES)
-
-
 def _rhythm(settings: BrokerSettings) -> Rhythm:
     storage = settings.storage
     return Rhythm(
@@ -345,7 +339,7 @@ def _connection_limits(settings: BrokerSettings) -> ConnectionLimits:
     limits = settings.limits
     return ConnectionLimits(
         max_connections=limits.max_connections,
-        max_payload=_max_payload(settings),
+        max_payload=MAX_PAYLOAD,
         send_buffer=limits.send_buffer + limits.max_pull_bytes,
         handshake_ms=_ms(limits.handshake_timeout),
         frame_ms=_ms(limits.frame_timeout),
