@@ -97,6 +97,8 @@ class Ledger:
             for each in reversed(sent):
                 end = each.entry.first_sequence + each.entry.count
                 is_confirmed = each.wants_disk and end <= confirmed
+                if end <= self.starts.get(name, 0):
+                    break  # retention took it, so nobody waits for it
                 if is_confirmed or each.entry.offset + each.entry.size <= engine.synced:
                     self.promise({name: end})
                     break

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+import hypothesis
+
 from pulque.model.actions import Action
 from pulque.storage.engine import Engine
 from pulque.storage.files import FileSystem
@@ -10,7 +12,10 @@ from pulque.storage.listener import SilentListener
 from pulque.storage.options import StorageOptions
 from pulque.storage.partitions import Partition
 
-__all__ = ["OWN", "Heard", "Opened", "open_engine"]
+__all__ = ["EFFORT", "OWN", "Heard", "Opened", "open_engine"]
+
+EFFORT = max(1, hypothesis.settings().max_examples // 50)
+"""How much to try: 1 while one works, 10 in ``make test``, 200 by night."""
 
 OWN = b"test:"
 """What keys of the checkpoint begin with that are the test's own."""

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from random import Random
 
-import hypothesis
 import pytest
 
 from pulque.errors import CorruptionError, DataDirectoryError
@@ -17,10 +16,10 @@ from pulque.model.batch import read_header
 from pulque.model.ids import IdSource
 from pulque.storage.files import FileSystem
 from tests.crash.archive import NOW_MS, OPTIONS, Archive, readable
-from tests.crash.opening import Heard, Opened, open_engine
+from tests.crash.opening import EFFORT, Heard, Opened, open_engine
 from tests.crash.workload import make_batch
 
-DRAWS = max(10, hypothesis.settings().max_examples // 50)
+DRAWS = 4 + 2 * EFFORT
 SECTOR = 64
 
 
@@ -66,7 +65,7 @@ def damages(
         change(files, path, at, bytes(end - at))
         yield files, at, end, f"zeros at {at}..{end}"
     if size > 2 * SECTOR:
-        for _ in range(DRAWS // 5):
+        for _ in range(DRAWS // 4):
             files = source.copy()
             at = random.randrange(size - 2 * SECTOR)
             change(files, path, at, before[at + SECTOR : at + 2 * SECTOR])

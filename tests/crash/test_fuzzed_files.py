@@ -10,7 +10,6 @@ from random import Random
 from struct import Struct
 
 import google_crc32c
-import hypothesis
 import pytest
 
 from pulque.errors import PulqueError
@@ -23,11 +22,11 @@ from pulque.storage.action_log import walk_actions
 from pulque.storage.files import FileSystem
 from pulque.testing.files import MemoryFileSystem
 from tests.crash.archive import NOW_MS, OPTIONS, Archive, readable
-from tests.crash.opening import open_engine
+from tests.crash.opening import EFFORT, open_engine
 from tests.crash.workload import make_batch, random_fact
 
-ROUNDS = max(60, hypothesis.settings().max_examples // 2)
-MEGABYTE = 1024 * 1024
+ROUNDS = 25 * EFFORT
+HARD_SIZE = (2 if EFFORT == 1 else 8) * 1024 * 1024
 Made = Callable[[Random, bytes], bytes]
 
 
@@ -300,7 +299,7 @@ def test_a_hard_segment_is_searched_once(kind: str) -> None:
     engine.close()
     path = "messages/00000000000000000000.log"
     file = files.open(path)
-    file.write([HARD_SEGMENTS[kind](8 * MEGABYTE, base)], base)
+    file.write([HARD_SEGMENTS[kind](HARD_SIZE, base)], base)
     file.close()
 
     assert open_engine(files, OPTIONS, NOW_MS).engine.end >= base
@@ -331,7 +330,7 @@ def test_hard_facts_are_searched_once(kind: str) -> None:
     engine.close()
     path = "actions/00000000000000000000.log"
     file = files.open(path)
-    damage = HARD_FACTS[kind](8 * MEGABYTE)
+    damage = HARD_FACTS[kind](HARD_SIZE)
     file.write([damage], place)
     file.close()
 

@@ -9,19 +9,18 @@ and must survive the next cut, which may come while the first is being recovered
 from dataclasses import replace
 from random import Random
 
-import hypothesis
 import pytest
 
 from pulque.testing.files import Cut, MemoryFileSystem
 from tests.crash.ledger import Ledger
-from tests.crash.opening import open_engine
+from tests.crash.opening import EFFORT, open_engine
 from tests.crash.workload import SMALL, Workload
 
 CUTS = (Cut.LOST, Cut.KEPT, Cut.TORN, Cut.TORN, Cut.ZEROED, Cut.GARBAGE)
 SHARES = 12
 LEAST_OPERATIONS = 150
 LEAST_POINTS = LEAST_OPERATIONS * len(CUTS)
-ROUNDS = max(1, hypothesis.settings().max_examples // 500)
+ROUNDS = max(1, EFFORT // 10)
 """More than one in the nightly profile."""
 
 

@@ -333,7 +333,10 @@ class Engine:
         self._raise_starts(self._log.segments[1])
         segment = self._log.remove_first()
         self._consume_logs.forget(segment.base)
-        return RemovalJob(self._files, segment, self._log.segments[0].base)
+        oldest = self._log.segments[0].base
+        # The next segment's table keeps the numbering: it must be durable before this one goes.
+        steps = self._log.sync_steps() if self._log.synced <= oldest else []
+        return RemovalJob(self._files, segment, oldest, self._sync_job(steps, actions=False))
 
     # -- checkpoints -------------------------------------------------------------------------
 

@@ -154,13 +154,15 @@ class RemovalJob:
     open and goes on reading. Jobs run in the order they were given out.
     """
 
-    def __init__(self, files: FileSystem, segment: Segment, oldest: int) -> None:
+    def __init__(self, files: FileSystem, segment: Segment, oldest: int, sync: SyncJob) -> None:
         self._files = files
         self._base = segment.base
         self._oldest = oldest
+        self._sync = sync
 
     def run(self) -> None:
-        """Write down which segment is the oldest now, and remove the files."""
+        """Sync what follows, write down which segment is the oldest now, and remove the files."""
+        self._sync.run()
         is_noted = self._note_oldest()
         for suffix in ("index", "open", "log"):
             path = segment_path(self._base, suffix)
