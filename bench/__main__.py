@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import time
 import traceback
@@ -31,6 +32,8 @@ _LIMIT_S = 20 * 60.0
 def main() -> int:
     """Measure what the command line asks for; 1 if something could not be measured."""
     names, options = _parse()
+    # Whoever ends the bench ends its servers with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     machine = describe(_ROOT)
     tell(f"{machine}\nmemory")
     began_s = time.monotonic()
