@@ -46,6 +46,7 @@ class Committer:
         self._queued: list[tuple[Appended, Done]] = []
         self._waiting: deque[tuple[MessageOffset, Appended, Done]] = deque()
         self._is_flush_scheduled = False
+        self._is_closed = False
         self._running: asyncio.Future[None] | None = None
         """The sync under way."""
         self._wants_actions = False
@@ -69,16 +70,21 @@ class Committer:
             self._loop.call_soon(self.flush)
 
     async def close(self) -> None:
-        """Sync everything and stop."""
+        """Sync everything and stop. Nothing may be submitted any more."""
         self._timer.cancel()
         self.flush()
-        if self._running is not None:
+        while self._running is not None:
             await asyncio.wait([self._running])
-            await asyncio.sleep(0)  # its callback comes first
-        job = self._engine.begin_sync(actions=True)
+            await asyncio.sleep(0)  # its callback comes first, and may start another
+        self._is_closed = True
+        job = self._begin_sync(actions=True)
         if job is not None:
-            await self._loop.run_in_executor(self._thread, job.run)
-            self._finish(job)
+            try:
+                await self._loop.run_in_executor(self._thread, job.run)
+            except StorageError as problem:
+                self._give_up(problem)
+            else:
+                self._finish(job)
         self._thread.shutdown()
 
     def flush(self) -> None:
@@ -121,9 +127,9 @@ class Committer:
         self._start_sync()
 
     def _start_sync(self) -> None:
-        if self._running is not None:
+        if self._running is not None or self._is_closed:
             return
-        job = self._engine.begin_sync(actions=self._wants_actions)
+        job = self._begin_sync(actions=self._wants_actions)
         self._wants_actions = self._is_behind = False
         if job is None:
             return
@@ -135,16 +141,28 @@ class Committer:
         self._running = None
         problem = future.exception()
         if problem is not None:
-            self._fail(StorageError(f"the log cannot be synced: {problem}"))
-            unknown = UnavailableError(f"whether it is stored is not known: {problem}")
-            while self._waiting:
-                _, appended, done = self._waiting.popleft()
-                self._end(appended, done, unknown)
-            self._answered()
+            self._give_up(problem)
             return
         self._finish(job)
         if self._waiting or self._wants_actions or self._is_behind:
             self._start_sync()
+
+    def _begin_sync(self, *, actions: bool) -> SyncJob | None:
+        try:
+            return self._engine.begin_sync(actions=actions)
+        except StorageError as problem:
+            # It failed before: as a fact was written, or in a checkpoint.
+            self._give_up(problem)
+            return None
+
+    def _give_up(self, problem: BaseException) -> None:
+        """Tell those who wait that nobody knows, and stop the broker."""
+        self._fail(StorageError(f"the log cannot be synced: {problem}"))
+        unknown = UnavailableError(f"whether it is stored is not known: {problem}")
+        while self._waiting:
+            _, appended, done = self._waiting.popleft()
+            self._end(appended, done, unknown)
+        self._answered()
 
     def _finish(self, job: SyncJob) -> None:
         confirmed = self._engine.finish_sync(job)

@@ -240,8 +240,7 @@ class Broker:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._server.stop_listening()
-        if self._failure is None:
-            await self._committer.close()
+        await self._committer.close()
         await self._server.close()
         if self._failure is None:
             try:

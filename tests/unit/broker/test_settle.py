@@ -1,12 +1,16 @@
 """Settling: one range, one number of progress, and nobody settles what it does not hold."""
 
+import asyncio
+from collections.abc import Awaitable, Callable
+
 import pytest
 
-from pulque.errors import InvalidRequestError, StaleSettleError
+from pulque.errors import InvalidRequestError, StaleSettleError, StorageError
 from pulque.model.actions import Pulled, Settled
 from pulque.model.positions import Epoch, StartCount, Tenure
 from pulque.storage.action_log import decode_action, walk_actions
 from pulque.testing.clock import ManualClock
+from pulque.testing.files import MemoryFileSystem
 from pulque.testing.raw import RawConnection
 from pulque.wire.requests import Nacked, Settle
 from pulque.wire.responses import Settled as SettledAnswer
@@ -289,6 +293,43 @@ async def test_a_consumer_ahead_of_a_broker_that_lost_facts_is_told_so(
     got = await recovered.pull("orders", expected=3)
 
     assert got.states[0].code.name == "POSITION_LOST"
+
+
+@pytest.mark.parametrize("what", ["settle", "pull", "leave"])
+async def test_what_cannot_be_written_down_did_not_happen(start: Start, what: str) -> None:
+    """A fact is in the action log before the rules see it."""
+    files = MemoryFileSystem()
+    raw = await (await start(files=files, storage={"sync_interval": "1m"})).connect()
+    await raw.send("orders", numbered(4))
+    got = await raw.pull("orders", max_messages=2)
+    before = await raw.status()
+    files.fail_after(1, StorageError("the disk is gone"), part=9)
+    asked: dict[str, Callable[[], Awaitable[object]]] = {
+        "settle": lambda: raw.settle(got.runs[0], nacked={0: "no"}),
+        "pull": lambda: raw.pull("orders", expected=2),
+        "leave": lambda: raw.heartbeat(is_leaving=True),
+    }
+
+    with pytest.raises(StorageError):
+        await asked[what]()
+
+    after = await raw.status()
+    for part in ("groups", "subscriptions"):
+        assert after[part] == before[part]
+
+
+async def test_a_disk_that_fails_under_a_fact_stops_the_broker(start: Start) -> None:
+    files = MemoryFileSystem()
+    running = await start(files=files, storage={"sync_interval": "20ms"})
+    raw = await running.connect()
+    await raw.send("orders", numbered(1))
+    files.fail_after(1, StorageError("the disk is gone"))
+    with pytest.raises(StorageError):
+        await raw.pull("orders")
+
+    async with asyncio.timeout(5):
+        with pytest.raises(StorageError):
+            await running.broker.stopped()
 
 
 async def test_a_settle_after_the_loss_of_its_consumer_is_refused(start: Start) -> None:
