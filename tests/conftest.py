@@ -13,7 +13,7 @@ _PROFILE = "PULQUE_HYPOTHESIS_PROFILE"
 
 # No deadline: on a busy machine of two cores it finds the neighbours, not bugs.
 hypothesis.settings.register_profile("dev", max_examples=50, deadline=None, print_blob=True)
-hypothesis.settings.register_profile("ci", max_examples=500, deadline=None, print_blob=True)
+hypothesis.settings.register_profile("ci", max_examples=150, deadline=None, print_blob=True)
 hypothesis.settings.register_profile("night", max_examples=10_000, deadline=None, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get(_PROFILE, "dev"))
 
