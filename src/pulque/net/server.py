@@ -82,6 +82,8 @@ class Connection(asyncio.BufferedProtocol):
         """Bytes of them."""
         self._is_ending = False
         """It is to be closed: nothing that it asks counts any more."""
+        self._is_deaf = False
+        """It gets the answers that are due, and can ask no more."""
         self._active_at_ms = self.opened_at_ms
         self._frame_began_at_ms: int | None = None
         self._stalled_at_ms: int | None = None
@@ -116,6 +118,12 @@ class Connection(asyncio.BufferedProtocol):
             transport.write(b"".join(answers))
         else:
             transport.writelines(answers)
+
+    def stop_reading(self) -> None:
+        """Take no more requests; answers can still be sent."""
+        self._is_deaf = True
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
 
     def close(self) -> None:
         """Close after what is written has been sent."""
@@ -178,7 +186,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _handle_frame(self) -> bool:
         """Handle the next frame; say whether there may be another one."""
-        if self._is_ending or self._stalled_at_ms is not None:
+        if self._is_ending or self._is_deaf or self._stalled_at_ms is not None:
             return False
         request_id = 0
         try:
@@ -198,14 +206,16 @@ class Connection(asyncio.BufferedProtocol):
 
     def _go_on_later(self) -> None:
         # Nothing may be read before these are handled: the reader's buffer is full of them.
-        if self._transport is not None and not self._is_ending:
+        if self._transport is not None and not self._is_ending and not self._is_deaf:
             self._transport.pause_reading()
             asyncio.get_running_loop().call_soon(self._go_on)
 
     def _go_on(self) -> None:
         """Handle what was left, then read again."""
         transport = self._transport
-        if transport is None or self._is_ending or self._stalled_at_ms is not None:
+        if transport is None or self._is_ending or self._is_deaf:
+            return
+        if self._stalled_at_ms is not None:
             return
         transport.resume_reading()
         self._handle_frames()
@@ -306,11 +316,13 @@ class FrameServer:
         return address[0], address[1]
 
     def stop_listening(self) -> None:
-        """Stop accepting connections."""
+        """Accept no more connections, and take no more requests from those that are there."""
         if self._sweeper is not None:
             self._sweeper.cancel()
         if self._server is not None:
             self._server.close()
+        for connection in self.connections:
+            connection.stop_reading()
 
     async def close(self) -> None:
         """Close all connections once their answers are sent, or after a second."""
