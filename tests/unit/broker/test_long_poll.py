@@ -5,6 +5,9 @@ from functools import partial
 
 import pytest
 
+from pulque.errors import ErrorCode, StorageError
+from pulque.testing.clock import ManualClock
+from pulque.testing.files import MemoryFileSystem
 from pulque.testing.raw import Handed, RawConnection, expect, pack_batch
 from pulque.wire.requests import (
     EARLIEST,
@@ -224,6 +227,42 @@ async def test_a_closed_connection_waits_no_more_and_is_handed_nothing(running: 
     await producer.send("orders", numbered(2))
 
     assert (await heir.pull("orders", consumer="heir")).bodies == numbered(2)
+
+
+async def test_a_lost_consumer_that_waits_is_answered_and_handed_nothing(start: Start) -> None:
+    """Should it be dead, nothing must go to it; should it live, it asks again."""
+    clock = ManualClock()
+    running = await start(clock=clock)
+    producer, silent, lively = [await running.connect() for _ in range(3)]
+    waiting = await silent.put(pull_of("orders", consumer="silent"))
+    await eventually(partial(is_waiting, producer, 1))
+
+    clock.advance(30_001)
+    answer = await handed(silent, waiting, "orders")
+    await producer.send("orders", numbered(1))
+
+    assert answer.runs == ()
+    assert (await lively.pull("orders", consumer="lively")).bodies == numbered(1)
+
+
+async def test_a_pull_that_cannot_be_written_down_is_refused_and_the_next_is_served(
+    start: Start,
+) -> None:
+    files = MemoryFileSystem()
+    running = await start(files=files)
+    producer, first = await running.connect(), await running.connect()
+    await producer.send("orders", numbered(1))
+    got = await first.pull("orders")
+    await first.settle(got.runs[0])
+    waiting = await first.put(pull_of("orders", expected=1))
+    await eventually(partial(is_waiting, producer, 1))
+    # The first write is the message, the second the fact that it was pulled.
+    files.fail_after(2, StorageError("the disk is gone"))
+
+    outcome = await producer.send("orders", numbered(1, 1))
+
+    assert outcome.code is ErrorCode.NONE
+    assert isinstance(await first.answer_to(waiting), StorageError)
 
 
 async def test_a_group_that_starts_at_the_end_gets_what_comes_while_it_waits(

@@ -1,8 +1,6 @@
 """When things reach the disk: what is synced, checkpointed and replayed, and what is refused."""
 
-import asyncio
 import socket
-import tracemalloc
 from datetime import timedelta
 from pathlib import Path
 from random import Random
@@ -18,7 +16,7 @@ from pulque.storage.listener import SilentListener
 from pulque.storage.options import StorageOptions
 from pulque.testing.files import Cut, MemoryFileSystem
 from pulque.testing.raw import RawConnection, expect, pack_batch
-from pulque.wire.requests import EARLIEST, FROM_SETTLED, Acks, Pull, Send, Wanted
+from pulque.wire.requests import Acks, Send
 from pulque.wire.responses import Sent
 from tests.unit.broker.running import Running, Start, eventually, numbered
 
@@ -231,31 +229,3 @@ async def test_a_batch_that_is_sent_again_is_stored_once_over_connections_and_re
     assert [o.is_duplicate for o in (first, second, third)] == [False, True, True]
     assert {o.first_sequence for o in (first, second, third)} == {0}
     assert len(messages) == 1
-
-
-@pytest.mark.accepts("004-99")
-async def test_ten_thousand_waiting_pulls_are_no_tasks_and_take_little_memory(
-    running: Running,
-) -> None:
-    connections, each = 20, 500
-    opened = [await running.connect() for _ in range(connections)]
-    tasks = len(asyncio.all_tasks())
-
-    def waiting(number: int) -> Pull:
-        wanted = (Wanted("orders", FROM_SETTLED),)
-        return Pull(f"g{number}", "c", 1, 10, 1000, 60_000, EARLIEST, wanted)
-
-    tracemalloc.start()
-    for at, raw in enumerate(opened):
-        for number in range(each):
-            await raw.put(waiting(at * each + number))
-
-    async def all_wait() -> bool:
-        return bool((await opened[0].status())["pulls_waiting"] == connections * each)
-
-    await eventually(all_wait, limit_s=60)
-    size, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-
-    assert len(asyncio.all_tasks()) == tasks
-    assert size / (connections * each) < 6000
