@@ -273,6 +273,47 @@ class TestReserve:
         assert len(read_all(opened.engine, "a")) == stored
 
 
+class TestBallast:
+    """A little room that is taken up in advance."""
+
+    def full(self) -> tuple[MemoryFileSystem, Engine]:
+        files = MemoryFileSystem()
+        options = replace(SMALL, reserve_bytes=100, ballast_bytes=100_000)
+        engine = open_engine(files, options, NOW_MS).engine
+        engine.append_action(random_fact(Random(1)))
+        files.room = sum(map(len, files.contents().values()))  # somebody else has the rest
+        return files, engine
+
+    def test_a_fact_finds_room_when_there_is_none(self) -> None:
+        files, engine = self.full()
+        assert files.exists("ballast")
+        facts = [random_fact(Random(i)) for i in range(20)]
+        for fact in facts:
+            engine.append_action(fact)
+
+        assert not files.exists("ballast")
+        engine.close()
+        files.room = None
+        assert open_engine(files, SMALL, NOW_MS).facts[1:] == facts
+
+    def test_a_message_does_not(self) -> None:
+        files, engine = self.full()
+        engine.check_room()
+
+        with pytest.raises(StorageFullError):
+            send(engine)
+        assert files.exists("ballast")
+
+    def test_it_is_taken_again_when_there_is_room(self) -> None:
+        files, engine = self.full()
+        engine.append_action(random_fact(Random(2)))
+        assert not files.exists("ballast")
+        files.room = 10**9
+        engine.check_room()
+
+        assert len(files.contents()["ballast"]) == 100_000
+
+
 def test_the_open_segment_is_never_removed() -> None:
     engine = open_engine(MemoryFileSystem(), SMALL, NOW_MS).engine
 

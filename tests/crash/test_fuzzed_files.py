@@ -71,7 +71,7 @@ def put(files: FileSystem, path: str, data: bytes) -> None:
     file.close()
 
 
-def use(files: FileSystem) -> dict[tuple[str, int], bytes]:
+def use(files: FileSystem, *, is_forged: bool = False) -> dict[tuple[str, int], bytes]:
     """Open, read, write, and open again; return what could be read."""
     opened = open_engine(files, OPTIONS, NOW_MS)
     engine = opened.engine
@@ -91,10 +91,12 @@ def use(files: FileSystem) -> dict[tuple[str, int], bytes]:
     while (job := engine.begin_index()) is not None:
         job.run()
         engine.finish_index(job)
-    assert ("fuzz", partition.end - 1) in readable(engine)
+    new = ("fuzz", partition.end - 1)
+    # Who forges a checkpoint may have forgotten partitions, and their ids are used again.
+    assert new in readable(engine) or is_forged
     engine.close()
     again = open_engine(files, OPTIONS, NOW_MS)
-    assert ("fuzz", partition.end - 1) in readable(again.engine)
+    assert new in readable(again.engine) or is_forged
     return found
 
 
@@ -220,7 +222,7 @@ def test_nonsense_with_a_matching_crc_is_refused_or_recovered(
             base = int(path.rpartition("/")[2][:20])
             put(files, path, forge(random, contents[path], base))
         try:
-            use(files)
+            use(files, is_forged=True)
         except PulqueError:
             continue
         except BaseException as error:

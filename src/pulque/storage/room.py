@@ -68,7 +68,10 @@ class Room:
             return
         # Not zeros: some file systems give them no room. One piece again and again will do.
         piece = os.urandom(_PIECE)
-        file = self._files.open(_BALLAST, create=True)
+        try:
+            file = self._files.open(_BALLAST, create=True)
+        except StorageError:
+            return  # there is room for bytes, and none for a name
         try:
             file.truncate(0)
             for at in range(0, self._ballast, _PIECE):
