@@ -50,7 +50,7 @@ async def nothing_comes(raw: RawConnection) -> bool:
     return False
 
 
-@pytest.mark.accepts("004-51", "003-41")
+@pytest.mark.accepts("004-51")
 async def test_a_send_that_asks_for_the_disk_is_answered_after_the_sync(
     gated: Running, disk: GatedDisk
 ) -> None:
