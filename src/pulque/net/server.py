@@ -103,6 +103,8 @@ class Connection(asyncio.BufferedProtocol):
             self._server.log("client_too_slow", peer=self.peer, unread=unread)
             self.abort()
             return
+        # An answer counts as activity: a pull may have waited for longer than one may be idle.
+        self._active_at_ms = self._server.clock.monotonic_ms()
         self._answers += buffers
         self._unwritten += sum(map(len, buffers))
         self._server.has_answers(self)
