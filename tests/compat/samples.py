@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from pulque.errors import ErrorCode, NotLeaderError, PulqueError
 from pulque.model.batch import Codec, seed_of
-from pulque.model.names import PartitionName, Subject
+from pulque.model.names import PartitionName, Pattern
 from pulque.model.pack import BatchPacker, ProducedBy, encode_headers, encode_tags
 from pulque.model.positions import (
     ConsumeSequence,
@@ -173,7 +173,7 @@ ENVELOPE = Envelope(
 
 REQUESTS: dict[str, Request] = {
     "hello": Hello(1, 3, "pulque-python/0.1 é", "token", b"\x00\x01secret"),
-    "route": Route("orders"),
+    "route": Route("orders.*", "billing"),
     "send": Send(Acks.DISK, 30_000, (("orders", b"a batch"), ("%retry%a%b", b""))),
     "pull": Pull(
         "billing",
@@ -184,6 +184,8 @@ REQUESTS: dict[str, Request] = {
         20_000,
         EARLIEST,
         (Wanted("orders", 41), Wanted("%retry%orders%billing", FROM_SETTLED)),
+        ("orders", "refunds.*"),
+        12,
     ),
     "settle": Settle(
         "orders",
@@ -205,7 +207,7 @@ RESPONSES: dict[str, Response] = {
     "hello": Welcome(1, "broker-a", TENURE, 17_825_792, 4_194_304, 60_000),
     "route": Routed(
         RouteOfSubject(
-            Subject("orders"),
+            Pattern("orders.*"),
             12,
             (
                 PartitionRoute(PartitionName("orders#0"), "group-a", "10.0.0.1", 7_400),
@@ -234,6 +236,8 @@ RESPONSES: dict[str, Response] = {
                 pack_envelope(ENVELOPE) + RECORD,
             ),
         ),
+        12,
+        True,
     ),
     "settle": Settled(PullSequence(51)),
     "heartbeat": Beaten(60_000),

@@ -7,7 +7,7 @@ from typing import TypeVar
 from hypothesis import strategies as st
 
 from pulque.errors import ErrorCode
-from pulque.model.names import PartitionName, Subject
+from pulque.model.names import PartitionName, Pattern
 from pulque.model.positions import Tenure
 from pulque.model.routes import PartitionRoute
 from pulque.model.routes import Route as RouteOfSubject
@@ -80,7 +80,7 @@ REQUESTS: dict[type[Request], st.SearchStrategy[Request]] = {
     Hello: st.builds(
         Hello, min_version=u8, max_version=u8, client=text, mechanism=text, credentials=blob
     ),
-    Route: st.builds(Route, subject=text),
+    Route: st.builds(Route, subject=text, group=text),
     Send: st.builds(
         Send, acks=st.sampled_from(Acks), timeout_ms=u32, batches=_few(st.tuples(text, blob))
     ),
@@ -94,6 +94,8 @@ REQUESTS: dict[type[Request], st.SearchStrategy[Request]] = {
         timeout_ms=u32,
         start_at=i64,
         wanted=_few(st.builds(Wanted, partition=text, expected=i64)),
+        covers=_few(text),
+        routes_version=u32,
     ),
     Settle: st.builds(
         Settle,
@@ -130,7 +132,7 @@ RESPONSES: dict[type[Response], st.SearchStrategy[Response]] = {
         Routed,
         st.builds(
             RouteOfSubject,
-            subject=text.map(Subject),
+            subject=text.map(Pattern),
             version=u32,
             partitions=_few(
                 st.builds(

@@ -128,6 +128,9 @@ def assert_same(found: dict[str, Any], value: Any) -> None:
     if type(value) is tuple:
         assert tuple(found.values()) == value
         return
+    if type(value) is str:
+        assert tuple(found.values()) == (value,)
+        return
     assert set(found) == set(names_of(value))
     for name, seen in found.items():
         expected = value

@@ -5,19 +5,20 @@ from dataclasses import replace
 from typing import assert_never
 
 from pulque.broker.parts import Parts
+from pulque.broker.state import BrokerState
 from pulque.clock import Clock
 from pulque.errors import (
+    NotAllowedError,
     OverloadedError,
     ProtocolError,
     PulqueError,
     RemoteProtocolError,
     UnsupportedError,
 )
-from pulque.model.names import PartitionName, parse_subject
+from pulque.model.names import Group, Pattern, parse_owner, parse_pattern, parse_subject
 from pulque.model.routes import PartitionRoute
 from pulque.model.routes import Route as RouteOf
 from pulque.net.server import Connection
-from pulque.storage.engine import Engine
 from pulque.wire.frame import Frame
 from pulque.wire.requests import (
     Heartbeat,
@@ -47,6 +48,7 @@ from pulque.wire.versions import agree
 __all__ = ["RequestHandler"]
 
 _MOST_WAITING = 1000
+_MOST_COVERED = 10_000
 
 
 class _Answerer:
@@ -85,7 +87,7 @@ class RequestHandler:
         self,
         welcome: Welcome,
         parts: Parts,
-        engine: Engine,
+        state: BrokerState,
         clock: Clock,
         status: Callable[[], bytes],
     ) -> None:
@@ -94,7 +96,8 @@ class RequestHandler:
         self._puller = parts.puller
         self._settler = parts.settler
         self._browser = parts.browser
-        self._engine = engine
+        self._engine = state.engine
+        self._places = state.places
         self._clock = clock
         self._status = status
 
@@ -179,10 +182,22 @@ class RequestHandler:
 
     def _route(self, connection: Connection, request: Route) -> Routed:
         """A lone broker serves every subject itself."""
-        subject = parse_subject(request.subject)
+        group: Group | None = None
+        if request.group:
+            group = parse_owner(request.group)
+            pattern = parse_pattern(request.subject)
+        else:
+            pattern = Pattern(parse_subject(request.subject))
+        covered = self._places.covered(pattern, group)
+        if len(covered) > _MOST_COVERED:
+            raise NotAllowedError(
+                f"{pattern} covers {len(covered)} partitions here, and a consumer pulls from at "
+                f"most {_MOST_COVERED}: subscribe to fewer subjects"
+            )
         host, port = connection.local_address
-        here = PartitionRoute(PartitionName(subject), self._welcome.broker, host, port)
-        return Routed(RouteOf(subject, 1, (here,)))
+        here = self._welcome.broker
+        routes = tuple(PartitionRoute(name, here, host, port) for name in covered)
+        return Routed(RouteOf(pattern, self._places.version, routes))
 
     def _seal(self) -> Sealed:
         if self._engine.open_batches:

@@ -21,6 +21,7 @@ from pulque.broker.housekeeping import Housekeeper, Rhythm
 from pulque.broker.listener import LoggingListener
 from pulque.broker.logs import configure_logging
 from pulque.broker.parts import Parts
+from pulque.broker.places import Places
 from pulque.broker.pull import Puller
 from pulque.broker.read import Browser
 from pulque.broker.receive import Receiver
@@ -173,6 +174,7 @@ class Broker:
             recovered.dedup,
             leases,
             Tenure(Epoch(0), engine.start_count),
+            Places(engine.partitions.by_id.values()),
             max_partitions=settings.limits.max_partitions,
             max_subscriptions=settings.limits.max_subscriptions,
         )
@@ -199,6 +201,7 @@ class Broker:
             Browser(state.engine, self._executor, _pull_limits(settings)),
             redeliverer,
         )
+        state.engine.partitions.watch(state.places.add)
         self._housekeeper = Housekeeper(
             state, around, self._parts, self._committer, _rhythm(settings)
         )
@@ -210,7 +213,7 @@ class Broker:
             settings.limits.max_message,
             state.leases.lease_ms,
         )
-        handler = RequestHandler(welcome, self._parts, state.engine, self._clock, self._report)
+        handler = RequestHandler(welcome, self._parts, state, self._clock, self._report)
         self._server = FrameServer(
             handler, _connection_limits(settings), self._clock, self._log.info
         )

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from pulque.broker.places import Places
 from pulque.clock import Clock
 from pulque.errors import NotAllowedError, PulqueError
 from pulque.model.actions import Action
@@ -31,6 +32,8 @@ class BrokerState:
     """Which consumers live."""
     tenure: Tenure
     """The epoch and the start that this broker hands out messages under."""
+    places: Places = field(default_factory=lambda: Places(()))
+    """Which partitions a subscription covers."""
     max_partitions: int = 100_000
     max_subscriptions: int = 500_000
 

@@ -1,7 +1,12 @@
 """Names of subjects, groups, consumers and partitions, and what is allowed in them.
 
 User-given names hold neither ``%`` nor ``#``; both are ours. ``%`` marks the partitions that
-belong to a group (``%retry%subject%group``), ``#`` the numbered partitions of one subject.
+belong to a group (``%retry%subject%group``), ``#`` the further partitions of one subject, and the
+group that a consumer of a broadcast is by itself (``#consumer``).
+
+Each level of priority has a partition of its own: the usual one the plain ``subject``, the others
+``subject#p<level>``, and what belongs to a group likewise (``%retry%subject#p7%group``).
+A *pattern* names many subjects: ``order.*`` all that begin with ``order.``, ``*`` all there are.
 """
 
 import re
@@ -10,31 +15,54 @@ from typing import NewType
 from pulque.errors import InvalidNameError
 
 __all__ = [
+    "DEFAULT_LEVEL",
+    "MAX_LEVEL",
     "MAX_NAME_LENGTH",
     "ConsumerId",
     "Group",
     "PartitionName",
+    "Pattern",
     "Subject",
+    "dead_partition",
+    "is_pattern",
+    "is_retry",
+    "level_of",
+    "level_partition",
     "owner_of",
     "parse_consumer_id",
     "parse_group",
+    "parse_owner",
     "parse_partition",
+    "parse_pattern",
     "parse_subject",
+    "patterns_of",
     "retry_partition",
     "subject_of",
+    "wait_partition",
 ]
 
 Subject = NewType("Subject", str)
 Group = NewType("Group", str)
 ConsumerId = NewType("ConsumerId", str)
 PartitionName = NewType("PartitionName", str)
+Pattern = NewType("Pattern", str)
+"""One subject, or ``order.*``, or ``*``: what a subscription covers."""
 
 MAX_NAME_LENGTH = 255
-MAX_PARTITION_LENGTH = 600
+MAX_LEVEL = 9
+"""The highest priority; the lowest is 0."""
+DEFAULT_LEVEL = 4
+"""The priority of a message that says nothing about it."""
+EVERYTHING = "*"
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,253}[A-Za-z0-9_])?", re.ASCII)
 _CONSUMER_ID = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._@:/-]{0,253}[A-Za-z0-9_])?", re.ASCII)
-_OWNED = re.compile(r"%(?:retry|dead|wait)%(?P<subject>[^%]+)%(?P<group>[^%]+)", re.ASCII)
+_OWNED = re.compile(
+    r"%(?:retry|dead|wait)%(?P<subject>[^%#]+)(?:#p(?P<level>[0-35-9]))?%(?P<group>[^%]+)",
+    re.ASCII,
+)
 _NUMBERED = re.compile(r"(?P<subject>[^%#]+)#(?P<number>[A-Za-z0-9_-]{1,64})", re.ASCII)
+_LEVEL = re.compile(r"p(?P<level>[0-35-9])", re.ASCII)
+_NO_LEVEL = re.compile(r"p[0-9]+", re.ASCII)
 _RULE = (
     f"1 to {MAX_NAME_LENGTH} characters of A-Z a-z 0-9 . _ -, beginning with a letter or digit, "
     "not ending in . or -, without '..'"
@@ -43,12 +71,58 @@ _RULE = (
 
 def parse_subject(text: str) -> Subject:
     """Return ``text`` as a subject, or raise ``InvalidNameError``."""
+    if is_pattern(text):
+        raise InvalidNameError(
+            f"subject {_shown(text)} is not allowed: {_RULE}; a pattern can be subscribed to, "
+            "but a message goes to one subject"
+        )
     return Subject(_parse(text, "subject"))
+
+
+def parse_pattern(text: str) -> Pattern:
+    """Return what a subscription covers: one subject, or a pattern of them.
+
+    Raises:
+        InvalidNameError: It is neither.
+    """
+    if text == EVERYTHING:
+        return Pattern(text)
+    prefix = text.removesuffix(".*")
+    if "*" in prefix:
+        raise InvalidNameError(
+            f"subject pattern {_shown(text)} is not allowed: a * stands for the rest of a name, "
+            "as in order.* (all subjects that begin with 'order.'), or alone for all subjects"
+        )
+    _parse(prefix, "subject" if prefix == text else "subject pattern")
+    return Pattern(text)
+
+
+def is_pattern(text: str) -> bool:
+    """Say whether ``text`` may stand for many subjects."""
+    return text == EVERYTHING or text.endswith(".*")
+
+
+def patterns_of(subject: Subject) -> list[Pattern]:
+    """Return all that can be subscribed to in order to get a subject: itself comes first."""
+    found = [Pattern(subject)]
+    at = subject.rfind(".")
+    while at > 0:
+        found.append(Pattern(f"{subject[:at]}.*"))
+        at = subject.rfind(".", 0, at)
+    found.append(Pattern(EVERYTHING))
+    return found
 
 
 def parse_group(text: str) -> Group:
     """Return ``text`` as a group, or raise ``InvalidNameError``."""
     return Group(_parse(text, "group"))
+
+
+def parse_owner(text: str) -> Group:
+    """Return ``text`` as a group, or as the group that one consumer is: ``#consumer``."""
+    if text.startswith("#"):
+        return Group(f"#{parse_consumer_id(text[1:])}")
+    return parse_group(text)
 
 
 def parse_consumer_id(text: str) -> ConsumerId:
@@ -66,17 +140,38 @@ def parse_partition(text: str) -> PartitionName:
     """
     if owned := _OWNED.fullmatch(text):
         _parse(owned["subject"], "subject")
-        _parse(owned["group"], "group")
+        parse_owner(owned["group"])
     elif numbered := _NUMBERED.fullmatch(text):
         _parse(numbered["subject"], "subject")
+        _check_level(text, numbered["number"])
     else:
         _parse(text, "partition")
     return PartitionName(text)
 
 
-def retry_partition(subject: Subject, group: Group) -> PartitionName:
-    """Name the partition where redeliveries of ``subject`` to ``group`` wait."""
-    return PartitionName(f"%retry%{subject}%{group}")
+def level_partition(subject: Subject, level: int) -> PartitionName:
+    """Name the partition of a subject's messages of one priority."""
+    return PartitionName(_with_level(subject, level))
+
+
+def retry_partition(subject: Subject, group: Group, level: int = DEFAULT_LEVEL) -> PartitionName:
+    """Name the partition from which redeliveries of ``subject`` to ``group`` are pulled."""
+    return PartitionName(f"%retry%{_with_level(subject, level)}%{group}")
+
+
+def wait_partition(subject: Subject, group: Group, level: int = DEFAULT_LEVEL) -> PartitionName:
+    """Name the partition where redeliveries to a group wait until they are due."""
+    return PartitionName(f"%wait%{_with_level(subject, level)}%{group}")
+
+
+def dead_partition(subject: Subject, group: Group, level: int = DEFAULT_LEVEL) -> PartitionName:
+    """Name the partition of ``group``'s dead letters of ``subject``."""
+    return PartitionName(f"%dead%{_with_level(subject, level)}%{group}")
+
+
+def is_retry(partition: PartitionName) -> bool:
+    """Say whether redeliveries are pulled from a partition."""
+    return partition.startswith("%retry%")
 
 
 def subject_of(partition: PartitionName) -> Subject:
@@ -86,10 +181,32 @@ def subject_of(partition: PartitionName) -> Subject:
     return Subject(partition.partition("#")[0])
 
 
+def level_of(partition: PartitionName) -> int:
+    """Return the priority of a partition's messages."""
+    if "#p" not in partition:
+        return DEFAULT_LEVEL
+    found = _OWNED.fullmatch(partition) or _LEVEL.fullmatch(partition.partition("#")[2])
+    return DEFAULT_LEVEL if found is None or found["level"] is None else int(found["level"])
+
+
 def owner_of(partition: PartitionName) -> Group | None:
     """Return the group that a partition belongs to, or None for one that all may read."""
     owned = _OWNED.fullmatch(partition)
     return None if owned is None else Group(owned["group"])
+
+
+def _with_level(subject: Subject, level: int) -> str:
+    if not 0 <= level <= MAX_LEVEL:
+        raise InvalidNameError(f"priority {level} is not allowed: 0 to {MAX_LEVEL}, higher first")
+    return subject if level == DEFAULT_LEVEL else f"{subject}#p{level}"
+
+
+def _check_level(partition: str, number: str) -> None:
+    if _NO_LEVEL.fullmatch(number) and not _LEVEL.fullmatch(number):
+        raise InvalidNameError(
+            f"partition {_shown(partition)} is not allowed: #p and a digit from 0 to {MAX_LEVEL} "
+            f"is a priority, and priority {DEFAULT_LEVEL} goes without"
+        )
 
 
 def _parse(text: str, kind: str) -> str:

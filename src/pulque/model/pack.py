@@ -18,6 +18,7 @@ from pulque.errors import UsageError
 from pulque.model.batch import HEADER, MAX_COUNT, Codec, Flag, seal
 from pulque.model.compression import compress
 from pulque.model.ids import ID_SIZE
+from pulque.model.names import DEFAULT_LEVEL, MAX_LEVEL
 from pulque.model.tags import bits_of_tags
 
 __all__ = ["NOBODY", "BatchPacker", "ProducedBy", "encode_headers", "encode_tags"]
@@ -26,8 +27,8 @@ MAX_KEY_SIZE = 0xFFFF
 MAX_TAGS = 64
 MAX_HEADERS = 128
 MAX_HEADERS_SIZE = 65536
-MAX_PRIORITY = 9
-DEFAULT_PRIORITY = 4
+MAX_PRIORITY = MAX_LEVEL
+DEFAULT_PRIORITY = DEFAULT_LEVEL
 MAX_ATTEMPT = 0xFFFF
 NEVER = 0
 """As an instant of expiry: none."""

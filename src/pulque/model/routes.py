@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from pulque.model.names import PartitionName, Subject
+from pulque.model.names import PartitionName, Pattern
 
 __all__ = ["PartitionRoute", "Route"]
 
@@ -17,8 +17,13 @@ class PartitionRoute(NamedTuple):
 
 
 class Route(NamedTuple):
-    """All partitions of a subject; never empty."""
+    """All partitions of a subject, or of all subjects that a pattern covers.
 
-    subject: Subject
+    A subject has its plain partition, even if nothing was ever sent there; a pattern may cover
+    nothing yet.
+    """
+
+    subject: Pattern
     version: int
+    """Of the broker's table of partitions: all that are newer came after this answer."""
     partitions: tuple[PartitionRoute, ...]

@@ -5,7 +5,7 @@ partition made later appends a table of one. So a segment can be read without an
 and numbering never restarts: the table says which sequence comes next.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from struct import Struct, error
 
 import google_crc32c
@@ -58,6 +58,11 @@ class Partitions:
         self.changed: set[PartitionId] = set()
         """Those that differ from the last checkpoint."""
         self._next_id = 1
+        self._added: Callable[[Partition], object] | None = None
+
+    def watch(self, added: Callable[[Partition], object]) -> None:
+        """Have ``added`` called with every partition from now on, once it is in the tables."""
+        self._added = added
 
     def make(self, name: PartitionName) -> Partition:
         """Return a new partition that is not in the tables yet."""
@@ -69,6 +74,8 @@ class Partitions:
         self.by_id[partition.id] = partition
         self._next_id = max(self._next_id, partition.id + 1)
         self.changed.add(partition.id)
+        if self._added is not None:
+            self._added(partition)
 
     def take_rows(self, rows: list[TableRow]) -> None:
         """Learn from a table; a known partition only ever moves forward."""

@@ -106,20 +106,24 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Who serves this subject?"""
+    """Who serves this subject, or all subjects of a pattern?"""
 
     opcode: ClassVar[Opcode] = Opcode.ROUTE
 
     subject: str
+    """A subject; with a group also a pattern: ``order.*`` or ``*``."""
+    group: str = ""
+    """Whose retries are to be pulled, too; empty for a producer."""
 
     def write(self, to: Writer) -> None:
         """Append the fields."""
         to.text(self.subject)
+        to.text(self.group)
 
     @classmethod
     def read(cls, source: Reader) -> Self:
         """Take the fields."""
-        return cls(source.text())
+        return cls(source.text(), source.text())
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +175,7 @@ class Pull:
     opcode: ClassVar[Opcode] = Opcode.PULL
     _form: ClassVar[Struct] = Struct("<QIIIq")
     _expected: ClassVar[Struct] = Struct("<q")
+    _version: ClassVar[Struct] = Struct("<I")
 
     group: str
     consumer: str
@@ -185,7 +190,11 @@ class Pull:
     start_at: int
     """Where a new group starts: a consume sequence, ``EARLIEST`` or ``LATEST``."""
     wanted: tuple[Wanted, ...]
-    """The partitions, in the order in which they are looked at."""
+    """The partitions; higher priorities come first, and those of one in the order given."""
+    covers: tuple[str, ...] = ()
+    """The subjects and patterns that they are all known partitions of."""
+    routes_version: int = 0
+    """The version of the route that they come from; newer ones are told of at once."""
 
     def write(self, to: Writer) -> None:
         """Append the fields."""
@@ -203,6 +212,10 @@ class Pull:
         for wanted in self.wanted:
             to.text(wanted.partition)
             to.pack(self._expected, wanted.expected)
+        to.count(len(self.covers))
+        for pattern in self.covers:
+            to.text(pattern)
+        to.pack(self._version, self.routes_version)
 
     @classmethod
     def read(cls, source: Reader) -> Self:
@@ -212,7 +225,20 @@ class Pull:
         wanted = tuple(
             Wanted(source.text(), source.unpack(cls._expected)[0]) for _ in range(source.count())
         )
-        return cls(group, consumer, incarnation, messages, size, timeout_ms, start_at, wanted)
+        covers = tuple([source.text() for _ in range(source.count())])
+        (version,) = source.unpack(cls._version)
+        return cls(
+            group,
+            consumer,
+            incarnation,
+            messages,
+            size,
+            timeout_ms,
+            start_at,
+            wanted,
+            covers,
+            version,
+        )
 
 
 @dataclass(frozen=True, slots=True)

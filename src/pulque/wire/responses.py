@@ -5,7 +5,7 @@ from struct import Struct
 from typing import ClassVar, Self
 
 from pulque.errors import ErrorCode, PulqueError, RemoteProtocolError, error_from_wire
-from pulque.model.names import PartitionName, Subject
+from pulque.model.names import PartitionName, Pattern
 from pulque.model.positions import ConsumeSequence, Epoch, PullSequence, StartCount, Tenure
 from pulque.model.routes import PartitionRoute, Route
 from pulque.wire.codec import Reader, Writer
@@ -105,7 +105,7 @@ class Routed:
     @classmethod
     def read(cls, source: Reader) -> Self:
         """Take the fields."""
-        subject = Subject(source.text())
+        subject = Pattern(source.text())
         (version,) = source.unpack(cls._version)
         partitions = tuple(
             PartitionRoute(
@@ -201,10 +201,15 @@ class Pulled:
     opcode: ClassVar[Opcode] = Opcode.PULL
     _state: ClassVar[Struct] = Struct("<HQQ")
     _delivered: ClassVar[Struct] = Struct("<HIIQQII")
+    _routes: ClassVar[Struct] = Struct("<I?")
 
     states: tuple[State, ...]
     """One for each wanted partition, in order."""
     deliveries: tuple[Delivered, ...]
+    routes_version: int = 0
+    """Up to this version of the routes, the pull named every partition that it covers."""
+    routes_changed: bool = False
+    """There are partitions that the pull covers and did not name: ask for the route again."""
 
     def write(self, to: Writer) -> None:
         """Append the fields."""
@@ -224,6 +229,7 @@ class Pulled:
                 sum(map(len, buffers)),
             )
             to.parts.extend(buffers)
+        to.pack(self._routes, self.routes_version, self.routes_changed)
 
     @classmethod
     def read(cls, source: Reader) -> Self:
@@ -237,7 +243,7 @@ class Pulled:
             index, epoch, start, pull, first, count, size = source.unpack(cls._delivered)
             tenure = Tenure(epoch, start)
             deliveries.append(Delivered(index, tenure, pull, first, count, source.take(size)))
-        return cls(tuple(states), tuple(deliveries))
+        return cls(tuple(states), tuple(deliveries), *source.unpack(cls._routes))
 
 
 @dataclass(frozen=True, slots=True)

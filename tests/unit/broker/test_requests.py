@@ -176,6 +176,52 @@ async def test_a_lone_broker_serves_every_subject_itself(
     assert f"pulque://{partition.host}:{partition.port}" == running.broker.url
 
 
+async def test_a_route_lists_the_partitions_of_every_priority(raw: RawConnection) -> None:
+    for partition in ("orders#p9", "orders.eu", "orders", "orders#p0"):
+        await raw.send(partition, numbered(1))
+
+    route = (await raw.ask(Route("orders"), Routed)).route
+
+    assert [each.partition for each in route.partitions] == ["orders", "orders#p9", "orders#p0"]
+
+
+async def test_a_route_of_a_pattern_lists_all_subjects_that_it_covers(raw: RawConnection) -> None:
+    for partition in ("order.paid", "orders", "order.paid.eu#p9", "order"):
+        await raw.send(partition, numbered(1))
+
+    async def listed(pattern: str) -> list[str]:
+        route = (await raw.ask(Route(pattern, "billing"), Routed)).route
+        return [each.partition for each in route.partitions]
+
+    assert await listed("order.*") == ["order.paid", "order.paid.eu#p9"]
+    assert await listed("order.paid.*") == ["order.paid.eu#p9"]
+    assert await listed("nothing.*") == []
+    assert await listed("*") == ["order.paid", "orders", "order.paid.eu#p9", "order"]
+
+
+async def test_a_route_lists_the_retries_of_the_group_that_asks(raw: RawConnection) -> None:
+    await raw.send("orders", numbered(1))
+    (run,) = (await raw.pull("orders")).runs
+    await raw.settle(run, nacked={0: "no"})
+    retries = await raw.pull("%retry%orders%g", timeout_ms=10_000)
+    assert retries.bodies == numbered(1)
+
+    async def listed(pattern: str, group: str) -> list[str]:
+        route = (await raw.ask(Route(pattern, group), Routed)).route
+        return [each.partition for each in route.partitions]
+
+    assert await listed("orders", "g") == ["orders", "%retry%orders%g"]
+    assert await listed("*", "g") == ["orders", "%retry%orders%g"]
+    assert await listed("orders", "other") == ["orders"]
+    assert await listed("orders", "") == ["orders"]
+
+
+@pytest.mark.parametrize("name", ["order.*", "*"])
+async def test_a_producer_gets_no_route_of_a_pattern(raw: RawConnection, name: str) -> None:
+    with pytest.raises(InvalidNameError, match="a message goes to one subject"):
+        await raw.ask(Route(name), Routed)
+
+
 @pytest.mark.parametrize("name", ["", "../x", "%retry%a%b", "a b", "x" * 256])
 async def test_a_route_of_what_is_no_subject_is_refused(raw: RawConnection, name: str) -> None:
     with pytest.raises(InvalidNameError):

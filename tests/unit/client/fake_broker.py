@@ -21,7 +21,7 @@ from pulque.errors import (
 )
 from pulque.model.batch import read_header, seed_of, verify_crc
 from pulque.model.message import StoredBatch
-from pulque.model.names import PartitionName, Subject
+from pulque.model.names import PartitionName, Pattern
 from pulque.model.positions import (
     ConsumeSequence,
     Epoch,
@@ -469,7 +469,7 @@ class FakeBroker(BrokerModel):
                 )
             case requests.Route(subject):
                 where = PartitionRoute(PartitionName(subject), "fake", "127.0.0.1", self.port)
-                return responses.Routed(RouteValue(Subject(subject), 1, (where,)))
+                return responses.Routed(RouteValue(Pattern(subject), 1, (where,)))
             case requests.Send(batches=batches):
                 return responses.Sent(
                     tuple(self.store(name, bytes(data)) for name, data in batches)

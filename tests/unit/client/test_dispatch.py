@@ -41,7 +41,7 @@ from pulque.errors import (
 from pulque.model.batch import read_header
 from pulque.model.ids import IdSource
 from pulque.model.message import Message, StoredBatch
-from pulque.model.names import PartitionName, Subject
+from pulque.model.names import PartitionName, Pattern
 from pulque.model.positions import ConsumeSequence
 from pulque.model.routes import PartitionRoute, Route
 from pulque.wire.requests import Send
@@ -91,7 +91,7 @@ def make_core(
 
 def targets(subject: str, names: list[str]) -> Targets:
     routes = tuple(PartitionRoute(PartitionName(name), "group", "host", 1) for name in names)
-    return Targets(Route(Subject(subject), 1, routes))
+    return Targets(Route(Pattern(subject), 1, routes))
 
 
 def messages_in(partition: str, data: bytes) -> list[Message]:

@@ -8,14 +8,24 @@ from pulque.errors import InvalidNameError
 from pulque.model.names import (
     Group,
     PartitionName,
+    Pattern,
     Subject,
+    dead_partition,
+    is_pattern,
+    is_retry,
+    level_of,
+    level_partition,
     owner_of,
     parse_consumer_id,
     parse_group,
+    parse_owner,
     parse_partition,
+    parse_pattern,
     parse_subject,
+    patterns_of,
     retry_partition,
     subject_of,
+    wait_partition,
 )
 
 GOOD = [
@@ -122,6 +132,9 @@ def test_a_bad_consumer_id_is_refused(text: str) -> None:
         ("%dead%orders%billing", "orders", "billing"),
         ("%wait%orders%billing", "orders", "billing"),
         (f"%retry%{'s' * 255}%{'g' * 255}", "s" * 255, "g" * 255),
+        ("orders#p7", "orders", None),
+        ("%retry%orders#p0%billing", "orders", "billing"),
+        ("%retry%orders%#host:app/0", "orders", "#host:app/0"),
     ],
 )
 def test_a_partition_knows_its_subject_and_its_group(
@@ -154,6 +167,16 @@ def test_a_partition_knows_its_subject_and_its_group(
         "%other%a%b",
         "%RETRY%a%b",
         "%retry%a#1%b",
+        "%retry%a#p4%b",
+        "%retry%a#p10%b",
+        "%retry%a%#",
+        "%retry%a%##b",
+        "%retry%a%#a b",
+        "a#p4",
+        "a#p10",
+        "a#p77",
+        "a.*",
+        "*",
         "%retry%../x%b",
         "%retry%a%../x",
         "%retry%a%b\n",
@@ -171,3 +194,74 @@ def test_a_retry_partition_is_a_partition_of_both() -> None:
 
     assert parse_partition(partition) == partition == PartitionName("%retry%orders%billing")
     assert (subject_of(partition), owner_of(partition)) == ("orders", "billing")
+
+
+@pytest.mark.parametrize("level", range(10))
+def test_each_level_of_priority_has_partitions_of_its_own(level: int) -> None:
+    subject, group = Subject("orders.eu"), Group("billing")
+    made = [
+        level_partition(subject, level),
+        retry_partition(subject, group, level),
+        wait_partition(subject, group, level),
+        dead_partition(subject, group, level),
+    ]
+
+    for partition in made:
+        assert parse_partition(partition) == partition
+        assert level_of(partition) == level
+        assert subject_of(partition) == subject
+    assert [owner_of(partition) for partition in made] == [None, group, group, group]
+    assert [is_retry(partition) for partition in made] == [False, True, False, False]
+
+
+def test_the_usual_level_is_the_plain_partition() -> None:
+    assert level_partition(Subject("orders"), 4) == "orders"
+    assert retry_partition(Subject("orders"), Group("g"), 4) == "%retry%orders%g"
+
+
+@pytest.mark.parametrize("level", [-1, 10, 77])
+def test_there_are_ten_levels(level: int) -> None:
+    with pytest.raises(InvalidNameError, match="0 to 9"):
+        level_partition(Subject("orders"), level)
+
+
+@pytest.mark.parametrize("text", ["orders#2", "orders#p", "orders#px", "%retry%orders%g"])
+def test_what_names_no_level_has_the_usual_one(text: str) -> None:
+    assert level_of(PartitionName(text)) == 4
+
+
+@pytest.mark.parametrize("text", [*GOOD, "*", "order.*", "a.b.c.*"])
+def test_a_subscription_covers_a_subject_or_a_pattern(text: str) -> None:
+    assert parse_pattern(text) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "**", "a*", "*.a", "a.*.b", "a.*.*", ".*", "..*", "a..*", "#*", "%retry%a%*", "a.**"],
+)
+def test_a_bad_pattern_is_refused(text: str) -> None:
+    with pytest.raises(InvalidNameError, match="is not allowed"):
+        parse_pattern(text)
+
+
+@pytest.mark.parametrize("text", ["order.*", "*"])
+def test_a_message_is_not_sent_to_a_pattern(text: str) -> None:
+    assert is_pattern(text)
+    with pytest.raises(InvalidNameError, match="a message goes to one subject"):
+        parse_subject(text)
+
+
+def test_a_subject_is_found_by_itself_and_by_every_prefix() -> None:
+    assert patterns_of(Subject("order.paid.eu")) == [
+        Pattern("order.paid.eu"),
+        Pattern("order.paid.*"),
+        Pattern("order.*"),
+        Pattern("*"),
+    ]
+
+
+def test_a_group_may_be_one_consumer() -> None:
+    assert parse_owner("billing") == "billing"
+    assert parse_owner("#host:app/0") == "#host:app/0"
+    with pytest.raises(InvalidNameError, match="consumer id"):
+        parse_owner("#a b")
