@@ -26,6 +26,7 @@ from typing import NamedTuple
 import google_crc32c
 
 from pulque.errors import InvalidBatchError
+from pulque.model.checksum import crc_after_crc
 
 __all__ = [
     "HEADER",
@@ -213,7 +214,7 @@ def verify_crc(batch: bytes, seed: int) -> bool:
     if len(batch) < HEADER_SIZE:
         return False
     crc: int = _CRC.unpack_from(batch)[0]
-    return bool(google_crc32c.extend(seed, batch[4:]) == crc)
+    return crc_after_crc(batch, seed) == crc
 
 
 def seal(rest: bytes, seed: int) -> bytes:

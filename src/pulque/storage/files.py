@@ -178,22 +178,42 @@ class _OsFile:
         return total
 
     def _read_without_waiting(self, size: int, offset: int) -> bytes:
+        with _scratch(size) as buffer:
+            try:
+                count = os.preadv(self._descriptor, [buffer], offset, os.RWF_NOWAIT)
+            except BlockingIOError:
+                raise WouldBlockError from None
+            except OSError as error:
+                if error.errno not in _NOT_SUPPORTED:
+                    raise
+                # This file system cannot tell (tmpfs, for one): it is asked the plain way.
+                self._may_ask_without_waiting = False
+                return os.pread(self._descriptor, size, offset)
+            if count < size and offset + count < self.size():
+                raise WouldBlockError
+            return bytes(buffer[:count])
+
+
+_spare: list[bytearray] = []
+_MOST_SPARE = 4
+_LEAST_SCRATCH = 64 * 1024
+_LARGEST_SPARE = 8 * 1024 * 1024
+
+
+@contextmanager
+def _scratch(size: int) -> Iterator[memoryview]:
+    """Lend a buffer to read into. A new one each time would cost more than the reading."""
+    # Lists are safe between threads: each of them takes another one.
+    try:
+        buffer = _spare.pop()
+    except IndexError:
+        buffer = bytearray(_LEAST_SCRATCH)
+    if len(buffer) < size:
         buffer = bytearray(size)
-        try:
-            count = os.preadv(self._descriptor, [buffer], offset, os.RWF_NOWAIT)
-        except BlockingIOError:
-            raise WouldBlockError from None
-        except OSError as error:
-            if error.errno not in _NOT_SUPPORTED:
-                raise
-            # This file system cannot tell (tmpfs, for one): it is asked the plain way.
-            self._may_ask_without_waiting = False
-            return os.pread(self._descriptor, size, offset)
-        if count == size:
-            return bytes(buffer)
-        if offset + count < self.size():
-            raise WouldBlockError
-        return bytes(memoryview(buffer)[:count])
+    with memoryview(buffer) as view, view[:size] as lent:
+        yield lent
+    if len(buffer) <= _LARGEST_SPARE and len(_spare) < _MOST_SPARE:
+        _spare.append(buffer)
 
 
 class OsFileSystem:

@@ -38,6 +38,7 @@ _HEADER = Struct("<HBBIII")
 FRAME_HEADER_SIZE = _HEADER.size
 _FIRST_BUFFER = 16 * 1024
 _LARGEST_BUFFER = 512 * 1024
+_LARGEST_KEPT = 4 * 1024 * 1024
 _HTTP = (b"GE", b"PO", b"PU", b"HE", b"DE", b"OP", b"PA", b"CO", b"TR", b"PR")
 _STRANGERS = dict.fromkeys(_HTTP, "HTTP") | {b"\x16\x03": "TLS"}
 
@@ -98,8 +99,8 @@ class FrameReader:
         size = len(self._buffer)
         if self._start == self._end:
             self._start = self._end = 0
-            if size > _LARGEST_BUFFER:
-                # What one large frame needed is not kept for the small ones after it.
+            if size > _LARGEST_KEPT:
+                # What one very large frame needed is not kept for the small ones after it.
                 size = 0
         wanted = self._wanted()
         if size - self._start < wanted or self._end == size:
@@ -156,16 +157,17 @@ class FrameReader:
         """Move what is there to the front of a buffer of at least the size that is wanted.
 
         A full buffer means that the peer sends faster than we read: a larger one takes more per
-        call. The old one lives on as long as somebody looks into it.
+        call.
         """
         held = self._view[self._start : self._end]
-        size = min(len(self._buffer), _LARGEST_BUFFER)
+        size = min(len(self._buffer), _LARGEST_KEPT)
         if self._end == size and size < _LARGEST_BUFFER:
             size *= 2
-        grown = bytearray(max(size, wanted))
-        grown[: len(held)] = held
-        self._buffer = grown
-        self._view = memoryview(grown)
+        size = max(size, wanted)
+        if size != len(self._buffer):
+            self._buffer = bytearray(size)
+            self._view = memoryview(self._buffer)
+        self._view[: len(held)] = held
         self._start, self._end = 0, len(held)
 
     def _check_magic(self, start: int) -> None:
