@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulque.errors import PulqueError, RemoteProtocolError
+from pulque.wire.codec import Reader
 from pulque.wire.frame import Frame, FrameReader, pack_frame_header
-from pulque.wire.requests import Request, decode_request, encode_request
+from pulque.wire.requests import Acks, Request, Send, decode_request, encode_request
 from pulque.wire.responses import Response, decode_response, encode_response
 from tests.property.wire_values import REQUESTS, RESPONSES, feed, frame_of, requests, responses
 
@@ -52,6 +53,21 @@ def test_a_request_with_changed_bytes_is_heard_or_refused(
     frame = frame_of(encode_request(data.draw(REQUESTS[kind]), 1, 2))
 
     hear(frame._replace(payload=memoryview(changed(bytes(frame.payload), edits))))
+
+
+@given(name=st.text(max_size=9), batch=st.binary(max_size=40), edits=changes | st.just([]))
+def test_the_short_way_hears_what_the_long_way_hears(
+    name: str, batch: bytes, edits: list[tuple[int, int]]
+) -> None:
+    send = Send(Acks.DISK, 500, ((name, batch),))
+    payload = memoryview(changed(bytes(frame_of(encode_request(send, 1, 2)).payload), edits))
+    short = Send.read_single(payload)
+
+    assert edits or short == send
+    if short is not None:
+        long = Reader(payload)
+        assert Send.read(long) == short
+        long.end()
 
 
 @pytest.mark.parametrize("kind", RESPONSES)

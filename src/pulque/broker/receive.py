@@ -20,7 +20,8 @@ from pulque.errors import (
     PulqueError,
     UnsupportedError,
 )
-from pulque.model.batch import BatchHeader, Flag, layout_of, read_header, seed_of, verify_crc
+from pulque.model.batch import BatchHeader, Flag, layout_of, read_header, seed_of
+from pulque.model.checksum import crc_after_crc
 from pulque.model.names import owner_of, parse_partition
 from pulque.model.positions import ConsumeSequence
 from pulque.storage.message_log import Appended
@@ -46,7 +47,7 @@ def check_batch(batch: bytes, seed: int, limits: SendLimits) -> BatchHeader:
             f"a batch of {len(batch)} bytes; at most {limits.max_batch} are allowed"
         )
     header = read_header(batch)
-    if not verify_crc(batch, seed):
+    if crc_after_crc(batch, seed) != header.crc:
         raise InvalidBatchError("the batch's crc does not match its bytes and its partition")
     if header.flags & _DUE:
         raise UnsupportedError("this broker holds no delayed messages: a due time is not allowed")
@@ -78,7 +79,7 @@ class _PendingSend:
         self._outcomes[index] = outcome
         self._missing -= 1
         if not self._missing:
-            self._answer(Sent(tuple(o for o in self._outcomes if o is not None)))
+            self._answer(Sent(tuple([o for o in self._outcomes if o is not None])))
 
 
 _Waiting = list[tuple[_PendingSend, int]]
@@ -133,7 +134,8 @@ class Receiver:
         partition = self._engine.partition(name)
         if partition is None or name[0] == "%":
             _sendable(name)
-        header = check_batch(batch, seed_of(name), self._limits)
+        seed = seed_of(name) if partition is None else partition.seed
+        header = check_batch(batch, seed, self._limits)
         now_ms = self._clock.now_ms()
         if partition is None:
             partition = self._state.make_partition(parse_partition(name), now_ms)

@@ -30,6 +30,7 @@ __all__ = [
     "VERSION",
     "Envelope",
     "RecordType",
+    "pack_batch_envelope",
     "pack_envelope",
     "read_envelope",
 ]
@@ -47,6 +48,9 @@ class RecordType(IntEnum):
 
     BATCH = 1
     PARTITION_TABLE = 2
+
+
+_BATCH = int(RecordType.BATCH)
 
 
 class Envelope(NamedTuple):
@@ -67,6 +71,33 @@ def pack_envelope(envelope: Envelope) -> bytes:
     """Return the bytes of an envelope."""
     kind, *rest = envelope
     fields = _FIELDS.pack(MAGIC, kind, VERSION, *rest)
+    return fields + _CRC.pack(google_crc32c.value(fields))
+
+
+def pack_batch_envelope(  # noqa: PLR0913, PLR0917  # its fields, in order
+    size: int,
+    offset: int,
+    synced: int,
+    epoch: int,
+    partition: int,
+    first_sequence: int,
+    stored_at_ms: int,
+    count: int,
+) -> bytes:
+    """Return the bytes of a batch's envelope: as ``pack_envelope``, without the tuple."""
+    fields = _FIELDS.pack(
+        MAGIC,
+        _BATCH,
+        VERSION,
+        size,
+        offset,
+        synced,
+        epoch,
+        partition,
+        first_sequence,
+        stored_at_ms,
+        count,
+    )
     return fields + _CRC.pack(google_crc32c.value(fields))
 
 

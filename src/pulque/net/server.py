@@ -176,14 +176,16 @@ class Connection(asyncio.BufferedProtocol):
     def _handle_frames(self) -> None:
         """Handle frames, but not for long: what is left waits for the next turn of the loop."""
         left = _FRAMES_AT_ONCE
-        while left and self._handle_frame():
+        reader = self._reader
+        while left and reader.is_inside_frame and self._handle_frame():
             left -= 1
-        self.write_out()
-        if not self._reader.is_inside_frame:
+        if self._answers:
+            self.write_out()
+        if not reader.is_inside_frame:
             self._frame_began_at_ms = None
         elif self._frame_began_at_ms is None:
             self._frame_began_at_ms = self._active_at_ms
-        if not left:
+        if not left and reader.is_inside_frame:
             self._go_on_later()
 
     def _handle_frame(self) -> bool:

@@ -15,7 +15,13 @@ from operator import attrgetter
 
 from pulque.errors import StorageError
 from pulque.model.positions import ConsumeSequence, Epoch, MessageOffset, PartitionId
-from pulque.model.record import ENVELOPE_SIZE, Envelope, RecordType, pack_envelope
+from pulque.model.record import (
+    ENVELOPE_SIZE,
+    Envelope,
+    RecordType,
+    pack_batch_envelope,
+    pack_envelope,
+)
 from pulque.storage.files import Buffer, FileSystem
 from pulque.storage.index import Entry
 from pulque.storage.jobs import SyncJob
@@ -184,18 +190,15 @@ class MessageLog:
         size = ENVELOPE_SIZE + len(batch)
         stored_at_ms = self.last_stored_at_ms = max(now_ms, self.last_stored_at_ms)
         first = partition.end
-        envelope = pack_envelope(
-            Envelope(
-                RecordType.BATCH,
-                size,
-                self.end,
-                self.synced,
-                self._epoch,
-                partition.id,
-                first,
-                stored_at_ms,
-                count,
-            )
+        envelope = pack_batch_envelope(
+            size,
+            self.end,
+            self.synced,
+            self._epoch,
+            partition.id,
+            first,
+            stored_at_ms,
+            count,
         )
         entry = Entry(partition.id, count, first, self.end, size, stored_at_ms, tag_union)
         appended = Appended(partition, entry, envelope, batch, wants_disk=wants_disk)

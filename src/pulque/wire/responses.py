@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from struct import Struct
-from typing import ClassVar, Self
+from typing import ClassVar, NamedTuple, Self
 
 from pulque.errors import ErrorCode, PulqueError, RemoteProtocolError, error_from_wire
 from pulque.model.names import PartitionName, Pattern
@@ -119,8 +119,7 @@ class Routed:
         return cls(Route(subject, version, partitions))
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What became of one batch of a send."""
 
     code: ErrorCode

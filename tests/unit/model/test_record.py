@@ -12,6 +12,7 @@ from pulque.model.record import (
     ENVELOPE_SIZE,
     Envelope,
     RecordType,
+    pack_batch_envelope,
     pack_envelope,
     read_envelope,
 )
@@ -59,6 +60,13 @@ def test_an_envelope_is_these_bytes() -> None:
     fields = b"PL" + pack("<BBIQQIIQqI", 1, 1, 1234, 5678, 4444, 7, 8, 9, 1_700_000_000_000, 10)
 
     assert pack_envelope(SAMPLE) == fields + pack("<I", google_crc32c.value(fields))
+
+
+@given(envelopes)
+def test_the_short_way_packs_the_same_bytes(envelope: Envelope) -> None:
+    _, *fields = envelope
+
+    assert pack_batch_envelope(*fields) == pack_envelope(envelope._replace(type=RecordType.BATCH))
 
 
 def test_every_flip_of_a_byte_is_refused() -> None:
