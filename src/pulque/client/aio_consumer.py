@@ -14,6 +14,7 @@ from typing import Self
 from pulque.client.aio_connection import AsyncConnection
 from pulque.client.identity import Identity
 from pulque.client.incoming import IncomingCore
+from pulque.client.options import check_timeout
 from pulque.client.pace import Pace
 from pulque.client.received import ACKED, ReceivedBatch, ReceivedMessage
 from pulque.client.routes import Targets
@@ -39,13 +40,14 @@ _TICK = 0.1
 _BEATS_PER_LEASE = 3
 _REQUEST_TIMEOUT = 5.0
 _NO_ROOM_WAIT = 0.02
+_SETTLE_WAIT = 0.001
 _FOR_EVER = float("inf")
 
 
 class Consumer:
     """Receives the messages of one subject for one group. Made by ``Client.consumer``.
 
-    One task at a time may iterate or pull; any may ack, nack and close. ::
+    One task at a time may iterate, pull or settle; any may ack, nack and close. ::
 
         async for message in consumer:
             await handle(message.body)
@@ -138,6 +140,30 @@ class Consumer:
         """Ack many messages."""
         for message in messages:
             message._batch.states[message._index] = ACKED  # noqa: SLF001  # what ack() does
+
+    async def settle(self, *, timeout: float | None = None) -> None:
+        """Tell the broker now what was acked and nacked, and return when it knows.
+
+        Otherwise it is told with the next pull, or within 200 ms. What comes after a message
+        that is neither acked nor nacked has to wait for it. Called by the task that pulls.
+
+        Raises:
+            UnavailableError: The broker does not know it within the timeout, which is the
+                client's if none is given. The consumer goes on trying.
+            FencedError: Another consumer took over this id.
+        """
+        limit = self._timeout if timeout is None else check_timeout(timeout)
+        deadline = time.monotonic() + limit
+        while not self._is_closed and not self._core.is_told:
+            if self._fatal is not None:
+                raise self._fatal.with_traceback(None)
+            if time.monotonic() >= deadline:
+                raise RequestTimeoutError(f"no answer to a settle within {limit:g} s")
+            try:
+                self._settle_all(self._connection or await self._open(deadline))
+            except DisconnectedError as error:
+                await self._recover(error, deadline)
+            await asyncio.sleep(_SETTLE_WAIT)
 
     async def close(self) -> None:
         """Settle what is done, and hand the rest back at once."""

@@ -16,6 +16,7 @@ from pulque.client.connection import Connection
 from pulque.client.identity import Identity
 from pulque.client.incoming import IncomingCore
 from pulque.client.keeper import Keeper
+from pulque.client.options import check_timeout
 from pulque.client.pace import Pace
 from pulque.client.received import ACKED, ReceivedBatch, ReceivedMessage
 from pulque.client.session import Answer
@@ -38,13 +39,14 @@ log = logging.getLogger("pulque.client")
 
 _LONG_POLL = 10.0
 _NO_ROOM_WAIT = 0.02
+_SETTLE_WAIT = 0.001
 _FOR_EVER = float("inf")
 
 
 class Consumer:
     """Receives the messages of one subject for one group. Made by ``Client.consumer``.
 
-    One thread at a time may iterate or pull; any thread may ack, nack and close. ::
+    One thread at a time may iterate, pull or settle; any thread may ack, nack and close. ::
 
         for message in consumer:
             handle(message.body)
@@ -143,6 +145,36 @@ class Consumer:
         """Ack many messages."""
         for message in messages:
             message._batch.states[message._index] = ACKED  # noqa: SLF001  # what ack() does
+
+    def settle(self, *, timeout: float | None = None) -> None:
+        """Tell the broker now what was acked and nacked, and return when it knows.
+
+        Otherwise it is told with the next pull, or within 200 ms. What comes after a message
+        that is neither acked nor nacked has to wait for it. Called by the thread that pulls.
+
+        Raises:
+            UnavailableError: The broker does not know it within the timeout, which is the
+                client's if none is given. The consumer goes on trying.
+            FencedError: Another consumer took over this id.
+        """
+        limit = self._timeout if timeout is None else check_timeout(timeout)
+        deadline = time.monotonic() + limit
+        while not self._is_closed:
+            self._keeper.check()
+            with self._lock:
+                if self._core.is_told:
+                    return
+            if time.monotonic() >= deadline:
+                raise RequestTimeoutError(f"no answer to a settle within {limit:g} s")
+            try:
+                if self._connection is None or not self._connection.is_open:
+                    with self._reading:
+                        self._drop_connection()
+                    self._open(deadline)
+            except DisconnectedError as error:
+                self._recover(error, deadline)
+            self._keeper.hurry()
+            time.sleep(_SETTLE_WAIT)
 
     def close(self) -> None:
         """Settle what is done, and hand the rest back at once. May be called from any thread."""

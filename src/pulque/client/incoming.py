@@ -297,6 +297,14 @@ class IncomingCore:
                     each.asked = settle.last + 1
                     yield settle
 
+    @property
+    def is_told(self) -> bool:
+        """Whether the broker has all that may be settled."""
+        return not any(
+            each.on_the_way is not None or (each.held and self._next_settle(each) is not None)
+            for each in self._subscriptions
+        )
+
     def repeat_settles(self) -> list[Settle]:
         """Return the settles on their way, to be asked again; that does no harm."""
         return [each.on_the_way for each in self._subscriptions if each.on_the_way is not None]

@@ -51,6 +51,8 @@ class Keeper:
         self._connection: Connection | None = None
         self._error: PulqueError | None = None
         self._stop = threading.Event()
+        self._turn = threading.Event()
+        """Set when there is something to do before the next tick."""
         self._lease = 0.0
         self._beat_at = 0.0
         self._unanswered: list[Settle] = []
@@ -77,9 +79,14 @@ class Keeper:
             self._error = error
             self._interrupt()
 
+    def hurry(self) -> None:
+        """Settle what is done now, not with the next tick."""
+        self._turn.set()
+
     def leave(self, timeout: float) -> None:
         """Settle what is done, hand back the rest, and end."""
         self._stop.set()
+        self._turn.set()
         if self._thread is None:
             return
         if self._thread is not threading.current_thread():
@@ -109,7 +116,11 @@ class Keeper:
         self._beat(is_leaving=True)
 
     def _run(self) -> None:
-        while not self._stop.wait(min(_TICK, self._lease / _BEATS_PER_LEASE)):
+        while True:
+            self._turn.wait(min(_TICK, self._lease / _BEATS_PER_LEASE))
+            self._turn.clear()
+            if self._stop.is_set():
+                return
             try:
                 self._drain()
                 self._settle_all()
