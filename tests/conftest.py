@@ -6,7 +6,7 @@ import secrets
 import hypothesis
 import pytest
 
-pytest_plugins = ["tests.acceptance_plugin"]
+pytest_plugins = ["tests.acceptance_plugin", "pulque.testing.plugin", "pytester"]
 
 _SEED = "PULQUE_TEST_SEED"
 _PROFILE = "PULQUE_HYPOTHESIS_PROFILE"

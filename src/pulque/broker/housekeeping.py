@@ -59,6 +59,7 @@ class Housekeeper:
         self._not_before_ms = now_ms
         self._leases_at_ms = now_ms
         self._sweep_at_ms = now_ms
+        self._turn = asyncio.Lock()
         self._writing: asyncio.Future[None] | None = None
         """The checkpoint that a thread is at."""
 
@@ -67,7 +68,7 @@ class Housekeeper:
         while True:
             await asyncio.sleep(_TICK_S)
             try:
-                await self._tick()
+                await self.tick()
             except StorageFullError as error:
                 self._warn("housekeeping_delayed", reason=str(error))
             except CorruptionError as error:
@@ -103,7 +104,12 @@ class Housekeeper:
         self._engine.finish_checkpoint(job)
         self._writing = None
 
-    async def _tick(self) -> None:
+    async def tick(self) -> None:
+        """Do what is due now."""
+        async with self._turn:
+            await self._keep_house()
+
+    async def _keep_house(self) -> None:
         now_ms = self._clock.monotonic_ms()
         self._engine.check_room()
         if now_ms - self._leases_at_ms >= self._rhythm.lease_check_ms:

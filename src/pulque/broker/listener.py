@@ -6,10 +6,10 @@ __all__ = ["LoggingListener"]
 
 
 class LoggingListener:
-    """Logs what the storage engine tells."""
+    """Logs what the storage engine tells, to the logger of the broker if not told otherwise."""
 
-    def __init__(self) -> None:
-        self._log = structlog.get_logger(component="storage")
+    def __init__(self, log: structlog.typing.FilteringBoundLogger | None = None) -> None:
+        self._log = log or structlog.get_logger(component="storage")
 
     def segment_sealed(self, path: str, size: int) -> None:
         """A segment of the message log is complete."""

@@ -120,6 +120,7 @@ class Broker:
         self._clock = clock or SystemClock()
         self._files = files
         self._log = structlog.get_logger(component="broker")
+        self._listener = LoggingListener()
         self._stop = asyncio.Event()
         self._failure: PulqueError | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -161,7 +162,7 @@ class Broker:
             self._files = OsFileSystem(str(settings.storage.directory))
         self._files.lock()
         engine, recovered = recover(
-            self._files, _options(settings), LoggingListener(), self._clock.now_ms()
+            self._files, _options(settings), self._listener, self._clock.now_ms()
         )
         leases = Leases(_ms(settings.consumption.lease))
         now_ms = self._clock.monotonic_ms()

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 __all__ = ["pulque_aio_client", "pulque_broker", "pulque_client", "pulque_url"]
 
 
-
 def _async_fixture(function: Callable[..., AsyncIterator[Any]]) -> Any:
     """Make a fixture of an asynchronous function, by whichever plugin runs such tests."""
     try:

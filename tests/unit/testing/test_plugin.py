@@ -25,7 +25,7 @@ def test_the_example_of_the_guide_runs(pytester: pytest.Pytester) -> None:
 
     scope = "asyncio_default_fixture_loop_scope=function"
     result = pytester.runpytest_subprocess(
-        "-p", "pytest_asyncio", *_PLUGIN, "--asyncio-mode=auto", "-o", scope, "-W", "error"
+        "-p", "pytest_asyncio.plugin", *_PLUGIN, "--asyncio-mode=auto", "-o", scope, "-W", "error"
     )
 
     result.assert_outcomes(passed=5)
