@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -22,6 +23,7 @@ from pulque.wire.requests import (
     EARLIEST,
     Acks,
     Hello,
+    Nacked,
     Pull,
     Request,
     Send,
@@ -98,6 +100,10 @@ class RawClient:
         self._socket.sendall(_joined(request))
         return self.answer()
 
+    def ask_later(self, request: Request) -> None:
+        """Send a request whose answer is for later, or for nobody."""
+        self._socket.sendall(_joined(request))
+
     def answer(self) -> Response:
         """Return the next answer.
 
@@ -152,6 +158,31 @@ class RawClient:
             self._socket.sendall(_joined(_settle(plan, delivered)))
             settles += 1
         return total_bytes
+
+    def nack_all(self, plan: PullPlan, count: int, *, delay_ms: int) -> None:
+        """Pull messages, and nack each of them."""
+        for at in range(0, count, plan.messages):
+            delivered = _delivery(self.ask(_pull(plan, at)))
+            if delivered is None or delivered.count != plan.messages:
+                raise UnexpectedAnswerError(f"not all messages of {plan.partition} came")
+            settle = _settle(plan, delivered)
+            nacked = tuple(
+                Nacked(sequence, delay_ms, "bench")
+                for sequence in range(settle.first, settle.last + 1)
+            )
+            self.ask(replace(settle, nacked=nacked))
+
+    def pull_some(self, plan: PullPlan, count: int) -> int:
+        """Pull and settle what comes, up to ``count``; return how many came in time."""
+        taken = 0
+        while taken < count:
+            answer = self.ask(_pull(plan, taken))
+            if not isinstance(answer, Pulled) or not answer.deliveries:
+                break
+            delivered = answer.deliveries[0]
+            taken += delivered.count
+            self.ask(_settle(plan, delivered))
+        return taken
 
     def pull_in_turn(self, plans: Sequence[PullPlan], rounds: range) -> None:
         """Pull and settle once from each plan's partition, and again; each has had earlier rounds.

@@ -4,7 +4,19 @@ from collections.abc import Callable
 
 from bench.options import Options
 from bench.outcome import Section
-from bench.system import backlog, fanout, latency, peers, profile, restart, subjects, wire
+from bench.system import (
+    backlog,
+    fanout,
+    latency,
+    peers,
+    profile,
+    restart,
+    retries,
+    sharing,
+    subjects,
+    waiting,
+    wire,
+)
 
 __all__ = ["BENCHMARKS", "Benchmark"]
 
@@ -18,5 +30,8 @@ BENCHMARKS: dict[str, Benchmark] = {
     "backlog": backlog.measure,
     "restart": restart.measure,
     "fanout": fanout.measure,
+    "sharing": sharing.measure,
+    "waiting": waiting.measure,
+    "retries": retries.measure,
     "profile": profile.measure,
 }

@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from functools import partial
 from statistics import median
-from time import perf_counter
 
 import pulque
 from bench.broker import BrokerProcess, running_broker
 from bench.measure import Gate, percentile, run
 from bench.options import Options, tell
 from bench.outcome import Aim, BenchFailedError, Section, Table
-from bench.peers import batches, work_directory
+from bench.peers import work_directory
 from bench.raw import PullPlan, RawClient, send_frames
+from bench.system.loads import pull_singly
 
 __all__ = ["measure"]
 
@@ -117,7 +117,11 @@ def _latencies(
     p50s: dict[str, list[float]] = {name: [] for name in brokers}
     for at in range(1 if options.is_quick else _ROUNDS):
         for name, broker in brokers.items():
-            done = run(partial(_pull_singly, url=broker.url, group=f"other-{at}", count=count))
+            done = run(
+                partial(
+                    pull_singly, url=broker.url, subject=_SUBJECT, group=f"other-{at}", count=count
+                )
+            )
             times_us: list[float] = done.workers[0].result
             p50s[name].append(percentile(times_us[count // 10 :], 50))
             section.saw(done.foreign_cores)
@@ -135,22 +139,3 @@ def _consume(gate: Gate, *, port: int, group: str) -> None:
     with RawClient(port) as client:
         gate()
         client.pull_all(PullPlan(_SUBJECT, group, 1000), _WARM)
-
-
-def _pull_singly(gate: Gate, *, url: str, group: str, count: int) -> list[float]:
-    times_us = []
-    with (
-        pulque.connect(url, name="bench", acks="memory") as client,
-        client.consumer(_SUBJECT, group=group, consumer_id="bench", start="latest") as consumer,
-    ):
-        consumer.pull(1, timeout=0.05)  # makes the group, at the end
-        gate()
-        for (body,) in batches(count=count, size=_SIZE, batch=1):
-            client.send(_SUBJECT, body)
-            begin = perf_counter()
-            (message,) = consumer.pull(1, timeout=10)
-            times_us.append(1e6 * (perf_counter() - begin))
-            if message.body != body:
-                raise BenchFailedError("another message came")
-            message.ack()
-    return times_us

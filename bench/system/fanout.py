@@ -22,6 +22,8 @@ _BATCH = 1000
 _SUBJECT = "fanout"
 _TIMES = 1.2
 _MOST_PROCESSES = 10
+_CROWD = 19
+"""So many consumers has one of fifty groups; the others have one."""
 _SENDS_IN_FLIGHT = 16
 
 
@@ -74,7 +76,7 @@ def _report(section: Section, runs: dict[int, list[_Fanned]]) -> None:
     section.tables = [Table("", ("groups", "delivered/s", "broker µs/message"), rows)]
     section.note(
         f"Consumers are the client's, in up to {_MOST_PROCESSES} processes; every group got every "
-        "message. The sends are not counted."
+        f"message. One of fifty groups has {_CROWD} consumers. The sends are not counted."
     )
     section.figures = {"broker_us": {str(groups): cost for groups, cost in costs.items()}}
     section.saw(max(one.foreign_cores for some in runs.values() for one in some))
@@ -88,6 +90,7 @@ def _measure_groups(broker: BrokerProcess, groups: int, count: int, name: str) -
             url=broker.url,
             groups=[f"{name}-{number}" for number in range(at, groups, processes)],
             count=count,
+            crowd=_CROWD if groups == 50 and at == 0 else 1,
         )
         for at in range(processes)
     ]
@@ -114,23 +117,42 @@ def _send(gate: Gate, *, port: int, count: int) -> None:
         client.send_all(frames, _SENDS_IN_FLIGHT)
 
 
-def _consume_groups(gate: Gate, *, url: str, groups: list[str], count: int) -> list[int]:
-    """Consume everything once for each group, each in a thread; return how many each got."""
+def _consume_groups(
+    gate: Gate, *, url: str, groups: list[str], count: int, crowd: int
+) -> list[int]:
+    """Consume everything once for each group, each consumer in a thread; the first is a crowd.
+
+    Returns:
+        How many messages each group got.
+    """
     taken = [0] * len(groups)
+    ends = [threading.Event() for _ in groups]
+    locks = [threading.Lock() for _ in groups]
+
+    def consume(at: int, consumer: pulque.Consumer) -> None:
+        for message in consumer:
+            message.ack()
+            with locks[at]:
+                taken[at] += 1
+                is_all = taken[at] == count
+            if is_all:
+                ends[at].set()
+                return
+
     with pulque.connect(url, name="bench") as client:
-
-        def consume(at: int) -> None:
-            with client.consumer(_SUBJECT, group=groups[at], consumer_id="bench") as consumer:
-                for message in consumer:
-                    message.ack()
-                    taken[at] += 1
-                    if taken[at] == count:
-                        return
-
-        threads = [threading.Thread(target=consume, args=(at,)) for at in range(len(groups))]
+        consumers = [
+            (at, client.consumer(_SUBJECT, group=group, consumer_id=f"bench-{number}"))
+            for at, group in enumerate(groups)
+            for number in range(1 if at else crowd)
+        ]
+        threads = [threading.Thread(target=consume, args=each) for each in consumers]
         gate()
         for thread in threads:
             thread.start()
+        for end in ends:
+            end.wait()
+        for _, consumer in consumers:
+            consumer.close()
         for thread in threads:
             thread.join()
     return taken

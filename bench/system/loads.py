@@ -6,11 +6,12 @@ import time
 
 import pulque
 from bench.measure import Gate
+from bench.outcome import BenchFailedError
 from bench.peers import batches
 from bench.raw import PullPlan, RawClient, send_frames
 from pulque.wire.requests import Acks
 
-__all__ = ["consume", "pull_frames", "send", "send_count", "send_frames_for"]
+__all__ = ["consume", "pull_frames", "pull_singly", "send", "send_count", "send_frames_for"]
 
 SUBJECT = "load"
 _SIZE = 100
@@ -65,6 +66,26 @@ def send(gate: Gate, *, url: str, seconds: float) -> int:
             producer.send_many(SUBJECT, bodies)
             sent += len(bodies)
     return sent
+
+
+def pull_singly(gate: Gate, *, url: str, subject: str, group: str, count: int) -> list[float]:
+    """Send one message, pull it, and again; return how long each pull took, in microseconds."""
+    times_us = []
+    with (
+        pulque.connect(url, name="bench", acks="memory") as client,
+        client.consumer(subject, group=group, consumer_id="bench", start="latest") as consumer,
+    ):
+        consumer.pull(1, timeout=0.05)  # makes the group, at the end
+        gate()
+        for (body,) in batches(count=count, size=_SIZE, batch=1):
+            client.send(subject, body)
+            begin = time.perf_counter()
+            (message,) = consumer.pull(1, timeout=10)
+            times_us.append(1e6 * (time.perf_counter() - begin))
+            if message.body != body:
+                raise BenchFailedError("another message came")
+            message.ack()
+    return times_us
 
 
 def consume(gate: Gate, *, url: str, seconds: float) -> int:
