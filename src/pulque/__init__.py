@@ -23,6 +23,7 @@ from pulque.client.pending import PendingSend, PendingSends
 from pulque.client.producer import Producer
 from pulque.client.receipt import Outgoing, Receipt
 from pulque.client.received import ReceivedMessage
+from pulque.client.wishes import Retry
 from pulque.errors import (
     ConfigError,
     CorruptionError,
@@ -88,6 +89,7 @@ __all__ = [
     "RejectedError",
     "RemoteProtocolError",
     "RequestTimeoutError",
+    "Retry",
     "StaleEpochError",
     "StaleSettleError",
     "StorageError",

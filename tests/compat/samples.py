@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from pulque.errors import ErrorCode, NotLeaderError, PulqueError
 from pulque.model.batch import Codec, seed_of
+from pulque.model.groups import Filter, FilterKind, Mode, RetrySettings, Start, StartKind
 from pulque.model.names import PartitionName, Pattern
 from pulque.model.pack import BatchPacker, ProducedBy, encode_headers, encode_tags
 from pulque.model.positions import (
@@ -35,6 +36,7 @@ from pulque.wire.requests import (
     Send,
     Settle,
     Status,
+    Subscribe,
     Wanted,
     encode_request,
 )
@@ -52,6 +54,7 @@ from pulque.wire.responses import (
     Settled,
     State,
     StatusReport,
+    Subscribed,
     Welcome,
     encode_error,
     encode_response,
@@ -200,6 +203,16 @@ REQUESTS: dict[str, Request] = {
     "heartbeat": Heartbeat("billing", "host:app/0", 7, is_leaving=True),
     "read": Read("orders", 2**40, 10, 65_536, 0),
     "positions": Positions("orders", 1_763_000_000_000),
+    "subscribe": Subscribe(
+        "billing",
+        "host:app/0",
+        7,
+        "orders",
+        Mode.SHARED,
+        Filter(FilterKind.TAGS, ("new", "vip"), ("日本",)),
+        Start(StartKind.TIME, 1_763_000_000_000),
+        RetrySettings((1_000, 60_000), 10, 16),
+    ),
     "status": Status(),
     "seal": Seal(),
 }
@@ -245,6 +258,12 @@ RESPONSES: dict[str, Response] = {
         ConsumeSequence(41), 3, ConsumeSequence(7), ConsumeSequence(2**40), b"records as stored"
     ),
     "positions": Located(ConsumeSequence(7), ConsumeSequence(2**40), ConsumeSequence(41)),
+    "subscribe": Subscribed(
+        "#host:app/0",
+        Mode.BROADCAST,
+        Filter(FilterKind.TAGS, ("new", "vip"), ("日本",)),
+        RetrySettings((1_000, 60_000), 10, 16),
+    ),
     "status": StatusReport(b'{"broker": "broker-a"}'),
     "seal": Sealed(1_073_741_824),
 }

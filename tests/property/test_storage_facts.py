@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from pulque.model.actions import (
     Action,
     ConsumerLost,
+    GroupConfigured,
     GroupOpened,
     NackedDelivery,
     Pulled,
@@ -15,7 +16,8 @@ from pulque.model.actions import (
     SubscriptionId,
     SubscriptionOpened,
 )
-from pulque.model.names import ConsumerId, Group
+from pulque.model.groups import GroupSettings, Mode, RetrySettings, tag_filter
+from pulque.model.names import ConsumerId, Group, Pattern
 from pulque.model.positions import (
     ConsumeSequence,
     Epoch,
@@ -41,6 +43,18 @@ tenures = st.builds(Tenure, small.map(Epoch), small.map(StartCount))
 names = st.text("abcXYZ019._-", min_size=1, max_size=255)
 reasons = st.text(max_size=250)
 nacked = st.lists(st.builds(NackedDelivery, pulls, time_ms, reasons), max_size=4).map(tuple)
+tags = st.lists(st.text("abcü:", min_size=1, max_size=20), max_size=3)
+group_settings = st.builds(
+    GroupSettings,
+    st.sampled_from(Mode),
+    st.builds(tag_filter, tags, tags),
+    st.builds(
+        RetrySettings,
+        st.lists(small, max_size=4).map(tuple),
+        st.integers(0, 255),
+        st.integers(0, 0xFFFF),
+    ),
+)
 facts: st.SearchStrategy[Action] = st.one_of(
     st.builds(GroupOpened, partitions, names.map(Group), sequences),
     st.builds(
@@ -54,6 +68,7 @@ facts: st.SearchStrategy[Action] = st.one_of(
     st.builds(Pulled, subscriptions, tenures, pulls, sequences, small, time_ms),
     st.builds(Settled, subscriptions, pulls, pulls, nacked, time_ms),
     st.builds(ConsumerLost, subscriptions, reasons, time_ms),
+    st.builds(GroupConfigured, names.map(Group), names.map(Pattern), group_settings),
 )
 
 

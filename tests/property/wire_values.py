@@ -7,6 +7,7 @@ from typing import TypeVar
 from hypothesis import strategies as st
 
 from pulque.errors import ErrorCode
+from pulque.model.groups import Filter, FilterKind, Mode, RetrySettings, Start, StartKind
 from pulque.model.names import PartitionName, Pattern
 from pulque.model.positions import Tenure
 from pulque.model.routes import PartitionRoute
@@ -26,6 +27,7 @@ from pulque.wire.requests import (
     Send,
     Settle,
     Status,
+    Subscribe,
     Wanted,
 )
 from pulque.wire.responses import (
@@ -42,6 +44,7 @@ from pulque.wire.responses import (
     Settled,
     State,
     StatusReport,
+    Subscribed,
     Welcome,
 )
 
@@ -76,6 +79,8 @@ def _few(of: st.SearchStrategy[_T]) -> st.SearchStrategy[tuple[_T, ...]]:
     return st.lists(of, max_size=4).map(tuple)
 
 
+filters = st.builds(Filter, kind=st.sampled_from(FilterKind), any_of=_few(text), all_of=_few(text))
+retries = st.builds(RetrySettings, delays_ms=_few(u32), jitter_percent=u8, max_attempts=u16)
 REQUESTS: dict[type[Request], st.SearchStrategy[Request]] = {
     Hello: st.builds(
         Hello, min_version=u8, max_version=u8, client=text, mechanism=text, credentials=blob
@@ -115,6 +120,17 @@ REQUESTS: dict[type[Request], st.SearchStrategy[Request]] = {
         Read, partition=text, sequence=u64, max_messages=u32, max_bytes=u32, timeout_ms=u32
     ),
     Positions: st.builds(Positions, partition=text, at_ms=i64),
+    Subscribe: st.builds(
+        Subscribe,
+        group=text,
+        consumer=text,
+        incarnation=u64,
+        subject=text,
+        mode=st.sampled_from(Mode),
+        filter=filters,
+        start=st.builds(Start, kind=st.sampled_from(StartKind), value=i64),
+        retry=retries,
+    ),
     Status: st.builds(Status),
     Seal: st.builds(Seal),
 }
@@ -184,6 +200,9 @@ RESPONSES: dict[type[Response], st.SearchStrategy[Response]] = {
         records=st.one_of(blob, _few(blob)),
     ),
     Located: st.builds(Located, start=u64, end=u64, at=u64),
+    Subscribed: st.builds(
+        Subscribed, group=text, mode=st.sampled_from(Mode), filter=filters, retry=retries
+    ),
     StatusReport: st.builds(StatusReport, report=blob),
     Sealed: st.builds(Sealed, end=u64),
 }

@@ -128,8 +128,8 @@ def assert_same(found: dict[str, Any], value: Any) -> None:
     if type(value) is tuple:
         assert tuple(found.values()) == value
         return
-    if type(value) is str:
-        assert tuple(found.values()) == (value,)
+    if isinstance(value, str | int):
+        assert list(found.values()) == [value]
         return
     assert set(found) == set(names_of(value))
     for name, seen in found.items():

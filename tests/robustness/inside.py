@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from pulque.broker.commit import Committer
+from pulque.broker.groups import Registrar
 from pulque.broker.housekeeping import Housekeeper, Rhythm
 from pulque.broker.parts import Parts
 from pulque.broker.pull import Puller
@@ -95,6 +96,7 @@ async def open_inside(files: MemoryFileSystem) -> AsyncIterator[Inside]:
         settler,
         Browser(engine, executor, PullLimits(1000, _MIB, 1000)),
         redeliverer,
+        Registrar(state, around, committer),
     )
     rhythm = Rhythm(10_000, 60_000, 60_000, 2**40, None)
     inside = Inside(

@@ -11,13 +11,15 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from pulque.errors import PulqueError, StorageError, StorageFullError, UnavailableError
-from pulque.model.positions import MessageOffset
+from pulque.model.positions import ActionOffset, MessageOffset
 from pulque.storage.engine import Engine
 from pulque.storage.message_log import Appended, SyncJob
 from pulque.storage.partitions import Partition
 
 __all__ = ["Committer"]
 
+Synced = Callable[[PulqueError | None], None]
+"""Called once: with None when facts are on disk, else with what went wrong."""
 Done = Callable[[Appended, PulqueError | None], None]
 """Called once for each append: with None when it is confirmed, else with what went wrong."""
 
@@ -45,6 +47,8 @@ class Committer:
         self._thread = ThreadPoolExecutor(1, "pulque-sync")
         self._queued: list[tuple[Appended, Done]] = []
         self._waiting: deque[tuple[MessageOffset, Appended, Done]] = deque()
+        self._facts: deque[tuple[ActionOffset, Synced]] = deque()
+        """Who waits for facts to be on disk, and up to where."""
         self._is_flush_scheduled = False
         self._is_closed = False
         self._running: asyncio.Future[None] | None = None
@@ -62,6 +66,12 @@ class Committer:
         self.waiting_bytes += len(appended.batch)
         self._queued.append((appended, done))
         self.schedule()
+
+    def sync_facts(self, done: Synced) -> None:
+        """Tell when all facts that are recorded by now are on disk."""
+        self._facts.append((self._engine.actions.end, done))
+        self._wants_actions = True
+        self._start_sync()
 
     def schedule(self) -> None:
         """See to it that the engine's queue is written when this turn of the loop ends."""
@@ -132,6 +142,7 @@ class Committer:
         job = self._begin_sync(actions=self._wants_actions)
         self._wants_actions = self._is_behind = False
         if job is None:
+            self._tell_facts()
             return
         self.syncs += 1
         self._running = self._loop.run_in_executor(self._thread, job.run)
@@ -162,10 +173,18 @@ class Committer:
         while self._waiting:
             _, appended, done = self._waiting.popleft()
             self._end(appended, done, unknown)
+        while self._facts:
+            self._facts.popleft()[1](unknown)
         self._answered()
+
+    def _tell_facts(self) -> None:
+        synced = self._engine.actions.synced
+        while self._facts and self._facts[0][0] <= synced:
+            self._facts.popleft()[1](None)
 
     def _finish(self, job: SyncJob) -> None:
         confirmed = self._engine.finish_sync(job)
+        self._tell_facts()
         while self._waiting and self._waiting[0][0] <= job.end:
             _, appended, done = self._waiting.popleft()
             self._end(appended, done, None)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from pulque.broker.groups import Registrar
 from pulque.broker.pull import Puller
 from pulque.broker.read import Browser
 from pulque.broker.receive import Receiver
@@ -20,3 +21,4 @@ class Parts:
     settler: Settler
     browser: Browser
     redeliverer: Redeliverer
+    registrar: Registrar

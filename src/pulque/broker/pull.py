@@ -24,9 +24,9 @@ from pulque.model.actions import GroupOpened, Pulled, SubscriptionOpened
 from pulque.model.names import (
     ConsumerId,
     Group,
+    effective_group,
     owner_of,
     parse_consumer_id,
-    parse_group,
     parse_partition,
 )
 from pulque.model.positions import PullSequence
@@ -97,10 +97,11 @@ class Puller:
         refuse: Callable[[PulqueError], None],
     ) -> None:
         """Answer a pull as soon as there is something, at the latest when its time is up."""
+        consumer = parse_consumer_id(request.consumer)
         waiting = WaitingPull(
             request,
-            parse_group(request.group),
-            parse_consumer_id(request.consumer),
+            effective_group(request.group, consumer),
+            consumer,
             answer,
             refuse,
             owner,

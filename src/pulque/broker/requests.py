@@ -32,6 +32,7 @@ from pulque.wire.requests import (
     Send,
     Settle,
     Status,
+    Subscribe,
     decode_request,
 )
 from pulque.wire.responses import (
@@ -96,6 +97,7 @@ class RequestHandler:
         self._puller = parts.puller
         self._settler = parts.settler
         self._browser = parts.browser
+        self._registrar = parts.registrar
         self._engine = state.engine
         self._places = state.places
         self._clock = clock
@@ -159,6 +161,8 @@ class RequestHandler:
                 )
             case Positions():
                 self._browser.positions(request, answerer.answer, answerer.refuse)
+            case Subscribe():
+                self._registrar.subscribe(request, answerer.answer, answerer.refuse)
             case Route():
                 answerer.answer(self._route(connection, request))
             case Status():

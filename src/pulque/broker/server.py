@@ -17,6 +17,7 @@ import structlog
 
 from pulque.broker.commit import Committer
 from pulque.broker.config import BrokerSettings
+from pulque.broker.groups import Registrar
 from pulque.broker.housekeeping import Housekeeper, Rhythm
 from pulque.broker.listener import LoggingListener
 from pulque.broker.logs import configure_logging
@@ -201,6 +202,7 @@ class Broker:
             settler,
             Browser(state.engine, self._executor, _pull_limits(settings)),
             redeliverer,
+            Registrar(state, around, self._committer),
         )
         state.engine.partitions.watch(state.places.add)
         self._housekeeper = Housekeeper(

@@ -6,7 +6,7 @@ from pulque.broker.state import BrokerState
 from pulque.clock import Clock
 from pulque.errors import InvalidRequestError, StaleSettleError
 from pulque.model.actions import Action, ConsumerLost, NackedDelivery, Settled
-from pulque.model.names import ConsumerId, Group, parse_consumer_id, parse_group
+from pulque.model.names import ConsumerId, Group, effective_group, parse_consumer_id
 from pulque.model.positions import PullSequence
 from pulque.rules.consumption import Effect, check_incarnation
 from pulque.wire.requests import Heartbeat, Settle
@@ -45,7 +45,8 @@ class Settler:
         Raises:
             RejectedError: The consumer does not hold them.
         """
-        group, consumer = parse_group(request.group), parse_consumer_id(request.consumer)
+        consumer = parse_consumer_id(request.consumer)
+        group = effective_group(request.group, consumer)
         partition = self._engine.partition(request.partition)
         found = (
             None
@@ -85,7 +86,8 @@ class Settler:
         Raises:
             FencedError: A newer incarnation of the consumer was here.
         """
-        group, consumer = parse_group(request.group), parse_consumer_id(request.consumer)
+        consumer = parse_consumer_id(request.consumer)
+        group = effective_group(request.group, consumer)
         for subscription in self._consumption.subscriptions_of(group, consumer):
             check_incarnation(subscription, request.incarnation)
         if request.is_leaving:

@@ -12,6 +12,7 @@ from pulque.model.names import PartitionName
 from pulque.model.positions import Tenure
 from pulque.rules.consumption import Consumption, Effect
 from pulque.rules.dedup import Dedup
+from pulque.rules.groups import GroupsSettings
 from pulque.rules.lease import Leases
 from pulque.storage.engine import Engine
 from pulque.storage.partitions import Partition
@@ -36,6 +37,11 @@ class BrokerState:
     """Which partitions a subscription covers."""
     max_partitions: int = 100_000
     max_subscriptions: int = 500_000
+
+    @property
+    def groups_settings(self) -> GroupsSettings:
+        """How groups want to be served."""
+        return self.consumption.settings
 
     def make_partition(self, name: PartitionName, now_ms: int) -> Partition:
         """Return a partition that a client asked for, which is made if need be.

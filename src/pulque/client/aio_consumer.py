@@ -334,6 +334,7 @@ class Consumer:
         left = min(self._timeout, deadline - time.monotonic())
         self._core.subscribe(target.partition for target in await self._find_targets())
         connection = await self._connect(max(left, 0.1))
+        await self._subscribe(connection)
         self._connection = connection
         connection.on_lost = self._lost
         for settle in self._core.repeat_settles():
@@ -343,6 +344,18 @@ class Consumer:
             self._beat_at = time.monotonic() + self._lease / _BEATS_PER_LEASE
             self._keeper = asyncio.create_task(self._keep(), name="pulque-keeper")
         return connection
+
+    async def _subscribe(self, connection: AsyncConnection) -> None:
+        """Say how the group wants the subject, before the first pull."""
+        request = self._core.subscribe_request()
+        try:
+            await connection.request(request, self._timeout, self._core.subscribed)
+        except PulqueError as error:
+            await connection.close()
+            raise problem_of(error) from None
+        except BaseException:
+            await connection.close()
+            raise
 
     def _lost(self, error: DisconnectedError) -> None:
         self._connection = None

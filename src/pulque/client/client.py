@@ -35,17 +35,16 @@ from pulque.client.options import (
     DEFAULT_TIMEOUT,
     AcksName,
     CompressionName,
-    StartName,
     acks_of,
     check_timeout,
     consumer_core,
     send_options,
-    start_of,
 )
 from pulque.client.producer import Producer
 from pulque.client.receipt import Outgoing, Receipt, as_body
 from pulque.client.routes import Targets, targets_of
 from pulque.client.url import Address, addresses_of
+from pulque.client.wishes import ModeName, Retry, StartAt, start_of
 from pulque.errors import PulqueError
 from pulque.model.ids import IdSource
 from pulque.model.message import Message
@@ -247,10 +246,15 @@ class Client:
     def consumer(  # noqa: PLR0913  # choices by keyword, each with a default
         self,
         subject: str,
-        group: str,
+        group: str | None = None,
         *,
         consumer_id: str | None = None,
-        start: StartName | int = "earliest",
+        start: StartAt = "earliest",
+        mode: ModeName | None = None,
+        broadcast: bool | None = None,
+        tags: Iterable[str] = (),
+        all_tags: Iterable[str] = (),
+        retry: Retry | None = None,
         max_messages: int = 1000,
         max_bytes: int = _MAX_BYTES,
         max_held: int | None = None,
@@ -263,8 +267,15 @@ class Client:
             group: For whom.
             consumer_id: Who this is; else host, application and a free slot, the same after a
                 restart. Two that run with one id fence each other.
-            start: Where a group starts that was never here: ``"earliest"``, ``"latest"`` or a
-                sequence.
+            start: Where a group starts that was never here: ``"earliest"``, ``"latest"``, the
+                first message stored at or after a ``datetime`` with a time zone, or a sequence.
+            mode: ``"shared"`` (each message is for one consumer of the group, until it is
+                acked), ``"once"`` (for one of them, one time only) or ``"broadcast"`` (each
+                consumer gets everything, and the group does not matter). The group keeps it.
+            broadcast: Another way to say it; a consumer without a group is a broadcast one.
+            tags: Only messages that have one of these tags. The group keeps it.
+            all_tags: Only messages that have all of these tags.
+            retry: How failed messages come again; the group keeps what was said last.
             max_messages: The most to ask for at once. It asks for less while it is slow.
             max_bytes: About the most bytes to ask for at once.
             max_held: How many messages may be held unsettled; else four times
@@ -280,6 +291,11 @@ class Client:
             application=self._name,
             state_dir=self._state_dir,
             start=start,
+            mode=mode,
+            broadcast=broadcast,
+            tags=tags,
+            all_tags=all_tags,
+            retry=retry,
             max_messages=max_messages,
             max_bytes=max_bytes,
             max_held=max_held,
@@ -323,11 +339,12 @@ class Client:
         convert = functools.partial(messages_of, name)
         return self._calls.ask(request, timeout + self._timeout, convert)
 
-    def tail(self, subject: str, *, start: StartName | int = "latest") -> Iterator[Message]:
+    def tail(self, subject: str, *, start: StartAt = "latest") -> Iterator[Message]:
         """Yield messages as they are stored, without a group, until the caller stops."""
+        instant = start if isinstance(start, datetime) else None
         nexts = {
             found.partition: first_sequence(start_of(start), found)
-            for found in self.positions(subject)
+            for found in self.positions(subject, at=instant)
         }
         wait = _LONG_POLL / len(nexts) ** 2
         while not self._calls.is_closed:

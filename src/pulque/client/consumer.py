@@ -321,6 +321,7 @@ class Consumer:
     def _open(self, deadline: float) -> Connection:
         left = min(self._timeout, deadline - time.monotonic())
         connection = self._connect(max(left, 0.1))
+        self._subscribe(connection)
         with self._lock:
             buffers: list[bytes | memoryview] = []
             for settle in self._core.repeat_settles():
@@ -330,6 +331,15 @@ class Consumer:
             connection.write(buffers)
         self._keeper.start(connection.welcome.lease_ms / 1000)
         return connection
+
+    def _subscribe(self, connection: Connection) -> None:
+        """Say how the group wants the subject, before the first pull."""
+        try:
+            answer = connection.request(self._core.subscribe_request(), self._timeout)
+            self._core.subscribed(answer)
+        except PulqueError as error:
+            connection.close()
+            raise problem_of(error) from None
 
     def _recover(self, error: PulqueError, deadline: float) -> None:
         """Drop a broken connection and wait a while, or raise the error if it lasts too long."""

@@ -27,10 +27,19 @@ from pulque.errors import (
     StaleSettleError,
     error_from_wire,
 )
+from pulque.model.groups import (
+    BROKERS_CHOICE,
+    EVERYTHING,
+    FROM_EARLIEST,
+    Filter,
+    Mode,
+    RetrySettings,
+    Start,
+)
 from pulque.model.names import ConsumerId, Group, PartitionName
 from pulque.model.positions import Tenure
-from pulque.wire.requests import FROM_SETTLED, Nacked, Pull, Settle, Wanted
-from pulque.wire.responses import Delivered, Pulled, Response, Settled, State
+from pulque.wire.requests import EARLIEST, FROM_SETTLED, Nacked, Pull, Settle, Subscribe, Wanted
+from pulque.wire.responses import Delivered, Pulled, Response, Settled, State, Subscribed
 
 __all__ = ["IncomingCore", "PullOptions", "Subscription"]
 
@@ -44,13 +53,17 @@ _UNKNOWN = -1
 class PullOptions:
     """Who pulls, and how."""
 
+    subject: str
     group: Group
     consumer: ConsumerId
     incarnation: int
-    start_at: int
     max_messages: int
     max_bytes: int
     max_held: int
+    mode: Mode = Mode.SHARED
+    filter: Filter = EVERYTHING
+    start: Start = FROM_EARLIEST
+    retry: RetrySettings = BROKERS_CHOICE
 
 
 class Subscription:
@@ -135,6 +148,29 @@ class IncomingCore:
                 self._by_partition[partition] = each = Subscription(partition)
                 self._subscriptions.append(each)
 
+    def subscribe_request(self) -> Subscribe:
+        """Return what must be said on each connection before the first pull."""
+        options = self.options
+        return Subscribe(
+            "" if options.mode is Mode.BROADCAST else options.group,
+            options.consumer,
+            options.incarnation,
+            options.subject,
+            options.mode,
+            options.filter,
+            options.start,
+            options.retry,
+        )
+
+    def subscribed(self, response: Response) -> None:
+        """Take in the answer to that.
+
+        Raises:
+            RemoteProtocolError: It is no answer to that.
+        """
+        if not isinstance(response, Subscribed) or response.group != self.options.group:
+            raise RemoteProtocolError(f"a subscribe for {self.options.group} got {response!r}")
+
     # ── pulling ────────────────────────────────────────────────────────────────────────────
 
     @property
@@ -163,7 +199,7 @@ class IncomingCore:
             max_messages,
             options.max_bytes,
             int(timeout * 1000),
-            options.start_at,
+            EARLIEST,  # what exists was opened by the subscribe: this is for what comes later
             tuple(wanted),
         )
         return self._pull

@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 from pulque.client.receipt import ms_of
 from pulque.client.records import check_count, split_records
 from pulque.errors import RemoteProtocolError
+from pulque.model.groups import Start, StartKind
 from pulque.model.message import Message, StoredBatch
 from pulque.model.names import PartitionName
 from pulque.model.positions import ConsumeSequence
-from pulque.wire.requests import EARLIEST, LATEST, NO_TIME, Positions
+from pulque.wire.requests import NO_TIME, Positions
 from pulque.wire.responses import Located, ReadBack, Response, Sealed, StatusReport
 
 __all__ = [
@@ -36,11 +37,16 @@ class PartitionPositions(NamedTuple):
     """The first message stored at or after the instant asked for; ``end`` if there is none."""
 
 
-def first_sequence(start_at: int, found: PartitionPositions) -> ConsumeSequence:
-    """Return where to read from, for a start as a request says it."""
-    if start_at == EARLIEST:
-        return found.start
-    return found.end if start_at == LATEST else ConsumeSequence(start_at)
+def first_sequence(start: Start, found: PartitionPositions) -> ConsumeSequence:
+    """Return where to read from; ``found`` knows of the instant, if it is one."""
+    match start.kind:
+        case StartKind.EARLIEST:
+            return found.start
+        case StartKind.SEQUENCE:
+            return ConsumeSequence(start.value)
+        case StartKind.TIME if found.at is not None:
+            return found.at
+    return found.end
 
 
 def positions_request(partition: PartitionName, at: datetime | None) -> Positions:

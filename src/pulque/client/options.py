@@ -1,37 +1,36 @@
 """What an application may choose when it connects, sends and receives, and what it gets else."""
 
 import os
+from collections.abc import Iterable
 from typing import Literal
 
 from pulque.client.batches import WINDOW
 from pulque.client.dispatch import SendOptions
 from pulque.client.identity import Identity, state_folder
 from pulque.client.incoming import IncomingCore, PullOptions
+from pulque.client.wishes import Retry, StartAt, mode_of, retry_of, start_of
 from pulque.errors import UsageError
 from pulque.model.batch import MAX_COUNT, Codec
 from pulque.model.compression import compress
-from pulque.model.names import parse_group, parse_subject, retry_partition
-from pulque.wire.requests import EARLIEST, LATEST, Acks
+from pulque.model.groups import Mode, tag_filter
+from pulque.model.names import broadcast_group, parse_group, parse_subject, retry_partition
+from pulque.wire.requests import Acks
 
 __all__ = [
     "AcksName",
     "CompressionName",
-    "StartName",
     "acks_of",
     "check_timeout",
     "consumer_core",
     "send_options",
-    "start_of",
 ]
 
 AcksName = Literal["disk", "memory"]
 CompressionName = Literal["lz4", "zstd"]
-StartName = Literal["earliest", "latest"]
 
 DEFAULT_TIMEOUT = 30.0
 _ACKS = {"disk": Acks.DISK, "memory": Acks.MEMORY}
 _CODECS = {None: Codec.NONE, "lz4": Codec.LZ4, "zstd": Codec.ZSTD}
-_STARTS = {"earliest": EARLIEST, "latest": LATEST}
 _LARGEST_BATCH = 8 * 1024 * 1024
 """Half of what a broker takes, see ``OutgoingCore``."""
 
@@ -41,15 +40,6 @@ def acks_of(name: str) -> Acks:
     if name not in _ACKS:
         raise UsageError(f'acks is {name!r}; "disk" and "memory" are allowed')
     return _ACKS[name]
-
-
-def start_of(start: str | int) -> int:
-    """Return where a new group starts, as a request says it."""
-    if isinstance(start, int) and start >= 0:
-        return start
-    if isinstance(start, str) and start in _STARTS:
-        return _STARTS[start]
-    raise UsageError(f'start is {start!r}; "earliest", "latest" or a sequence are allowed')
 
 
 def check_timeout(seconds: float) -> float:
@@ -94,12 +84,17 @@ def send_options(  # noqa: PLR0913  # the arguments of Client.producer
 
 def consumer_core(  # noqa: PLR0913  # the arguments of Client.consumer
     subject: str,
-    group: str,
+    group: str | None,
     *,
+    mode: str | None,
+    broadcast: bool | None,
+    tags: Iterable[str],
+    all_tags: Iterable[str],
+    retry: Retry | None,
     consumer_id: str | None,
     application: str,
     state_dir: str | os.PathLike[str] | None,
-    start: str | int,
+    start: StartAt,
     max_messages: int,
     max_bytes: int,
     max_held: int | None,
@@ -108,28 +103,32 @@ def consumer_core(  # noqa: PLR0913  # the arguments of Client.consumer
 
     The core knows the retry partition of the group; those of the subject have to be added.
     """
-    parsed_subject, parsed_group = parse_subject(subject), parse_group(group)
+    parsed_subject = parse_subject(subject)
+    found_mode = mode_of(mode, group, broadcast=broadcast)
+    name = "" if found_mode is Mode.BROADCAST else parse_group(group or "")
     _check("max_messages", max_messages, 1, 1_000_000)
     _check("max_bytes", max_bytes, 1, _LARGEST_BATCH)
     if max_held is not None:
         _check("max_held", max_held, 1, 1_000_000_000)
-    start_at = start_of(start)
+    wishes = (found_mode, tag_filter(tags, all_tags), start_of(start), retry_of(retry))
     if consumer_id is not None:
         identity = Identity.given(consumer_id)
     else:
         folder = state_folder(state_dir, os.environ)
-        identity = Identity.take(folder, application=application, group=group, subject=subject)
+        identity = Identity.take(folder, application=application, group=name, subject=subject)
+    effective = parse_group(name) if name else broadcast_group(identity.consumer)
     options = PullOptions(
-        group=parsed_group,
-        consumer=identity.consumer,
-        incarnation=identity.incarnation,
-        start_at=start_at,
-        max_messages=max_messages,
-        max_bytes=max_bytes,
-        max_held=max_held or 4 * max_messages,
+        parsed_subject,
+        effective,
+        identity.consumer,
+        identity.incarnation,
+        max_messages,
+        max_bytes,
+        max_held or 4 * max_messages,
+        *wishes,
     )
     core = IncomingCore(options)
-    core.subscribe([retry_partition(parsed_subject, parsed_group)])
+    core.subscribe([retry_partition(parsed_subject, effective)])
     return core, identity
 
 

@@ -9,12 +9,14 @@ those that are open.
 from dataclasses import dataclass
 from typing import NewType
 
-from pulque.model.names import ConsumerId, Group
+from pulque.model.groups import GroupSettings
+from pulque.model.names import ConsumerId, Group, Pattern
 from pulque.model.positions import ConsumeSequence, PartitionId, PullSequence, Tenure
 
 __all__ = [
     "Action",
     "ConsumerLost",
+    "GroupConfigured",
     "GroupOpened",
     "NackedDelivery",
     "Pulled",
@@ -94,4 +96,13 @@ class ConsumerLost:
     at_ms: int
 
 
-Action = GroupOpened | SubscriptionOpened | Pulled | Settled | ConsumerLost
+@dataclass(frozen=True, slots=True)
+class GroupConfigured:
+    """A group told how it wants a subject, or all subjects of a pattern; the last word counts."""
+
+    group: Group
+    subject: Pattern
+    settings: GroupSettings
+
+
+Action = GroupOpened | SubscriptionOpened | Pulled | Settled | ConsumerLost | GroupConfigured

@@ -23,7 +23,10 @@ __all__ = [
     "PartitionName",
     "Pattern",
     "Subject",
+    "broadcast_group",
     "dead_partition",
+    "effective_group",
+    "is_broadcast",
     "is_pattern",
     "is_retry",
     "level_of",
@@ -193,6 +196,36 @@ def owner_of(partition: PartitionName) -> Group | None:
     """Return the group that a partition belongs to, or None for one that all may read."""
     owned = _OWNED.fullmatch(partition)
     return None if owned is None else Group(owned["group"])
+
+
+def broadcast_group(consumer: ConsumerId) -> Group:
+    """Name the group that a broadcast consumer is by itself.
+
+    Raises:
+        InvalidNameError: The consumer's id leaves no room for it.
+    """
+    if len(consumer) >= MAX_NAME_LENGTH:
+        raise InvalidNameError(
+            f"consumer id {_shown(consumer)} is too long to be broadcast to: at most "
+            f"{MAX_NAME_LENGTH - 1} characters are allowed"
+        )
+    return Group(f"#{consumer}")
+
+
+def is_broadcast(group: Group) -> bool:
+    """Say whether a group is a broadcast consumer by itself."""
+    return group.startswith("#")
+
+
+def effective_group(text: str, consumer: ConsumerId) -> Group:
+    """Return the group that a request acts for; a broadcast consumer acts for itself only.
+
+    Raises:
+        InvalidNameError: It is no group, or that of another consumer.
+    """
+    if text == f"#{consumer}":
+        return broadcast_group(consumer)
+    return parse_group(text)
 
 
 def _with_level(subject: Subject, level: int) -> str:

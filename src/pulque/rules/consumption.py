@@ -13,6 +13,7 @@ from pulque.errors import FencedError
 from pulque.model.actions import (
     Action,
     ConsumerLost,
+    GroupConfigured,
     GroupOpened,
     Pulled,
     Settled,
@@ -21,6 +22,7 @@ from pulque.model.actions import (
 )
 from pulque.model.names import ConsumerId, Group
 from pulque.model.positions import ConsumeSequence, PartitionId
+from pulque.rules.groups import GroupsSettings
 from pulque.rules.subscription import Subscription
 
 __all__ = ["Consumption", "Effect", "GroupKey", "GroupState", "Redeliver", "Redelivery"]
@@ -66,6 +68,8 @@ class Consumption:
     """Who was handed what, for all groups of one broker."""
 
     def __init__(self) -> None:
+        self.settings = GroupsSettings()
+        """How groups want to be served."""
         self.groups: dict[GroupKey, GroupState] = {}
         self.subscriptions: dict[SubscriptionId, Subscription] = {}
         self.changed_groups: set[GroupKey] = set()
@@ -142,6 +146,9 @@ class Consumption:
                 key = (action.partition, action.group)
                 self.groups.setdefault(key, GroupState(action.next_sequence))
                 self.changed_groups.add(key)
+                return []
+            case GroupConfigured():
+                self.settings.put(action.group, action.subject, action.settings)
                 return []
             case _:
                 assert_never(action)

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from struct import Struct
 
 from pulque.model.actions import SubscriptionId
-from pulque.model.names import ConsumerId, Group
+from pulque.model.groups import decode_settings, encode_settings
+from pulque.model.names import ConsumerId, Group, Pattern
 from pulque.model.positions import (
     ConsumeSequence,
     Epoch,
@@ -20,6 +21,7 @@ __all__ = ["encode_changes", "load_state"]
 
 _GROUP_KEY = Struct("<1sI")
 _GROUP = Struct("<QI")
+_SETTINGS_KEY = Struct("<1sB")
 _PENDING = Struct("<QqH")
 _SUBSCRIPTION_KEY = Struct("<1sI")
 _SUBSCRIPTION = Struct("<IQQQQQBBI")
@@ -38,6 +40,13 @@ def encode_changes(consumption: Consumption) -> dict[bytes, bytes | None]:
         each = consumption.subscriptions.get(number)
         name = _SUBSCRIPTION_KEY.pack(b"s", number)
         changes[name] = None if each is None else _encode_subscription(each)
+    settings = consumption.settings
+    for group_name, subject in settings.changed:
+        recorded = settings.recorded(group_name, subject)
+        head = _SETTINGS_KEY.pack(b"c", len(group_name.encode()))
+        name = head + group_name.encode() + subject.encode()
+        changes[name] = None if recorded is None else encode_settings(recorded)
+    settings.changed = set()
     consumption.changed_groups = set()
     consumption.changed_subscriptions = set()
     return changes
@@ -54,6 +63,12 @@ def load_state(state: Mapping[bytes, bytes]) -> Consumption:
         elif key[:1] == b"s":
             number = SubscriptionId(_SUBSCRIPTION_KEY.unpack(key)[1])
             consumption.put(_decode_subscription(number, value))
+        elif key[:1] == b"c":
+            end = _SETTINGS_KEY.size + _SETTINGS_KEY.unpack_from(key)[1]
+            group = Group(key[_SETTINGS_KEY.size : end].decode())
+            pattern = Pattern(key[end:].decode())
+            consumption.settings.put(group, pattern, decode_settings(value))
+    consumption.settings.changed = set()
     return consumption
 
 

@@ -26,13 +26,15 @@ from pulque.errors import StorageError, UsageError
 from pulque.model.actions import (
     Action,
     ConsumerLost,
+    GroupConfigured,
     GroupOpened,
     NackedDelivery,
     Pulled,
     Settled,
     SubscriptionOpened,
 )
-from pulque.model.names import ConsumerId, Group
+from pulque.model.groups import decode_settings, encode_settings
+from pulque.model.names import ConsumerId, Group, Pattern
 from pulque.model.positions import ActionOffset, Epoch, StartCount, Tenure
 from pulque.storage.files import FileSystem
 from pulque.storage.layout import ACTIONS, base_of
@@ -52,9 +54,12 @@ _SETTLED = Struct("<BIQQqH")
 _NACKED = Struct("<QqH")
 _LOST = Struct("<BIqH")
 _MARK = Struct("<BQ")
+_CONFIGURED = Struct("<BBB")
 _GROUP_TYPE, _SUBSCRIPTION_TYPE, _PULLED_TYPE, _SETTLED_TYPE, _LOST_TYPE, _MARK_TYPE = range(1, 7)
+_CONFIGURED_TYPE = 7
 _LARGEST = 16 * 1024 * 1024
 _MAX_REASON = 1000
+_MOST_SETTINGS = 256 * 1024
 _SEARCH_FACTOR = 32
 """How often a byte may be read, on average, to find the next record behind a damage."""
 _SEARCHED_FIRST = 256
@@ -83,6 +88,10 @@ def encode_action(action: Action) -> bytes:
                 _SUBSCRIPTION_TYPE, subscription, partition, incarnation, *map(len, names)
             )
             return head + b"".join(names)
+        case GroupConfigured(group, subject, settings):
+            names = group.encode(), subject.encode()
+            head = _CONFIGURED.pack(_CONFIGURED_TYPE, *map(len, names))
+            return head + b"".join(names) + encode_settings(settings)
 
 
 def decode_action(data: bytes) -> Action:
@@ -122,6 +131,12 @@ def _decode_action(data: bytes) -> Action:
             return SubscriptionOpened(
                 subscription, partition, Group(group), ConsumerId(consumer), incarnation
             )
+        case 7:
+            _, *sizes = _CONFIGURED.unpack_from(data)
+            at = _CONFIGURED.size
+            group = data[at : at + sizes[0]].decode()
+            pattern = Pattern(data[at + sizes[0] : at + sum(sizes)].decode())
+            return GroupConfigured(Group(group), pattern, decode_settings(data[at + sum(sizes) :]))
         case kind:
             raise ValueError(f"a fact of type {kind} is unknown")
 
@@ -451,6 +466,7 @@ def _limits() -> tuple[np.ndarray, np.ndarray]:
         (_SETTLED_TYPE, _SETTLED.size, _LARGEST - _SETTLED.size),
         (_LOST_TYPE, _LOST.size, _MAX_REASON),
         (_MARK_TYPE, _MARK.size, 0),
+        (_CONFIGURED_TYPE, _CONFIGURED.size, _MOST_SETTINGS),
     ):
         least[kind], most[kind] = size, size + more
     return least, most

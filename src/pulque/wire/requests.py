@@ -14,6 +14,8 @@ from pulque.errors import RemoteProtocolError, UnsupportedError
 from pulque.model.positions import Epoch, StartCount, Tenure
 from pulque.wire.codec import Reader, Writer
 from pulque.wire.frame import Frame, pack_frame_header
+from pulque.wire.groups import Subscribe
+from pulque.wire.opcodes import Opcode
 
 __all__ = [
     "EARLIEST",
@@ -33,6 +35,7 @@ __all__ = [
     "Send",
     "Settle",
     "Status",
+    "Subscribe",
     "Wanted",
     "decode_request",
     "encode_request",
@@ -46,21 +49,6 @@ FROM_SETTLED = -1
 """As the expected pull sequence: whatever follows what I settled."""
 NO_TIME = -1
 """As an instant: not asked for."""
-
-
-class Opcode(IntEnum):
-    """What a frame asks; its answer has the same opcode with the high bit set."""
-
-    HELLO = 1
-    ROUTE = 2
-    SEND = 3
-    PULL = 4
-    SETTLE = 5
-    HEARTBEAT = 6
-    READ = 7
-    POSITIONS = 8
-    STATUS = 32
-    SEAL = 33
 
 
 class Acks(IntEnum):
@@ -424,10 +412,24 @@ class Seal:
         return cls()
 
 
-Request = Hello | Route | Send | Pull | Settle | Heartbeat | Read | Positions | Status | Seal
+Request = (
+    Hello | Route | Send | Pull | Settle | Heartbeat | Read | Positions | Subscribe | Status | Seal
+)
 _KINDS: dict[int, type[Request]] = {
     kind.opcode: kind
-    for kind in (Hello, Route, Send, Pull, Settle, Heartbeat, Read, Positions, Status, Seal)
+    for kind in (
+        Hello,
+        Route,
+        Send,
+        Pull,
+        Settle,
+        Heartbeat,
+        Read,
+        Positions,
+        Subscribe,
+        Status,
+        Seal,
+    )
 }
 VERSION = 1
 """The version of every request so far."""

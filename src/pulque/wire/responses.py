@@ -10,7 +10,8 @@ from pulque.model.positions import ConsumeSequence, Epoch, PullSequence, StartCo
 from pulque.model.routes import PartitionRoute, Route
 from pulque.wire.codec import Reader, Writer
 from pulque.wire.frame import Frame, pack_frame_header
-from pulque.wire.requests import Opcode
+from pulque.wire.groups import Subscribed
+from pulque.wire.opcodes import Opcode
 
 __all__ = [
     "ANSWER",
@@ -28,6 +29,7 @@ __all__ = [
     "Settled",
     "State",
     "StatusReport",
+    "Subscribed",
     "Welcome",
     "decode_response",
     "encode_error",
@@ -387,6 +389,7 @@ Response = (
     | Beaten
     | ReadBack
     | Located
+    | Subscribed
     | StatusReport
     | Sealed
 )
@@ -401,6 +404,7 @@ _KINDS: dict[int, type[Response]] = {
         Beaten,
         ReadBack,
         Located,
+        Subscribed,
         StatusReport,
         Sealed,
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from pulque.broker.commit import Committer
+from pulque.broker.groups import Registrar
 from pulque.broker.housekeeping import Housekeeper, Rhythm
 from pulque.broker.parts import Parts
 from pulque.broker.pull import Puller
@@ -69,6 +70,7 @@ async def workshop() -> AsyncIterator[Workshop]:
         Settler(state, clock, perform=redeliverer.perform),
         Browser(engine, executor, limits),
         redeliverer,
+        Registrar(state, around, committer),
     )
     rhythm = Rhythm(10, 1000, 1000, 10**9, None)
     yield Workshop(files, state, committer, Housekeeper(state, around, parts, committer, rhythm))

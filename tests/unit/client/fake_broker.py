@@ -20,6 +20,7 @@ from pulque.errors import (
     UnsupportedError,
 )
 from pulque.model.batch import read_header, seed_of, verify_crc
+from pulque.model.groups import StartKind
 from pulque.model.message import StoredBatch
 from pulque.model.names import PartitionName, Pattern
 from pulque.model.positions import (
@@ -485,12 +486,23 @@ class FakeBroker(BrokerModel):
             case requests.Positions(partition):
                 end = ConsumeSequence(self.partition(partition).end)
                 return responses.Located(ConsumeSequence(0), end, end)
+            case requests.Subscribe():
+                return self._subscribe(request)
             case requests.Status():
                 return responses.StatusReport(json.dumps({"broker": "fake"}).encode())
             case requests.Seal():
                 return responses.Sealed(17)
             case _:
                 raise UnsupportedError(f"{request!r}")
+
+    def _subscribe(self, request: requests.Subscribe) -> responses.Subscribed:
+        """Let a new group start in its partition where it wants to."""
+        group = request.group or f"#{request.consumer}"
+        partition = self.partition(request.subject)
+        starts = {StartKind.LATEST: partition.end, StartKind.SEQUENCE: request.start.value}
+        with self._changed:
+            partition.nexts.setdefault(group, starts.get(request.start.kind, 0))
+        return responses.Subscribed(group, request.mode, request.filter, request.retry)
 
     def _pull(self, pull: requests.Pull, peer: socket.socket) -> responses.Pulled:
         with self._changed:

@@ -31,7 +31,7 @@ from pulque.model.names import ConsumerId, Group, PartitionName
 from pulque.model.pack import BatchPacker, ProducedBy
 from pulque.model.positions import Epoch, PullSequence, StartCount, Tenure
 from pulque.wire.frame import FrameReader
-from pulque.wire.requests import EARLIEST, FROM_SETTLED, Pull, Settle
+from pulque.wire.requests import FROM_SETTLED, Pull, Settle
 from pulque.wire.responses import (
     Beaten,
     Pulled,
@@ -46,11 +46,11 @@ from tests.unit.client.fake_broker import BrokerModel
 NAMES = [PartitionName("s"), PartitionName("%retry%s%g")]
 
 
-def make_core(**changes: int) -> IncomingCore:
-    choices = {"max_messages": 100, "max_bytes": 1 << 20, "max_held": 1000}
-    core = IncomingCore(
-        PullOptions(Group("g"), ConsumerId("c"), 1, EARLIEST, **{**choices, **changes})
-    )
+def make_core(
+    *, max_messages: int = 100, max_bytes: int = 1 << 20, max_held: int = 1000
+) -> IncomingCore:
+    limits = (max_messages, max_bytes, max_held)
+    core = IncomingCore(PullOptions("s", Group("g"), ConsumerId("c"), 1, *limits))
     core.subscribe(NAMES)
     return core
 

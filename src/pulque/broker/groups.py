@@ -1,0 +1,183 @@
+"""Subscribe → GroupConfigured and GroupOpened: what a group wants, and where it starts.
+
+All facts are on disk before the answer. Where a new group starts is decided for every partition
+that exists, here and now; what comes into being later is read from its start.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from pulque.broker.commit import Committer
+from pulque.broker.state import BrokerState, Surroundings
+from pulque.errors import InvalidRequestError, PulqueError, UnsupportedError, UsageError
+from pulque.model.actions import GroupConfigured, GroupOpened
+from pulque.model.groups import (
+    MAX_DELAYS,
+    Filter,
+    GroupSettings,
+    Mode,
+    RetrySettings,
+    Start,
+    StartKind,
+    tag_filter,
+)
+from pulque.model.names import (
+    ConsumerId,
+    Group,
+    Pattern,
+    broadcast_group,
+    parse_consumer_id,
+    parse_group,
+    parse_pattern,
+)
+from pulque.model.positions import ConsumeSequence
+from pulque.rules.consumption import check_incarnation
+from pulque.rules.groups import agreed
+from pulque.storage.partitions import Partition
+from pulque.wire.requests import Subscribe
+from pulque.wire.responses import Subscribed
+
+__all__ = ["Registrar"]
+
+_ANY_JITTER = 100
+Opening = tuple[Partition, ConsumeSequence]
+
+
+class Registrar:
+    """Takes in what groups want."""
+
+    def __init__(self, state: BrokerState, around: Surroundings, committer: Committer) -> None:
+        self._state = state
+        self._engine = state.engine
+        self._committer = committer
+        self._executor = around.executor
+        self._loop = asyncio.get_running_loop()
+
+    def subscribe(
+        self,
+        request: Subscribe,
+        answer: Callable[[Subscribed], None],
+        refuse: Callable[[PulqueError], None],
+    ) -> None:
+        """Record what a group wants, and answer when that is on disk.
+
+        Raises:
+            RejectedError: It cannot be, or the group told otherwise before.
+        """
+        consumer = parse_consumer_id(request.consumer)
+        group = _group_of(request, consumer)
+        subject = parse_pattern(request.subject)
+        asked = GroupSettings(
+            request.mode, _checked_filter(request.filter), _checked_retry(request.retry)
+        )
+        for subscription in self._state.consumption.subscriptions_of(group, consumer):
+            check_incarnation(subscription, request.incarnation)
+        fact = self._agreed(asked, group, subject)
+
+        def finish(openings: list[Opening]) -> None:
+            # Another consumer may have come first while the disk was asked.
+            fact = self._agreed(asked, group, subject)
+            self._record(group, openings, fact)
+            settings = self._recorded(group, subject) or asked
+
+            def synced(error: PulqueError | None) -> None:
+                if error is None:
+                    answer(Subscribed(group, *settings))
+                else:
+                    refuse(error)
+
+            if openings or fact is not None:
+                self._committer.sync_facts(synced)
+            else:
+                synced(None)
+
+        is_new = fact is not None and self._recorded(group, subject) is None
+        if not is_new:
+            finish([])
+        elif request.start.kind is StartKind.TIME:
+            self._ask_disk(lambda: self._openings(group, subject, request.start), finish, refuse)
+        else:
+            finish(self._openings(group, subject, request.start))
+
+    def _recorded(self, group: Group, subject: Pattern) -> GroupSettings | None:
+        return self._state.groups_settings.recorded(group, subject)
+
+    def _agreed(
+        self, asked: GroupSettings, group: Group, subject: Pattern
+    ) -> GroupConfigured | None:
+        return agreed(self._recorded(group, subject), asked, group, subject)
+
+    def _openings(self, group: Group, subject: Pattern, start: Start) -> list[Opening]:
+        """Return where the group starts in the partitions that it was never at."""
+        groups = self._state.consumption.groups
+        found = map(self._engine.partition, self._state.places.covered(subject, None))
+        return [
+            (partition, self._first(partition, start))
+            for partition in found
+            if partition is not None and (partition.id, group) not in groups
+        ]
+
+    def _first(self, partition: Partition, start: Start) -> ConsumeSequence:
+        match start.kind:
+            case StartKind.EARLIEST:
+                return partition.start
+            case StartKind.LATEST:
+                return partition.confirmed
+            case StartKind.TIME:
+                return self._engine.at_time(partition, start.value)
+            case StartKind.SEQUENCE:
+                clipped = min(max(start.value, partition.start), partition.confirmed)
+                return ConsumeSequence(clipped)
+
+    def _record(self, group: Group, openings: list[Opening], fact: GroupConfigured | None) -> None:
+        """Write the facts. The settings come last: with them, the start is no longer open."""
+        for partition, sequence in openings:
+            if (partition.id, group) not in self._state.consumption.groups:
+                self._state.record(GroupOpened(partition.id, group, sequence))
+        if fact is not None:
+            self._state.record(fact)
+
+    def _ask_disk(
+        self,
+        work: Callable[[], list[Opening]],
+        finish: Callable[[list[Opening]], None],
+        refuse: Callable[[PulqueError], None],
+    ) -> None:
+        def done(future: "asyncio.Future[list[Opening]]") -> None:
+            try:
+                finish(future.result())
+            except PulqueError as error:
+                refuse(error)
+
+        self._loop.run_in_executor(self._executor, work).add_done_callback(done)
+
+
+def _group_of(request: Subscribe, consumer: ConsumerId) -> Group:
+    if request.mode is Mode.ONCE or request.filter.kind:
+        raise UnsupportedError("this broker does not serve once groups and filters yet")
+    if request.mode is Mode.BROADCAST:
+        return broadcast_group(consumer)
+    if not request.group:
+        raise InvalidRequestError(
+            f"mode {request.mode.name.lower()} needs a group; only a broadcast consumer has none"
+        )
+    return parse_group(request.group)
+
+
+def _checked_filter(asked: Filter) -> Filter:
+    try:
+        return tag_filter(asked.any_of, asked.all_of)
+    except UsageError as error:
+        raise InvalidRequestError(f"the filter is not allowed: {error}") from None
+
+
+def _checked_retry(asked: RetrySettings) -> RetrySettings:
+    if len(asked.delays_ms) > MAX_DELAYS:
+        raise InvalidRequestError(
+            f"{len(asked.delays_ms)} delays of retries; at most {MAX_DELAYS} are allowed"
+        )
+    if asked.names_jitter and asked.jitter_percent > _ANY_JITTER:
+        raise InvalidRequestError(
+            f"a jitter of {asked.jitter_percent} %; 0 to {_ANY_JITTER} are allowed"
+        )
+    return asked

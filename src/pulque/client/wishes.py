@@ -1,0 +1,118 @@
+"""What an application may wish of its group: mode, filter, start, retries."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from pulque.client.receipt import ms_of
+from pulque.errors import UsageError
+from pulque.model.groups import (
+    BROKERS_CHOICE,
+    FROM_EARLIEST,
+    MAX_DELAY_MS,
+    MAX_DELAYS,
+    Mode,
+    RetrySettings,
+    Start,
+    StartKind,
+)
+
+__all__ = ["ModeName", "Retry", "StartAt", "StartName", "mode_of", "retry_of", "start_of"]
+
+ModeName = Literal["shared", "broadcast", "once"]
+StartName = Literal["earliest", "latest"]
+StartAt = StartName | int | datetime
+_STARTS = {"earliest": FROM_EARLIEST, "latest": Start(StartKind.LATEST)}
+_MODES = {mode.name.lower(): mode for mode in Mode}
+_MOST_ATTEMPTS = 0xFFFF
+_LARGEST = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """How a group wants failed messages to come again; what is left out is the broker's choice.
+
+    The group keeps it, and the last consumer that says something counts.
+    """
+
+    delays: Sequence[float] = ()
+    """Seconds before each further attempt; the last one counts for all that follow."""
+    jitter: float | None = None
+    """By which part of itself a delay varies at random, 0 to 1."""
+    max_attempts: int | None = None
+    """How often a message is delivered before it is a dead letter."""
+
+
+def mode_of(mode: str | None, group: str | None, *, broadcast: bool | None) -> Mode:
+    """Return the mode that is meant; without a group, each consumer gets everything.
+
+    Raises:
+        UsageError: The wishes contradict each other, or there is no such mode.
+    """
+    if mode is not None and mode not in _MODES:
+        names = ", ".join(f'"{name}"' for name in _MODES)
+        raise UsageError(f"mode is {mode!r}; {names} are allowed")
+    wanted = None if mode is None else _MODES[mode]
+    if broadcast is not None and wanted is not None and broadcast != (wanted is Mode.BROADCAST):
+        raise UsageError(f"mode is {mode!r} and broadcast is {broadcast}: which one?")
+    is_unsaid = wanted is None and broadcast is None
+    if broadcast or wanted is Mode.BROADCAST or (is_unsaid and not group):
+        return Mode.BROADCAST
+    if not group:
+        raise UsageError(
+            "a consumer that is not a broadcast one needs a group: those of one group share its "
+            "messages"
+        )
+    return wanted or Mode.SHARED
+
+
+def start_of(start: StartAt) -> Start:
+    """Return where a new group starts.
+
+    Raises:
+        UsageError: It is none of what is allowed, or an instant without a time zone.
+    """
+    if isinstance(start, datetime):
+        return Start(StartKind.TIME, ms_of(start))
+    if isinstance(start, int) and not isinstance(start, bool) and 0 <= start <= _LARGEST:
+        return Start(StartKind.SEQUENCE, start)
+    if isinstance(start, str) and start in _STARTS:
+        return _STARTS[start]
+    raise UsageError(
+        f'start is {start!r}; "earliest", "latest", a datetime with a time zone or a sequence '
+        "are allowed"
+    )
+
+
+def retry_of(retry: Retry | None) -> RetrySettings:
+    """Return what a group says about its retries.
+
+    Raises:
+        UsageError: A delay, the jitter or the number of attempts cannot be.
+    """
+    if retry is None:
+        return BROKERS_CHOICE
+    jitter = retry.jitter
+    if jitter is not None and not 0 <= jitter <= 1:
+        raise UsageError(f"jitter is {jitter!r}; 0 to 1 are allowed")
+    attempts = retry.max_attempts
+    if attempts is not None and not 1 <= attempts <= _MOST_ATTEMPTS:
+        raise UsageError(f"max_attempts is {attempts!r}; 1 to {_MOST_ATTEMPTS} are allowed")
+    return RetrySettings(
+        tuple(_delays_ms(retry.delays)),
+        BROKERS_CHOICE.jitter_percent if jitter is None else round(jitter * 100),
+        attempts or 0,
+    )
+
+
+def _delays_ms(delays: Iterable[float]) -> list[int]:
+    found = list(delays)
+    if len(found) > MAX_DELAYS:
+        raise UsageError(f"{len(found)} delays; at most {MAX_DELAYS} are allowed")
+    for delay in found:
+        if not 0 <= delay <= MAX_DELAY_MS / 1000:
+            raise UsageError(
+                f"a delay of {delay!r} s; 0 to {MAX_DELAY_MS // 1000} seconds are allowed"
+            )
+    return [round(delay * 1000) for delay in found]

@@ -1,0 +1,87 @@
+"""The settings of groups: who may say what, and which of them holds for a subject.
+
+Settings are kept for a group and a subject, or a pattern of subjects. A consumer that asks for
+another mode or another filter than the group has is refused: one that was set up wrongly must
+not take messages away from the others. Whoever means it says so (``changed``).
+"""
+
+from collections.abc import Iterator
+
+from pulque.errors import NotAllowedError
+from pulque.model.actions import GroupConfigured
+from pulque.model.groups import GroupSettings
+from pulque.model.names import Group, Pattern, Subject, patterns_of
+
+__all__ = ["UNCONFIGURED", "GroupsSettings", "agreed", "changed"]
+
+UNCONFIGURED = GroupSettings()
+"""In force for a group that never told anything: shared, without a filter."""
+
+
+class GroupsSettings:
+    """What all groups of one broker told. Changed only through ``Consumption.handle``."""
+
+    def __init__(self) -> None:
+        self._by_subject: dict[tuple[Group, Pattern], GroupSettings] = {}
+        self.changed: set[tuple[Group, Pattern]] = set()
+        """What differs from the last checkpoint."""
+
+    def __iter__(self) -> Iterator[tuple[Group, Pattern]]:
+        return iter(self._by_subject)
+
+    def of(self, group: Group, subject: Subject) -> GroupSettings:
+        """Return what is in force for a group and a subject: the narrowest pattern counts."""
+        found = self._by_subject.get((group, Pattern(subject)))
+        if found is not None:
+            return found
+        for pattern in patterns_of(subject):
+            found = self._by_subject.get((group, pattern))
+            if found is not None:
+                return found
+        return UNCONFIGURED
+
+    def recorded(self, group: Group, subject: Pattern) -> GroupSettings | None:
+        """Return what a group told about exactly this subject or pattern."""
+        return self._by_subject.get((group, subject))
+
+    def put(self, group: Group, subject: Pattern, settings: GroupSettings) -> None:
+        """Take in what a group told."""
+        self._by_subject[group, subject] = settings
+        self.changed.add((group, subject))
+
+
+def agreed(
+    recorded: GroupSettings | None, asked: GroupSettings, group: Group, subject: Pattern
+) -> GroupConfigured | None:
+    """Return the fact to be recorded before a consumer may join its group, if any.
+
+    Raises:
+        NotAllowedError: The group has another mode or another filter.
+    """
+    if recorded is None:
+        return GroupConfigured(group, subject, asked)
+    if asked.mode != recorded.mode:
+        raise NotAllowedError(
+            f"group {group} consumes {subject} in mode {recorded.mode.name.lower()}, not "
+            f"{asked.mode.name.lower()}: join with that mode, use another group, or switch it "
+            f"for all its consumers with: pulque group change {subject} --group {group} "
+            f"--mode {asked.mode.name.lower()}"
+        )
+    if asked.filter != recorded.filter:
+        raise NotAllowedError(
+            f"group {group} consumes {subject} with {recorded.filter}, not {asked.filter}: join "
+            "with that filter, use another group, or change it for all its consumers with: "
+            f"pulque group change {subject} --group {group} --tags …"
+        )
+    return changed(recorded, recorded._replace(retry=asked.retry), group, subject)
+
+
+def changed(
+    recorded: GroupSettings, wanted: GroupSettings, group: Group, subject: Pattern
+) -> GroupConfigured | None:
+    """Return the fact that changes settings on purpose, or None if nothing changes.
+
+    What is not said about retries stays as it is.
+    """
+    settings = wanted._replace(retry=wanted.retry.over(recorded.retry))
+    return None if settings == recorded else GroupConfigured(group, subject, settings)

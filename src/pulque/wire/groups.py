@@ -1,0 +1,145 @@
+"""How a client says what its group wants, and what the broker says is in force."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from struct import Struct
+from typing import ClassVar, Self, TypeVar
+
+from pulque.errors import UnsupportedError
+from pulque.model.groups import (
+    BROKERS_CHOICE,
+    EVERYTHING,
+    FROM_EARLIEST,
+    Filter,
+    FilterKind,
+    Mode,
+    RetrySettings,
+    Start,
+    StartKind,
+)
+from pulque.wire.codec import Reader, Writer
+from pulque.wire.opcodes import Opcode
+
+__all__ = ["Subscribe", "Subscribed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribe:
+    """This is how my group wants a subject: said once on a connection, before the first pull."""
+
+    opcode: ClassVar[Opcode] = Opcode.SUBSCRIBE
+    _form: ClassVar[Struct] = Struct("<QB")
+    _start: ClassVar[Struct] = Struct("<Bq")
+
+    group: str
+    """Empty, or anything at all, where each consumer gets everything."""
+    consumer: str
+    incarnation: int
+    subject: str
+    """A subject, or a pattern."""
+    mode: Mode = Mode.SHARED
+    filter: Filter = EVERYTHING
+    start: Start = FROM_EARLIEST
+    """Counts if the group was never here."""
+    retry: RetrySettings = BROKERS_CHOICE
+    """The last word of any consumer of the group counts."""
+
+    def write(self, to: Writer) -> None:
+        """Append the fields."""
+        to.text(self.group)
+        to.text(self.consumer)
+        to.pack(self._form, self.incarnation, self.mode)
+        to.text(self.subject)
+        _write_filter(self.filter, to)
+        to.pack(self._start, *self.start)
+        _write_retry(self.retry, to)
+
+    @classmethod
+    def read(cls, source: Reader) -> Self:
+        """Take the fields."""
+        group, consumer = source.text(), source.text()
+        incarnation, mode = source.unpack(cls._form)
+        subject = source.text()
+        wanted = _read_filter(source)
+        kind, value = source.unpack(cls._start)
+        start = Start(_known(StartKind, kind, "start"), value)
+        retry = _read_retry(source)
+        found = _known(Mode, mode, "mode")
+        return cls(group, consumer, incarnation, subject, found, wanted, start, retry)
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribed:
+    """The answer to ``Subscribe``: what is in force."""
+
+    opcode: ClassVar[Opcode] = Opcode.SUBSCRIBE
+    _form: ClassVar[Struct] = Struct("<B")
+
+    group: str
+    """The group to pull, settle and beat for: of a broadcast consumer, its own."""
+    mode: Mode
+    filter: Filter
+    retry: RetrySettings
+
+    def write(self, to: Writer) -> None:
+        """Append the fields."""
+        to.text(self.group)
+        to.pack(self._form, self.mode)
+        _write_filter(self.filter, to)
+        _write_retry(self.retry, to)
+
+    @classmethod
+    def read(cls, source: Reader) -> Self:
+        """Take the fields."""
+        group = source.text()
+        (mode,) = source.unpack(cls._form)
+        return cls(group, _known(Mode, mode, "mode"), _read_filter(source), _read_retry(source))
+
+
+_KnownT = TypeVar("_KnownT", bound=IntEnum)
+_KIND = Struct("<B")
+_DELAY = Struct("<I")
+_ATTEMPTS = Struct("<BH")
+
+
+def _known(kinds: type[_KnownT], value: int, what: str) -> _KnownT:
+    """Return one of several kinds.
+
+    Raises:
+        UnsupportedError: There is none of this number.
+    """
+    try:
+        return kinds(value)
+    except ValueError:
+        names = ", ".join(f"{each.value} ({each.name.lower()})" for each in kinds)
+        raise UnsupportedError(f"{what} {value} is unknown; known are {names}") from None
+
+
+def _write_filter(wanted: Filter, to: Writer) -> None:
+    """Append a filter."""
+    to.pack(_KIND, wanted.kind)
+    for tags in (wanted.any_of, wanted.all_of):
+        to.count(len(tags))
+        for tag in tags:
+            to.text(tag)
+
+
+def _read_filter(source: Reader) -> Filter:
+    """Take a filter."""
+    (kind,) = source.unpack(_KIND)
+    tags = [tuple(source.text() for _ in range(source.count())) for _ in range(2)]
+    return Filter(_known(FilterKind, kind, "a filter of kind"), *tags)
+
+
+def _write_retry(retry: RetrySettings, to: Writer) -> None:
+    """Append what a group says about its retries."""
+    to.count(len(retry.delays_ms))
+    for delay_ms in retry.delays_ms:
+        to.pack(_DELAY, delay_ms)
+    to.pack(_ATTEMPTS, retry.jitter_percent, retry.max_attempts)
+
+
+def _read_retry(source: Reader) -> RetrySettings:
+    """Take what a group says about its retries."""
+    delays = tuple(source.unpack(_DELAY)[0] for _ in range(source.count()))
+    return RetrySettings(delays, *source.unpack(_ATTEMPTS))

@@ -1,0 +1,21 @@
+"""The numbers of what can be asked."""
+
+from enum import IntEnum
+
+__all__ = ["Opcode"]
+
+
+class Opcode(IntEnum):
+    """What a frame asks; its answer has the same opcode with the high bit set."""
+
+    HELLO = 1
+    ROUTE = 2
+    SEND = 3
+    PULL = 4
+    SETTLE = 5
+    HEARTBEAT = 6
+    READ = 7
+    POSITIONS = 8
+    SUBSCRIBE = 9
+    STATUS = 32
+    SEAL = 33

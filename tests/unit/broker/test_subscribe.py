@@ -1,0 +1,151 @@
+"""What a group says once: it is kept over restarts, and nobody can say otherwise by mistake."""
+
+from dataclasses import replace
+
+import pytest
+
+from pulque.errors import (
+    FencedError,
+    InvalidNameError,
+    InvalidRequestError,
+)
+from pulque.model.groups import (
+    Filter,
+    Mode,
+    RetrySettings,
+    Start,
+    StartKind,
+)
+from pulque.testing.clock import ManualClock
+from pulque.testing.raw import RawConnection
+from pulque.wire.requests import Request, Subscribe
+from pulque.wire.responses import Subscribed
+from tests.unit.broker.running import Running, numbered
+from tests.unit.broker.running import Start as StartBroker
+
+ORDERS = Subscribe("g", "c", 1, "orders")
+RETRY = RetrySettings((1000, 5000), 10, 7)
+
+
+async def subscribe(raw: RawConnection, request: Request) -> Subscribed:
+    return await raw.ask(request, Subscribed)
+
+
+async def test_a_group_is_told_what_is_in_force(raw: RawConnection) -> None:
+    answer = await subscribe(raw, replace(ORDERS, retry=RETRY))
+
+    assert answer == Subscribed("g", Mode.SHARED, Filter(), RETRY)
+
+
+async def test_settings_outlive_the_broker(running: Running, start: StartBroker) -> None:
+    raw = await running.connect()
+    await subscribe(raw, replace(ORDERS, retry=RETRY))
+    killed = await start(running.as_if_killed("killed"))
+    by_facts = await subscribe(await killed.connect(), ORDERS)
+
+    again = await running.restarted()
+    by_checkpoint = await subscribe(await again.connect(), ORDERS)
+    await again.close()
+
+    assert by_facts.retry == by_checkpoint.retry == RETRY
+
+
+async def test_the_last_word_about_retries_counts(raw: RawConnection) -> None:
+    await subscribe(raw, replace(ORDERS, retry=RETRY))
+
+    answer = await subscribe(raw, replace(ORDERS, retry=RetrySettings(max_attempts=3)))
+
+    assert answer.retry == RetrySettings((1000, 5000), 10, 3)
+
+
+async def test_an_old_incarnation_is_fenced(raw: RawConnection) -> None:
+    await raw.send("orders", numbered(1))
+    await raw.pull("orders", incarnation=5)
+
+    with pytest.raises(FencedError):
+        await subscribe(raw, replace(ORDERS, incarnation=4))
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"group": ""}, InvalidRequestError),
+        ({"group": "a%b"}, InvalidNameError),
+        ({"group": "#c"}, InvalidNameError),
+        ({"consumer": ""}, InvalidNameError),
+        ({"subject": ""}, InvalidNameError),
+        ({"subject": "%retry%a%b"}, InvalidNameError),
+        ({"consumer": "c" * 255, "mode": Mode.BROADCAST}, InvalidNameError),
+        ({"retry": RetrySettings((), 101)}, InvalidRequestError),
+        ({"retry": RetrySettings((1,) * 256)}, InvalidRequestError),
+    ],
+)
+@pytest.mark.accepts("003-58")
+async def test_what_cannot_be_is_refused(
+    raw: RawConnection, changes: dict[str, object], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        await subscribe(raw, replace(ORDERS, **changes))  # type: ignore[arg-type]
+
+    assert await subscribe(raw, ORDERS)
+
+
+@pytest.mark.parametrize(
+    ("begin", "expected"),
+    [
+        (Start(), 0),
+        (Start(StartKind.LATEST), 20),
+        (Start(StartKind.SEQUENCE, 7), 7),
+        (Start(StartKind.SEQUENCE, 99), 20),
+        (Start(StartKind.TIME, 1_700_000_000_000), 0),
+        (Start(StartKind.TIME, 1_700_000_000_001), 10),
+        (Start(StartKind.TIME, 1_700_000_001_000), 10),
+        (Start(StartKind.TIME, 1_700_000_001_001), 20),
+        (Start(StartKind.TIME, 0), 0),
+    ],
+)
+async def test_a_new_group_starts_where_it_wants_to(
+    start: StartBroker, begin: Start, expected: int
+) -> None:
+    clock = ManualClock()
+    running = await start(clock=clock)
+    raw = await running.connect()
+    await raw.send("orders", numbered(10))
+    clock.advance(1000)
+    await raw.send("orders", numbered(10, 10))
+
+    await subscribe(raw, replace(ORDERS, start=begin))
+    clock.advance(1000)
+    await raw.send("orders", numbered(5, 20))
+    got = await raw.pull("orders")
+
+    assert got.bodies == numbered(25 - expected, expected)
+
+
+async def test_only_a_new_group_chooses_its_start(raw: RawConnection) -> None:
+    await raw.send("orders", numbered(5))
+    await subscribe(raw, ORDERS)
+
+    await subscribe(raw, replace(ORDERS, consumer="d", start=Start(StartKind.LATEST)))
+    got = await raw.pull("orders", consumer="d")
+
+    assert got.bodies == numbered(5)
+
+
+async def test_a_subject_that_comes_later_is_read_from_its_start(raw: RawConnection) -> None:
+    await subscribe(raw, replace(ORDERS, start=Start(StartKind.LATEST)))
+    await raw.send("orders", numbered(5))
+    await raw.send("orders", numbered(5, 5))
+
+    assert (await raw.pull("orders")).bodies == numbered(10)
+
+
+async def test_a_start_is_on_disk_before_the_answer(running: Running, start: StartBroker) -> None:
+    raw = await running.connect()
+    await raw.send("orders", numbered(5))
+    await subscribe(raw, replace(ORDERS, start=Start(StartKind.SEQUENCE, 3)))
+
+    killed = await start(running.as_if_killed("killed"))
+    got = await (await killed.connect()).pull("orders")
+
+    assert got.bodies == numbered(2, 3)
