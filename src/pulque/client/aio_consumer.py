@@ -182,6 +182,7 @@ class Consumer:
         if self._connection is not None:
             self._connection.on_lost = None
             await self._connection.close()
+        await self._save(is_last=True)
         self._identity.release()
 
     async def __aenter__(self) -> Self:
@@ -194,6 +195,13 @@ class Consumer:
         trace: TracebackType | None,
     ) -> None:
         await self.close()
+
+    async def _save(self, *, is_last: bool = False) -> None:
+        """Write down how far this consumer got, for after a restart."""
+        local, now = self._identity.local, time.monotonic()
+        if local is not None and (is_last or local.is_due(now)):
+            progress = self._core.progress()
+            await asyncio.to_thread(local.save, progress, now, is_last=is_last)
 
     # ── one batch after the other ──────────────────────────────────────────────────────────
 
@@ -295,6 +303,7 @@ class Consumer:
     async def _keep(self) -> None:
         while self._fatal is None:
             await asyncio.sleep(min(_TICK, self._lease / _BEATS_PER_LEASE))
+            await self._save()
             connection = self._connection
             if connection is None or not connection.is_open:
                 continue

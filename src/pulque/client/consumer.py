@@ -80,7 +80,12 @@ class Consumer:
         self._handed = 0
         self._handed_at = 0.0
         self._keeper = Keeper(
-            core, self._lock, connect=connect, drain=self._drain, interrupt=self._interrupt
+            core,
+            self._lock,
+            connect=connect,
+            drain=self._drain,
+            save=self._save,
+            interrupt=self._interrupt,
         )
 
     @property
@@ -185,6 +190,7 @@ class Consumer:
         with self._reading:
             self._drop_connection()
         self._keeper.leave(self._timeout)
+        self._save(is_last=True)
         self._identity.release()
 
     def __enter__(self) -> Self:
@@ -197,6 +203,14 @@ class Consumer:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _save(self, *, is_last: bool = False) -> None:
+        """Write down how far this consumer got, for after a restart."""
+        local, now = self._identity.local, time.monotonic()
+        if local is not None and (is_last or local.is_due(now)):
+            with self._lock:
+                progress = self._core.progress()
+            local.save(progress, now, is_last=is_last)
 
     # ── one batch after the other ──────────────────────────────────────────────────────────
 

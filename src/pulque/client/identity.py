@@ -4,6 +4,7 @@ An id is ``host/application/subject/slot``. A slot is a file in the client's sta
 the consumer keeps locked while it runs; a consumer that starts takes the first free one, so
 that after a restart it finds what it held before. The file also remembers the last
 incarnation, which only grows: of two consumers with one id, the broker listens to the newer.
+Beside it lie the files in which the consumer keeps what its broker may not know.
 """
 
 import contextlib
@@ -22,6 +23,7 @@ from typing import Self
 
 import google_crc32c
 
+from pulque.client.local_state import LocalState
 from pulque.errors import ConfigError
 from pulque.model.names import ConsumerId, parse_consumer_id
 
@@ -63,11 +65,27 @@ class Identity:
     incarnation: int
     _slot: int | None = None
     """The locked file's descriptor."""
+    stem: Path | None = None
+    """The path of the locked file: the consumer's other files are named after it."""
+    local: LocalState | None = None
+    """What it keeps over a restart; None if it has no place for that."""
 
     @classmethod
-    def given(cls, consumer_id: str) -> Self:
-        """Return the identity that the caller chose; keeping it unique is up to them."""
-        return cls(parse_consumer_id(consumer_id), _now_ms())
+    def given(cls, consumer_id: str, folder: Path, *, group: str, subject: str) -> Self:
+        """Return the identity that the caller chose; keeping it unique is up to them.
+
+        It has no files where another process has them, or where they cannot be written.
+        """
+        identity = cls(parse_consumer_id(consumer_id), _now_ms())
+        scope = google_crc32c.value(f"{consumer_id}\0{group}\0{subject}".encode())
+        try:
+            stem = _make_folder(folder) / f"id-{_part(consumer_id)}-{scope:08x}"
+            identity._slot = _lock(stem)
+            if identity._slot is not None:
+                identity.stem = stem
+        except OSError as error:
+            log.warning("no state folder: folder=%s error=%s", folder, error)
+        return identity
 
     @classmethod
     def take(cls, folder: Path, *, application: str, group: str, subject: str) -> Self:
@@ -80,10 +98,11 @@ class Identity:
         try:
             home = _make_folder(folder)
             for number in range(MAX_SLOTS):
-                slot = _lock(home / f"{_part(application)}-{scope:08x}-{number}")
+                path = home / f"{_part(application)}-{scope:08x}-{number}"
+                slot = _lock(path)
                 if slot is not None:
                     consumer = parse_consumer_id(f"{stem}/{number}")
-                    return cls(consumer, _next_incarnation(slot), slot)
+                    return cls(consumer, _next_incarnation(slot), slot, path)
         except OSError as error:
             log.warning("no state folder: folder=%s error=%s", folder, error)
             return cls(parse_consumer_id(f"{stem}/{secrets.token_hex(8)}"), _now_ms())

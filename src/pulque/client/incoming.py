@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from pulque.client.kept import Finished, Kept, Progress, finish
 from pulque.client.received import NACKED, Hole, ReceivedBatch, ReceivedMessage
 from pulque.client.records import check_count, split_records
 from pulque.errors import (
@@ -130,8 +131,10 @@ class Subscription:
 class IncomingCore:
     """The deliveries of one consumer. Its owner's lock guards it; ack and nack need none."""
 
-    def __init__(self, options: PullOptions) -> None:
+    def __init__(self, options: PullOptions, kept: Kept | None = None) -> None:
         self.options = options
+        self._kept = Kept() if kept is None else kept
+        """What was finished before a restart."""
         self.abandoned = 0
         """How many deliveries the broker gave to others so far."""
         self.held = 0
@@ -236,6 +239,7 @@ class IncomingCore:
         if state.code is not ErrorCode.NONE:
             raise error_from_wire(state.code, f"{each.partition} cannot be pulled")
         if each.settled == _UNKNOWN:
+            self._kept.compare(each.partition, state.settled)
             each.settled = each.asked = state.settled
             each.expected = state.settled
         elif state.settled > each.asked:
@@ -275,11 +279,27 @@ class IncomingCore:
                 tenure=delivered.tenure,
             )
             check_count(len(batch), envelope.count)
-            each.held.append(batch)
             each.expected += served.end - served.start
             self.held += served.end - served.start
-            self._waiting.append(batch)
+            if self._kept:
+                self._take_in_kept(each, batch)
+            else:
+                each.held.append(batch)
+                self._waiting.append(batch)
         self._leave_out(each, end, delivered.tenure)
+
+    def _take_in_kept(self, each: Subscription, batch: ReceivedBatch) -> None:
+        """Settle again what was finished before a restart; have the rest handed out."""
+        windows = list(self._kept.windows(batch))
+        for start, end, found in windows:
+            part = batch.window(start, end) if len(windows) > 1 else batch
+            each.held.append(part)
+            if found is None:
+                self._waiting.append(part)
+            else:
+                log.info("finished before the restart: %s count=%d", each.partition, end - start)
+                finish(part, found)
+        self._kept.pass_over(each.partition, each.expected)
 
     def _leave_out(self, each: Subscription, until: int, tenure: Tenure) -> None:
         """Take note that there are no messages for the deliveries before ``until``."""
@@ -332,6 +352,23 @@ class IncomingCore:
                     each.on_the_way = settle
                     each.asked = settle.last + 1
                     yield settle
+
+    def progress(self) -> list[Progress]:
+        """Return how far this consumer got in every partition that the broker told of."""
+        return [
+            Progress(
+                each.partition,
+                each.settled,
+                each.expected,
+                tuple(_finished(each.held)),
+                tuple(
+                    (batch.tenure, batch.pull_base + batch.settled, batch.pull_base + batch.end)
+                    for batch in each.held
+                ),
+            )
+            for each in self._subscriptions
+            if each.settled != _UNKNOWN
+        ]
 
     @property
     def is_told(self) -> bool:
@@ -419,3 +456,13 @@ def _limit_nacks(batch: ReceivedBatch | Hole, until: int, nacked: list[Nacked]) 
         nacked.append(Nacked(batch.pull_base + at, delay_ms, reason))
         at = batch.states.find(NACKED, at + 1, until)
     return until
+
+
+def _finished(held: Iterable[ReceivedBatch | Hole]) -> Iterator[Finished]:
+    """Yield what is finished and not settled, up to the first message that is not."""
+    for batch in held:
+        until = batch.finished_until()
+        if isinstance(batch, ReceivedBatch) and until > batch.settled:
+            yield Finished(batch, batch.settled, until)
+        if until < batch.end:
+            return

@@ -31,6 +31,7 @@ class Keeper:
         lock: Guards ``core``.
         connect: Opens a connection within so many seconds.
         drain: Takes in answers that wait on the consumer's own connection.
+        save: Writes down how far the consumer got, if it is time to.
         interrupt: Wakes the consumer's caller, to be told that there is no way to go on.
     """
 
@@ -41,12 +42,14 @@ class Keeper:
         *,
         connect: Callable[[float], Connection],
         drain: Callable[[], None],
+        save: Callable[[], None],
         interrupt: Callable[[], None],
     ) -> None:
         self._core = core
         self._lock = lock
         self._connect = connect
         self._drain = drain
+        self._save = save
         self._interrupt = interrupt
         self._connection: Connection | None = None
         self._error: PulqueError | None = None
@@ -122,6 +125,8 @@ class Keeper:
             if self._stop.is_set():
                 return
             try:
+                # First, as the broker may be away or hang.
+                self._save()
                 self._drain()
                 self._settle_all()
                 if time.monotonic() >= self._beat_at:

@@ -8,6 +8,7 @@ from pulque.client.batches import WINDOW
 from pulque.client.dispatch import SendOptions
 from pulque.client.identity import Identity, state_folder
 from pulque.client.incoming import IncomingCore, PullOptions
+from pulque.client.local_state import LocalState
 from pulque.client.wishes import Retry, StartAt, mode_of, retry_of, start_of
 from pulque.errors import UsageError
 from pulque.model.batch import MAX_COUNT, Codec
@@ -111,10 +112,10 @@ def consumer_core(  # noqa: PLR0913  # the arguments of Client.consumer
     if max_held is not None:
         _check("max_held", max_held, 1, 1_000_000_000)
     wishes = (found_mode, tag_filter(tags, all_tags), start_of(start), retry_of(retry))
+    folder = state_folder(state_dir, os.environ)
     if consumer_id is not None:
-        identity = Identity.given(consumer_id)
+        identity = Identity.given(consumer_id, folder, group=name, subject=subject)
     else:
-        folder = state_folder(state_dir, os.environ)
         identity = Identity.take(folder, application=application, group=name, subject=subject)
     effective = parse_group(name) if name else broadcast_group(identity.consumer)
     options = PullOptions(
@@ -127,7 +128,11 @@ def consumer_core(  # noqa: PLR0913  # the arguments of Client.consumer
         max_held or 4 * max_messages,
         *wishes,
     )
-    core = IncomingCore(options)
+    kept = None
+    if identity.stem is not None:
+        identity.local = LocalState(identity.stem, effective, identity.consumer)
+        kept = identity.local.load()
+    core = IncomingCore(options, kept)
     core.subscribe([retry_partition(parsed_subject, effective)])
     return core, identity
 

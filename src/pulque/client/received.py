@@ -4,6 +4,8 @@ To ack a message is to store one byte: the consumer finds later, batch by batch,
 prefix of finished messages reaches.
 """
 
+import copy
+
 from pulque.model.message import Message, StoredBatch
 from pulque.model.names import PartitionName
 from pulque.model.positions import ConsumeSequence, PullSequence, Tenure
@@ -63,6 +65,15 @@ class ReceivedBatch(StoredBatch):
         """Return the index after the last of the finished ones that follow the settled ones."""
         found = self.states.find(OPEN, self.settled, self.end)
         return self.end if found < 0 else found
+
+    def window(self, start: int, end: int) -> "ReceivedBatch":
+        """Return a part of it that goes its own way; nothing may be handed out yet."""
+        part = copy.copy(self)
+        part.states = bytearray(len(self))
+        part.nacks = {}
+        part.start = part.settled = start
+        part.end = end
+        return part
 
     def lose(self, start: int, end: int) -> int:
         """Take note that the broker gave ``start..end`` to others; return how many they are."""

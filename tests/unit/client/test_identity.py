@@ -82,10 +82,23 @@ def test_without_a_folder_the_id_is_random(
     first.release()
 
 
-def test_a_given_id_must_be_valid() -> None:
-    assert Identity.given("me@home").consumer == "me@home"
+def given(folder: Path, consumer_id: str) -> Identity:
+    return Identity.given(consumer_id, folder, group="kitchen", subject="orders")
+
+
+def test_a_given_id_must_be_valid(tmp_path: Path) -> None:
+    assert given(tmp_path, "me@home").consumer == "me@home"
     with pytest.raises(InvalidNameError):
-        Identity.given("no spaces")
+        given(tmp_path, "no spaces")
+
+
+def test_of_two_with_one_given_id_only_the_first_has_files(tmp_path: Path) -> None:
+    first, second = given(tmp_path, "me"), given(tmp_path, "me")
+    assert first.stem is not None
+    assert second.stem is None
+
+    first.release()
+    assert given(tmp_path, "me").stem == first.stem
 
 
 def test_the_folder_is_given_or_named_or_the_users_own(tmp_path: Path) -> None:

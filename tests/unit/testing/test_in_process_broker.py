@@ -248,9 +248,9 @@ class TestItsEnd:
         broker.start()
         broker.stop()
 
-    def test_settings_are_those_of_a_broker(self) -> None:
+    def test_settings_are_those_of_a_broker(self, tmp_path: Path) -> None:
         with InProcessBroker(consumption={"lease": "7s", "lease_check": "1s"}) as broker:
-            client = pulque.connect(broker.url, state_dir="unused")
+            client = pulque.connect(broker.url, state_dir=tmp_path)
             consumer = client.consumer("orders", group="kitchen", consumer_id="one")
             client.send("orders", b"tea")
             consumer.pull(timeout=10)

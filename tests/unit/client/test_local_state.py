@@ -1,0 +1,342 @@
+"""What a consumer keeps over a restart: acks and nacks that its broker was not told."""
+
+import json
+import logging
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+import pulque
+import pulque.aio
+from pulque.client import spool
+from pulque.errors import PulqueError
+from pulque.model.message import Message
+from pulque.testing.broker import InProcessBroker
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def connect(pulque_broker: InProcessBroker, state: Path) -> Callable[[], pulque.Client]:
+    """Connect like the same application after a restart."""
+    return lambda: pulque.connect(pulque_broker.url, timeout=1, name="shop", state_dir=state)
+
+
+def bodies(messages: list[pulque.ReceivedMessage]) -> list[str]:
+    return [message.body.decode() for message in messages]
+
+
+def kept(state: Path) -> dict[str, dict[str, object]]:
+    """Return what stands in the one file of positions, by partition."""
+    (path,) = state.glob("consumers/*.settled")
+    found = json.loads(path.read_bytes().splitlines()[1])
+    return dict(found["partitions"])
+
+
+def spooled(state: Path) -> list[tuple[str, str, bytes]]:
+    """Return partition, reason and body of the nacks in the spool."""
+    return [
+        (nack.partition, nack.reason, Message(nack.read_message(), 0).body)
+        for path in state.glob("consumers/*.nacks")
+        for nack in spool.Spool(path).read()
+    ]
+
+
+def settled_at_broker(client: pulque.Client, partition: str = "orders") -> list[int]:
+    rows = client.status()["subscriptions"]
+    return [row["settled"] for row in rows if row["partition"] == partition]
+
+
+class TestAcks:
+    @pytest.mark.accepts("000-21", "000-35")
+    def test_acks_without_a_broker_are_told_after_the_restart_of_the_consumer(
+        self, pulque_broker: InProcessBroker, connect: Callable[[], pulque.Client], state: Path
+    ) -> None:
+        with connect() as client:
+            client.send_many("orders", [b"1", b"2", b"3", b"4"])
+            consumer = client.consumer("orders", group="kitchen")
+            first, second, _, _ = consumer.pull(timeout=10)
+            pulque_broker.kill()
+            first.ack()
+            second.ack()
+        position = kept(state)["orders"]
+        assert (position["settled"], position["position"]) == (0, 2)
+
+        pulque_broker.restart()
+        with connect() as client:
+            consumer = client.consumer("orders", group="kitchen")
+
+            assert bodies(consumer.pull(timeout=10)) == ["3", "4"]
+            consumer.settle()
+            assert settled_at_broker(client) == [2]
+
+    @pytest.mark.accepts("000-21")
+    def test_the_position_is_written_while_all_is_well(
+        self, connect: Callable[[], pulque.Client], state: Path
+    ) -> None:
+        with connect() as client:
+            client.send_many("orders", [b"1", b"2", b"3"])
+            consumer = client.consumer("orders", group="kitchen")
+            consumer.ack_all(consumer.pull(timeout=10)[:2])
+            consumer.settle()
+        position = kept(state)["orders"]
+
+        assert (position["settled"], position["position"]) == (2, 2)
+
+    def test_they_are_told_after_the_broker_comes_back_to_the_same_consumer(
+        self, pulque_broker: InProcessBroker, connect: Callable[[], pulque.Client]
+    ) -> None:
+        with connect() as client:
+            client.send("orders", b"1")
+            consumer = client.consumer("orders", group="kitchen")
+            (message,) = consumer.pull(timeout=10)
+            pulque_broker.kill()
+            message.ack()
+            pulque_broker.restart()
+
+            assert consumer.pull(timeout=0.2) == []
+            consumer.settle()
+            assert settled_at_broker(client) == [1]
+
+    def test_what_was_finished_for_one_broker_is_handed_out_by_another(
+        self, pulque_broker: InProcessBroker, connect: Callable[[], pulque.Client], state: Path
+    ) -> None:
+        """Tenure, pull sequences and consume sequences are the same there."""
+        with connect() as client:
+            client.send_many("orders", [b"1", b"2"])
+            consumer = client.consumer("orders", group="kitchen")
+            messages = consumer.pull(timeout=10)
+            pulque_broker.kill()
+            consumer.ack_all(messages)
+        assert kept(state)["orders"]["position"] == 2
+
+        with InProcessBroker() as other:
+            other.advance_time(10)
+            with pulque.connect(other.url, name="shop", state_dir=state) as client:
+                client.send_many("orders", [b"3", b"4"])
+                consumer = client.consumer("orders", group="kitchen")
+
+                assert bodies(consumer.pull(timeout=10)) == ["3", "4"]
+
+    def test_after_the_lease_nothing_is_settled_that_others_have(
+        self, pulque_broker: InProcessBroker, connect: Callable[[], pulque.Client]
+    ) -> None:
+        with connect() as client:
+            client.send("orders", b"1")
+            consumer = client.consumer("orders", group="kitchen")
+            (message,) = consumer.pull(timeout=10)
+            pulque_broker.kill()
+            message.ack()
+        pulque_broker.restart()
+        pulque_broker.advance_time(60)
+
+        with connect() as client:
+            (again,) = client.consumer("orders", group="kitchen").pull(timeout=10)
+            assert again.attempt == 2
+
+    @pytest.mark.parametrize(
+        "damage",
+        [
+            lambda data: data[:-10],
+            lambda data: b"",
+            lambda data: bytes(len(data)),
+            lambda data: data.replace(b"kitchen", b"chicken"),
+            lambda data: b"00000000\nnull\n",
+        ],
+    )
+    def test_a_damaged_file_is_ignored_with_a_warning(
+        self,
+        pulque_broker: InProcessBroker,
+        connect: Callable[[], pulque.Client],
+        state: Path,
+        caplog: pytest.LogCaptureFixture,
+        damage: Callable[[bytes], bytes],
+    ) -> None:
+        with connect() as client:
+            client.send("orders", b"1")
+            consumer = client.consumer("orders", group="kitchen")
+            (message,) = consumer.pull(timeout=10)
+            pulque_broker.kill()
+            message.ack()
+        (path,) = state.glob("consumers/*.settled")
+        path.write_bytes(damage(path.read_bytes()))
+        pulque_broker.restart()
+
+        with caplog.at_level(logging.WARNING, "pulque.client"), connect() as client:
+            consumer = client.consumer("orders", group="kitchen")
+            assert bodies(consumer.pull(timeout=10)) == ["1"]
+        assert "kept positions ignored" in caplog.text
+
+    def test_a_folder_that_cannot_be_written_costs_nothing_but_the_net(
+        self, pulque_broker: InProcessBroker, tmp_path: Path
+    ) -> None:
+        (tmp_path / "file").touch()
+        with pulque.connect(pulque_broker.url, state_dir=tmp_path / "file") as client:
+            client.send("orders", b"1")
+            consumer = client.consumer("orders", group="kitchen", consumer_id="one")
+            (message,) = consumer.pull(timeout=10)
+            message.ack()
+            consumer.settle()
+            assert settled_at_broker(client) == [1]
+
+
+class TestNacks:
+    @pytest.mark.accepts("000-33", "000-34")
+    def test_a_nack_without_a_broker_is_kept_with_its_message_and_told_later(
+        self, pulque_broker: InProcessBroker, connect: Callable[[], pulque.Client], state: Path
+    ) -> None:
+        with connect() as client:
+            client.send_many("orders", [b"1", b"2", b"3", b"4"])
+            consumer = client.consumer("orders", group="kitchen")
+            first, second, third, _ = consumer.pull(timeout=10)
+            pulque_broker.kill()
+            first.ack()
+            second.nack("no milk")
+            third.ack()
+        assert spooled(state) == [("orders", "no milk", b"2")]
+        assert kept(state)["orders"]["position"] == 3  # the ack after it may go on
+
+        pulque_broker.restart()
+        with connect() as client:
+            consumer = client.consumer("orders", group="kitchen")
+            assert bodies(consumer.pull(timeout=10)) == ["4"]
+            consumer.settle()
+            assert settled_at_broker(client) == [3]
+            pulque_broker.advance_time(7200)
+            (again,) = consumer.pull(timeout=10)
+            assert (again.body, again.attempt) == (b"2", 2)
+            assert "no milk" in str(again.headers)
+            again.ack()
+        assert spooled(state) == []
+
+    @pytest.mark.accepts("000-34")
+    def test_acks_do_not_go_beyond_a_nack_that_is_not_safe(
+        self,
+        pulque_broker: InProcessBroker,
+        connect: Callable[[], pulque.Client],
+        state: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        def refuse(self: spool.Spool, nacks: object) -> int:
+            return 0
+
+        monkeypatch.setattr(spool.Spool, "put", refuse)
+        with connect() as client:
+            client.send_many("orders", [b"1", b"2", b"3"])
+            consumer = client.consumer("orders", group="kitchen")
+            first, second, third = consumer.pull(timeout=10)
+            pulque_broker.kill()
+            first.ack()
+            second.nack("no milk")
+            third.ack()
+        assert kept(state)["orders"]["position"] == 1
+
+        pulque_broker.restart()
+        with connect() as client:
+            consumer = client.consumer("orders", group="kitchen")
+            assert bodies(consumer.pull(timeout=10)) == ["2", "3"]
+
+    def test_a_nack_is_known_without_the_file_of_positions(
+        self, pulque_broker: InProcessBroker, connect: Callable[[], pulque.Client], state: Path
+    ) -> None:
+        with connect() as client:
+            client.send_many("orders", [b"1", b"2", b"3"])
+            consumer = client.consumer("orders", group="kitchen")
+            first, second, _ = consumer.pull(timeout=10)
+            pulque_broker.kill()
+            first.ack()
+            second.nack("no milk")
+        (path,) = state.glob("consumers/*.settled")
+        path.unlink()
+        pulque_broker.restart()
+
+        with connect() as client:
+            consumer = client.consumer("orders", group="kitchen")
+            # One after the other, as the nacked one lies between them.
+            found = consumer.pull(timeout=10)
+            assert bodies(found) == ["1", "3"]
+            consumer.ack_all(found)
+            consumer.settle()
+            assert settled_at_broker(client) == [3]
+            assert client.status()["deliveries_nacked"] == 1
+
+    def test_a_nack_that_lasts_is_kept_before_the_consumer_ends(
+        self, pulque_broker: InProcessBroker, connect: Callable[[], pulque.Client], state: Path
+    ) -> None:
+        client = connect()
+        client.send("orders", b"1")
+        consumer = client.consumer("orders", group="kitchen")
+        (message,) = consumer.pull(timeout=10)
+        pulque_broker.kill()
+        message.nack("no milk")
+
+        for _ in range(100):
+            if spooled(state):
+                break
+            with pytest.raises(PulqueError):
+                consumer.settle(timeout=0.2)
+        assert spooled(state) == [("orders", "no milk", b"1")]
+
+        pulque_broker.restart()
+        consumer.settle(timeout=10)
+        assert client.status()["deliveries_nacked"] == 1
+        client.close()
+        assert spooled(state) == []
+
+    def test_after_the_lease_a_kept_nack_is_the_brokers_matter(
+        self, pulque_broker: InProcessBroker, connect: Callable[[], pulque.Client], state: Path
+    ) -> None:
+        with connect() as client:
+            client.send("orders", b"1")
+            consumer = client.consumer("orders", group="kitchen")
+            (message,) = consumer.pull(timeout=10)
+            pulque_broker.kill()
+            message.nack("no milk")
+        pulque_broker.restart()
+        pulque_broker.advance_time(60)
+
+        with connect() as client:
+            consumer = client.consumer("orders", group="kitchen")
+            (again,) = consumer.pull(timeout=10)
+            assert again.attempt == 2
+            again.ack()
+            consumer.settle()
+            assert consumer.pull(timeout=0.1) == []
+            assert client.status()["deliveries_nacked"] == 0
+        assert spooled(state) == []
+
+
+class TestTheTwin:
+    @pytest.fixture
+    async def client(
+        self, pulque_broker: InProcessBroker, state: Path
+    ) -> AsyncIterator[pulque.aio.Client]:
+        async with pulque.aio.connect(
+            pulque_broker.url, timeout=1, name="shop", state_dir=state
+        ) as client:
+            yield client
+
+    @pytest.mark.accepts("000-33", "000-35")
+    async def test_acks_and_nacks_are_kept_and_told(
+        self, pulque_broker: InProcessBroker, client: pulque.aio.Client, state: Path
+    ) -> None:
+        await client.send_many("orders", [b"1", b"2", b"3"])
+        consumer = client.consumer("orders", group="kitchen")
+        first, second, _ = await consumer.pull(timeout=10)
+        pulque_broker.kill()
+        first.ack()
+        second.nack("no milk")
+        await consumer.close()
+        assert kept(state)["orders"]["position"] == 2
+        assert spooled(state) == [("orders", "no milk", b"2")]
+
+        pulque_broker.restart()
+        async with client.consumer("orders", group="kitchen") as again:
+            assert bodies(await again.pull(timeout=10)) == ["3"]
+            await again.settle()
+            assert (await client.status())["deliveries_settled"] == 2
+        assert spooled(state) == []
