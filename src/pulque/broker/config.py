@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, field_validator, model_validator
 
-from pulque.broker.units import Duration, Number, Size, show_duration, show_size
+from pulque.broker.units import Duration, Number, Share, Size, show_duration, show_size
 from pulque.errors import InvalidNameError
 from pulque.model.names import parse_group
 
@@ -202,7 +202,7 @@ class LimitsSection(_Section):
 
 
 class ConsumptionSection(_Section):
-    """How long a silent consumer keeps what it holds."""
+    """How long a silent consumer keeps what it holds, and what comes first."""
 
     lease: Annotated[Duration, Field(ge=100 * _MILLISECOND, le=_DAY)] = Field(
         default=30 * _SECOND,
@@ -212,6 +212,12 @@ class ConsumptionSection(_Section):
     lease_check: Annotated[Duration, Field(ge=10 * _MILLISECOND, le=_HOUR)] = Field(
         default=5 * _SECOND,
         description="Leases are looked at this often, so a loss is noticed at most this late.",
+    )
+    low_priority_share: Annotated[Share, Field(ge=0, le=0.5)] = Field(
+        default=0.1,
+        description="The share of a group's pulls that begin with another priority than the "
+        "highest that waits, each in its turn: so lower ones go on, however much waits above "
+        "them. With 0 they wait until nothing else does.",
     )
 
     @model_validator(mode="after")
@@ -255,7 +261,7 @@ class BrokerSettings(_Section):
     )
     consumption: ConsumptionSection = Field(
         default=ConsumptionSection(),
-        description="How long a silent consumer keeps what it holds.",
+        description="How long a silent consumer keeps what it holds, and what comes first.",
     )
     log: LogSection = Field(
         default=LogSection(), description="What the broker says about itself, on stderr."

@@ -1,18 +1,23 @@
 """What a pull would hand out: first what the consumer holds already, then what nobody has.
 
-A plan changes nothing. It may be made in a thread to warm the page cache, thrown away and made
+Partitions are looked at in the order of ``rules/turns.py``: higher priorities first, and among
+equals the one that was served longest ago.
+
+A plan changes nothing. It may be made in a thread that reads from the disk, thrown away and made
 again; only whoever carries it out writes facts.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from pulque.broker.state import BrokerState, PullLimits
 from pulque.errors import ErrorCode, NotAllowedError
 from pulque.model.actions import Action, GroupOpened, SubscriptionOpened
-from pulque.model.names import ConsumerId, Group, owner_of
+from pulque.model.names import ConsumerId, Group, level_of, owner_of
 from pulque.model.positions import ConsumeSequence, PullSequence
 from pulque.rules.subscription import HeldRange, Subscription
+from pulque.rules.turns import Candidate, Turns
 from pulque.storage.consume_log import Span
 from pulque.storage.files import Buffer
 from pulque.storage.partitions import Partition
@@ -34,6 +39,15 @@ class Pulling(Protocol):
     def consumer(self) -> ConsumerId: ...
 
 
+class _Wanted(NamedTuple):
+    """One partition of a pull, and what the consumer has of it."""
+
+    partition: Partition
+    expected: int
+    opening: SubscriptionOpened | None
+    found: Subscription | None
+
+
 @dataclass(slots=True)
 class PullPlan:
     """What one pull would hand out; nothing has happened yet."""
@@ -50,6 +64,10 @@ class PullPlan:
     openings: int = 0
     """How many of the facts give a number to a new subscription."""
     is_lost: bool = False
+    is_at_limit: bool = False
+    """The consumer holds as much as it may: it gets no more before it settles."""
+    favoured: int | None = None
+    """The level that it begins with, where that is not the highest."""
 
     @property
     def is_empty(self) -> bool:
@@ -72,11 +90,12 @@ class PullPlan:
 class PullPlanner:
     """Makes plans. May be used from any thread, as it changes nothing."""
 
-    def __init__(self, state: BrokerState, limits: PullLimits) -> None:
+    def __init__(self, state: BrokerState, limits: PullLimits, turns: Turns) -> None:
         self._engine = state.engine
         self._consumption = state.consumption
         self._max_subscriptions = state.max_subscriptions
         self._limits = limits
+        self._turns = turns
 
     def plan(self, puller: Pulling, *, may_block: bool) -> PullPlan:
         """Say what a pull would hand out now.
@@ -91,7 +110,47 @@ class PullPlanner:
             min(request.max_messages, self._limits.max_messages),
             min(request.max_bytes, self._limits.max_bytes),
         )
-        for index, wanted in enumerate(request.wanted):
+        found = self._look(plan, puller)
+        room = self._limits.max_held - sum(
+            each.found.held_count for each in found.values() if each.found is not None
+        )
+        plan.is_at_limit = room <= 0
+        complete = [
+            index
+            for index in self._in_turn(plan, puller.group, found)
+            if self._plan_held(plan, index, found[index], may_block=may_block)
+        ]
+        for index in complete:
+            if plan.messages <= 0 or plan.room <= 0 or room <= 0:
+                break
+            each = found[index]
+            room -= self._plan_new(plan, puller, index, each, room, may_block=may_block)
+        return plan
+
+    def basis(self, puller: Pulling) -> tuple[object, ...]:
+        """Return what a plan is made from: while that stays as it is, so does the plan."""
+        consumption = self._consumption
+        parts: list[object] = [consumption.next_id]
+        for wanted in puller.request.wanted:
+            partition = self._engine.partition(wanted.partition)
+            if partition is not None:
+                found = consumption.subscription(partition.id, puller.group, puller.consumer)
+                group = consumption.groups.get((partition.id, puller.group))
+                parts += (
+                    partition.id,
+                    found and (found.incarnation, found.settled, found.next_pull),
+                    group and group.next_sequence,
+                )
+        return tuple(parts)
+
+    def _look(self, plan: PullPlan, puller: Pulling) -> dict[int, _Wanted]:
+        """Find what the consumer has of each partition, and note its states.
+
+        Returns:
+            Those that can be handed out, by their place in the request.
+        """
+        found: dict[int, _Wanted] = {}
+        for index, wanted in enumerate(puller.request.wanted):
             partition = self._engine.partition(wanted.partition)
             if partition is None:
                 plan.expect(wanted.expected, PullSequence(0))
@@ -100,29 +159,44 @@ class PullPlanner:
                 partition.id,
                 puller.group,
                 puller.consumer,
-                request.incarnation,
+                puller.request.incarnation,
                 ahead=plan.openings,
             )
-            found = self._consumption.subscription(partition.id, puller.group, puller.consumer)
+            subscription = self._consumption.subscription(
+                partition.id, puller.group, puller.consumer
+            )
             if opening is not None:
                 plan.facts.append(opening)
-            if found is None:
+            if subscription is None:
                 plan.openings += 1
                 self._check_room(plan.openings, puller, partition)
-            held, next_pull = (
-                (0, PullSequence(0)) if found is None else (found.held_count, found.next_pull)
+            next_pull = PullSequence(0) if subscription is None else subscription.next_pull
+            if plan.expect(wanted.expected, next_pull):
+                found[index] = _Wanted(partition, wanted.expected, opening, subscription)
+        return found
+
+    def _in_turn(self, plan: PullPlan, group: Group, found: dict[int, _Wanted]) -> Iterable[int]:
+        if len(found) < 2:
+            return found
+        candidates = [
+            Candidate(index, each.partition.id, level_of(each.partition.name))
+            for index, each in found.items()
+        ]
+        if any(each.level != candidates[0].level for each in candidates):
+            plan.favoured = self._turns.favoured(
+                group,
+                lambda: {
+                    each.level
+                    for each in candidates
+                    if self._has_new(found[each.place].partition, group)
+                },
             )
-            if not plan.expect(wanted.expected, next_pull):
-                continue
-            is_all_there = found is None or self._plan_held(
-                plan, index, partition, found, wanted.expected, may_block=may_block
-            )
-            room = self._limits.max_held - held
-            if is_all_there and plan.messages > 0 and plan.room > 0 and room > 0:
-                self._plan_new(
-                    plan, puller, partition, opening or found, room, may_block=may_block
-                )
-        return plan
+        return [each.place for each in self._turns.in_order(group, candidates, plan.favoured)]
+
+    def _has_new(self, partition: Partition, group: Group) -> bool:
+        state = self._consumption.groups.get((partition.id, group))
+        start = partition.start if state is None else state.next_sequence
+        return start < partition.confirmed
 
     def _check_room(self, openings: int, puller: Pulling, partition: Partition) -> None:
         if len(self._consumption.subscriptions) + openings <= self._max_subscriptions:
@@ -139,9 +213,7 @@ class PullPlanner:
         self,
         plan: PullPlan,
         index: int,
-        partition: Partition,
-        subscription: Subscription,
-        expected: int,
+        wanted: _Wanted,
         *,
         may_block: bool,
     ) -> bool:
@@ -149,6 +221,9 @@ class PullPlanner:
 
         If not, nothing may follow: deliveries come without gaps.
         """
+        partition, expected, _, subscription = wanted
+        if subscription is None:
+            return True
         start = subscription.settled if expected == FROM_SETTLED else expected
         for held in subscription.held_from(max(start, subscription.settled)):
             if plan.messages <= 0 or plan.room <= 0:
@@ -176,13 +251,15 @@ class PullPlanner:
         self,
         plan: PullPlan,
         puller: Pulling,
-        partition: Partition,
-        subscription: SubscriptionOpened | Subscription | None,
+        index: int,
+        wanted: _Wanted,
         most: int,
         *,
         may_block: bool,
-    ) -> None:
-        """Plan to hand out messages that nobody of the group was handed yet."""
+    ) -> int:
+        """Plan to hand out messages that nobody of the group was handed yet; say how many."""
+        partition = wanted.partition
+        subscription = wanted.opening or wanted.found
         group = self._consumption.groups.get((partition.id, puller.group))
         if group is None:
             start = _start_of(puller.request.start_at, partition)
@@ -190,7 +267,7 @@ class PullPlanner:
         else:
             start = group.next_sequence
         if start >= partition.confirmed or subscription is None:
-            return
+            return 0
         span = self._engine.span(
             partition,
             start,
@@ -199,10 +276,11 @@ class PullPlanner:
             may_block=may_block,
         )
         if not span.pieces:
-            return
+            return 0
         buffers = tuple(self._engine.read(partition, span, may_block=may_block))
-        plan.new.append((len(plan.states) - 1, subscription, span, buffers))
+        plan.new.append((index, subscription, span, buffers))
         plan.take(span.length, buffers)
+        return span.length
 
 
 def _start_of(start_at: int, partition: Partition) -> ConsumeSequence:

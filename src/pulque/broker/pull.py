@@ -1,16 +1,19 @@
 """Consume log → Pulled → consumer, and the long poll.
 
 A pull is tried in two steps. The first looks, reads and changes nothing: if the disk would have
-to be asked, it stops, a thread warms the page cache, and it is tried again. The second writes the
-facts and applies them. A pull that finds nothing waits, as an object in a dictionary: no task, no
-thread, one timer.
+to be asked, a thread does it, and what it found is handed out if nothing has changed meanwhile;
+the event loop itself never waits for the disk. The second writes the facts and applies them. A
+pull that finds nothing waits in line; of a partition that it covers and does not know it is told
+at once.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import lru_cache
 
+from pulque.broker.cold import ColdReads
+from pulque.broker.lines import Lines, WaitingPull
+from pulque.broker.places import Place
 from pulque.broker.plan import PullPlan, PullPlanner
 from pulque.broker.state import BrokerState, PullLimits, Surroundings
 from pulque.errors import (
@@ -19,6 +22,7 @@ from pulque.errors import (
     NotAllowedError,
     OverloadedError,
     PulqueError,
+    StorageError,
 )
 from pulque.model.actions import GroupOpened, Pulled, SubscriptionOpened
 from pulque.model.names import (
@@ -28,10 +32,12 @@ from pulque.model.names import (
     owner_of,
     parse_consumer_id,
     parse_partition,
+    parse_pattern,
 )
-from pulque.model.positions import PullSequence
+from pulque.model.positions import PartitionId, PullSequence
 from pulque.rules.consumption import check_incarnation
 from pulque.rules.subscription import Subscription
+from pulque.rules.turns import Turns
 from pulque.storage.consume_log import Span
 from pulque.storage.files import Buffer, WouldBlockError
 from pulque.storage.partitions import Partition
@@ -44,25 +50,43 @@ __all__ = ["Puller", "WaitingPull"]
 _LONGEST_WAIT_MS = 60_000
 _MOST_PARTITIONS = 10_000
 _FEW_PARTITIONS = 10
+_MOST_COVERS = 1000
+_MOST_COLD = 10_000
+_MOST_COLD_TRIES = 5
+_COLD_PATIENCE_S = 1.0
+"""How long a pull without time to wait may still wait for its turn at the disk."""
+_cover = lru_cache(maxsize=4096)(parse_pattern)
 
 
-@dataclass(eq=False, slots=True)
-class WaitingPull:
-    """A pull that has not been answered."""
+class _ColdPull:
+    """Reads from the disk what a pull needs."""
 
-    request: Pull
-    group: Group
-    consumer: ConsumerId
-    answer: "Callable[[PulledAnswer], None]"
-    refuse: "Callable[[PulqueError], None]"
-    owner: object
-    """Whose connection it came over."""
-    until: float
-    """When it must be answered, in the event loop's time."""
-    timer: asyncio.TimerHandle | None = None
-    """Set while it stands in line."""
-    is_over: bool = False
-    """It was answered, or its connection is gone."""
+    def __init__(self, puller: "Puller", planner: PullPlanner, waiting: WaitingPull) -> None:
+        self._puller = puller
+        self._planner = planner
+        self._waiting = waiting
+        self._basis: tuple[object, ...] = ()
+
+    def begin(self) -> bool:
+        """Look what the plan will be made from; nothing is done for a pull that is over."""
+        self._basis = self._planner.basis(self._waiting)
+        return self._puller.is_cold_wanted(self._waiting)
+
+    def run(self) -> PullPlan | PulqueError | None:
+        """Make a plan, and read all that belongs to it."""
+        try:
+            return self._planner.plan(self._waiting, may_block=True)
+        except PulqueError as error:
+            return error
+        except OSError as error:
+            return StorageError(f"the messages cannot be read: {error}")
+        except RuntimeError:
+            return None  # something changed under its eyes
+
+    def finish(self, found: PullPlan | PulqueError | None) -> None:
+        """Hand out what was read, if that is still what the consumer should get."""
+        is_current = self._planner.basis(self._waiting) == self._basis
+        self._puller.was_cold(self._waiting, found, is_current=is_current)
 
 
 class Puller:
@@ -78,14 +102,17 @@ class Puller:
         self._engine = state.engine
         self._consumption = state.consumption
         self._clock = around.clock
-        self._executor = around.executor
-        self._planner = PullPlanner(state, limits)
+        self._turns = Turns(limits.low_priority_share)
+        self._cold = ColdReads[PullPlan | PulqueError | None](around.executor, limits.cold_reads)
+        self._planner = PullPlanner(state, limits, self._turns)
         self._loop = asyncio.get_running_loop()
-        self._waiting: dict[str, dict[Group, dict[WaitingPull, None]]] = {}
-        """By partition name, as a partition may come into being while a pull waits for it."""
-        self._by_owner: dict[object, set[WaitingPull]] = {}
+        self._lines = Lines()
         self.delivered = 0
-        self.waiting = 0
+
+    @property
+    def waiting(self) -> int:
+        """How many pulls stand in line."""
+        return self._lines.waiting
 
     # -- requests ----------------------------------------------------------------------------
 
@@ -98,6 +125,7 @@ class Puller:
     ) -> None:
         """Answer a pull as soon as there is something, at the latest when its time is up."""
         consumer = parse_consumer_id(request.consumer)
+        now = self._loop.time()
         waiting = WaitingPull(
             request,
             effective_group(request.group, consumer),
@@ -105,92 +133,77 @@ class Puller:
             answer,
             refuse,
             owner,
-            self._loop.time() + min(request.timeout_ms, _LONGEST_WAIT_MS) / 1000,
+            now,
+            now + min(request.timeout_ms, _LONGEST_WAIT_MS) / 1000,
         )
         self._check(request, waiting.group)
         self._check_waiting(request, owner)
         self._check_fence(waiting)
+        self._look_for_unnamed(waiting)
         if request.start_at == LATEST:
             self._begin_at_end(waiting)
         self._renew_lease(waiting)
-        self._by_owner.setdefault(owner, set()).add(waiting)
+        self._lines.add(waiting)
         if not self._try(waiting):
             self._wait(waiting)
 
     def wake(self, partitions: list[Partition]) -> None:
         """Serve pulls that wait for messages of these partitions."""
         for partition in partitions:
-            groups = self._waiting.get(partition.name)
-            if groups:
-                for group, line in list(groups.items()):
-                    self._wake_group(partition, group, line)
+            for group, line in self._lines.of_partition(partition.name):
+                self._wake_group(partition, group, line)
 
     def closed(self, owner: object) -> None:
         """Forget the pulls of a connection that is gone."""
-        for waiting in self._by_owner.get(owner, set()).copy():
-            self._stop_waiting(waiting)
+        for waiting in self._lines.of_owner(owner):
+            self._lines.end(waiting)
 
     def dismiss(self, lost: Collection[tuple[Group, ConsumerId]]) -> None:
         """Answer the waiting pulls of consumers that were lost, with nothing.
 
         Should one be dead, it must not be handed messages; should it live, it comes back.
         """
-        if not lost:
-            return
-        for waiting in [each for owned in self._by_owner.values() for each in owned]:
-            is_in_line = waiting.timer is not None
-            if is_in_line and (waiting.group, waiting.consumer) in lost:
+        for group, consumer in lost:
+            for waiting in self._lines.of_consumer(group, consumer):
                 self._time_is_up(waiting)
+
+    def settled(self, group: Group, consumer: ConsumerId) -> None:
+        """Serve a consumer's waiting pulls, if they wait because it held as much as it may."""
+        for waiting in self._lines.of_consumer(group, consumer):
+            if waiting.is_at_limit and waiting.timer is not None:
+                self._try(waiting)
+
+    def partition_added(self, partition: Partition, places: Iterable[Place]) -> None:
+        """Tell those who wait, and cover a new partition without knowing it."""
+        told = self._lines.not_naming(partition.name, places)
+        if told:
+            # Not now: whoever makes a partition is in the middle of something.
+            self._loop.call_soon(self._tell_of_routes, told)
+
+    def _tell_of_routes(self, told: list[WaitingPull]) -> None:
+        for waiting in told:
+            waiting.routes_changed = True
+            self._time_is_up(waiting)
 
     # -- waiting -----------------------------------------------------------------------------
 
     def _wait(self, waiting: WaitingPull) -> None:
-        if self._loop.time() >= waiting.until:
+        self._look_for_unnamed(waiting)
+        if waiting.routes_changed or self._loop.time() >= waiting.until:
             self._time_is_up(waiting)
-            return
-        waiting.timer = self._loop.call_at(waiting.until, self._time_is_up, waiting)
-        self.waiting += 1
-        for wanted in waiting.request.wanted:
-            groups = self._waiting.setdefault(wanted.partition, {})
-            groups.setdefault(waiting.group, {})[waiting] = None
-
-    def _stop_waiting(self, waiting: WaitingPull) -> None:
-        if waiting.is_over:
-            return
-        waiting.is_over = True
-        self._leave_lines(waiting)
-        owned = self._by_owner.get(waiting.owner)
-        if owned is not None:
-            owned.discard(waiting)
-            if not owned:
-                del self._by_owner[waiting.owner]
-
-    def _leave_lines(self, waiting: WaitingPull) -> None:
-        if waiting.timer is None:
-            return
-        waiting.timer.cancel()
-        waiting.timer = None
-        self.waiting -= 1
-        for wanted in waiting.request.wanted:
-            self._leave_line(wanted.partition, waiting)
-
-    def _leave_line(self, partition: str, waiting: WaitingPull) -> None:
-        groups = self._waiting.get(partition, {})
-        line = groups.get(waiting.group, {})
-        line.pop(waiting, None)
-        if not line:
-            groups.pop(waiting.group, None)
-        if not groups:
-            self._waiting.pop(partition, None)
+        else:
+            timer = self._loop.call_at(waiting.until, self._time_is_up, waiting)
+            self._lines.enter(waiting, timer)
 
     def _time_is_up(self, waiting: WaitingPull) -> None:
-        self._end(waiting, self._plan_nothing(waiting))
+        if not waiting.is_over:
+            self._end(waiting, self._plan_nothing(waiting))
 
-    def _wake_group(
-        self, partition: Partition, group: Group, line: dict[WaitingPull, None]
-    ) -> None:
+    def _wake_group(self, partition: Partition, group: Group, line: list[WaitingPull]) -> None:
         """Serve those who wait, first come first served, as long as there are messages."""
-        for waiting in list(line):
+        for waiting in line:
+            if waiting.timer is None:
+                continue  # it was served meanwhile, or its connection is gone
             state = self._consumption.groups.get((partition.id, group))
             if state is not None and state.next_sequence >= partition.confirmed:
                 return
@@ -198,37 +211,62 @@ class Puller:
 
     # -- trying ------------------------------------------------------------------------------
 
-    def _try(self, waiting: WaitingPull, *, may_block: bool = False) -> bool:
+    def _try(self, waiting: WaitingPull) -> bool:
         """Answer a pull if there is something; say whether it is dealt with."""
         try:
-            plan = self._planner.plan(waiting, may_block=may_block)
+            plan = self._planner.plan(waiting, may_block=False)
             if plan.is_empty:
                 self._open(plan)
+                waiting.is_at_limit = plan.is_at_limit
                 return False
             self._end(waiting, plan)
         except WouldBlockError:
-            self._warm(waiting)
+            self._read_cold(waiting)
         except PulqueError as error:
-            self._stop_waiting(waiting)
-            waiting.refuse(error)
+            self._refuse(waiting, error)
         return True
 
-    def _warm(self, waiting: WaitingPull) -> None:
-        """Have a thread read what the pull needs, then try again."""
-        self._leave_lines(waiting)
+    def _read_cold(self, waiting: WaitingPull) -> None:
+        """Have a thread read what the pull needs, when it is its group's turn."""
+        self._lines.leave(waiting)
+        if self._cold.waiting >= _MOST_COLD:
+            self._refuse(waiting, OverloadedError(f"{_MOST_COLD} pulls wait for the disk already"))
+        elif waiting.cold_tries >= _MOST_COLD_TRIES:
+            # Others of its group were always faster: it gets nothing, and asks again.
+            self._time_is_up(waiting)
+        else:
+            waiting.cold_tries += 1
+            self._cold.submit(waiting.group, _ColdPull(self, self._planner, waiting))
 
-        def again(_: object) -> None:
-            # Its connection may be gone by now: nobody would get what it is handed.
-            if not waiting.is_over and not self._try(waiting, may_block=True):
-                self._wait(waiting)
+    def is_cold_wanted(self, waiting: WaitingPull) -> bool:
+        """Say whether it is worth the while to read for a pull, now that its turn has come."""
+        if waiting.is_over:
+            return False
+        if self._loop.time() > max(waiting.until, waiting.asked_at + _COLD_PATIENCE_S):
+            self._time_is_up(waiting)
+            return False
+        return True
 
-        def read() -> None:
-            # The second try meets the same, and answers it. What changes under this one's eyes
-            # (a RuntimeError says so) changes nothing: it only warms.
-            with suppress(PulqueError, OSError, RuntimeError):
-                self._planner.plan(waiting, may_block=True)
+    def was_cold(
+        self,
+        waiting: WaitingPull,
+        found: PullPlan | PulqueError | None,
+        *,
+        is_current: bool,
+    ) -> None:
+        """Go on with a pull after a thread has read for it."""
+        if waiting.is_over:
+            return  # its connection is gone: nobody would get what it is handed
+        if isinstance(found, PulqueError):
+            self._refuse(waiting, found)
+        elif found is not None and is_current and not found.is_empty:
+            self._end(waiting, found)
+        elif not self._try(waiting):
+            self._wait(waiting)
 
-        self._loop.run_in_executor(self._executor, read).add_done_callback(again)
+    def _refuse(self, waiting: WaitingPull, error: PulqueError) -> None:
+        self._lines.end(waiting)
+        waiting.refuse(error)
 
     # -- doing -------------------------------------------------------------------------------
 
@@ -251,14 +289,20 @@ class Puller:
             ]
             deliveries += [self._hand_out(*new) for new in plan.new]
         except PulqueError as error:
-            self._stop_waiting(waiting)
-            waiting.refuse(error)
+            self._refuse(waiting, error)
             return
         if plan.new:
             self._renew_lease(waiting)
-        self._stop_waiting(waiting)
+            self._turns.served(waiting.group, plan.favoured, self._partitions_of(plan))
+        self._lines.end(waiting)
         states = tuple(self._states(waiting, plan))
-        waiting.answer(PulledAnswer(states, tuple(deliveries)))
+        waiting.answer(
+            PulledAnswer(states, tuple(deliveries), waiting.routes_version, waiting.routes_changed)
+        )
+
+    @staticmethod
+    def _partitions_of(plan: PullPlan) -> list[PartitionId]:
+        return [subscription.partition for _, subscription, _, _ in plan.new]
 
     def _hand_out(
         self,
@@ -307,10 +351,16 @@ class Puller:
         return plan
 
     def _check(self, request: Pull, group: Group) -> None:
-        if not 1 <= len(request.wanted) <= _MOST_PARTITIONS:
+        fewest = 0 if request.covers else 1
+        if not fewest <= len(request.wanted) <= _MOST_PARTITIONS:
             raise InvalidRequestError(
                 f"a pull from {len(request.wanted)} partitions; "
-                f"1 to {_MOST_PARTITIONS} are allowed"
+                f"{fewest} to {_MOST_PARTITIONS} are allowed"
+            )
+        if len(request.covers) > _MOST_COVERS:
+            raise InvalidRequestError(
+                f"a pull covers {len(request.covers)} subjects and patterns; "
+                f"at most {_MOST_COVERS} are allowed"
             )
         if not request.max_messages or not request.max_bytes:
             raise InvalidRequestError("a pull must ask for at least one message and one byte")
@@ -325,7 +375,7 @@ class Puller:
         """Refuse what would have the owner wait for too much at once."""
         if len(request.wanted) <= _FEW_PARTITIONS:
             return
-        waited_for = sum(len(each.request.wanted) for each in self._by_owner.get(owner, ()))
+        waited_for = sum(len(each.request.wanted) for each in self._lines.of_owner(owner))
         if waited_for + len(request.wanted) > _MOST_PARTITIONS:
             raise OverloadedError(f"this connection waits for {waited_for} partitions already")
 
@@ -340,16 +390,41 @@ class Puller:
                 if found is not None:
                     check_incarnation(found, waiting.request.incarnation)
 
+    def _look_for_unnamed(self, waiting: WaitingPull) -> None:
+        """Find out whether there are partitions that a pull covers and does not name."""
+        request, places = waiting.request, self._state.places
+        known = max(request.routes_version, waiting.routes_version)
+        waiting.routes_version = places.version
+        covers = [_cover(each) for each in request.covers]
+        if known >= places.version:
+            return
+        named = {each.partition for each in request.wanted}
+        waiting.routes_changed = waiting.routes_changed or any(
+            name not in named
+            for pattern in covers
+            for name in places.newer(pattern, waiting.group, known)
+        )
+
     def _begin_at_end(self, waiting: WaitingPull) -> None:
-        """Write down where a new group starts: at the end of now, not of when it is served."""
+        """Write down where a new group starts: at the end of now, not of when it is served.
+
+        A group that is here already starts at the beginning of what came later: the subject of a
+        pattern, or the first message of another priority.
+        """
+        if self._is_here(waiting):
+            return
         for wanted in waiting.request.wanted:
             name = parse_partition(wanted.partition)
             if owner_of(name) is None:
                 partition = self._state.make_partition(name, self._clock.now_ms())
-                if (partition.id, waiting.group) not in self._consumption.groups:
-                    self._state.record(
-                        GroupOpened(partition.id, waiting.group, partition.confirmed)
-                    )
+                self._state.record(GroupOpened(partition.id, waiting.group, partition.confirmed))
+
+    def _is_here(self, waiting: WaitingPull) -> bool:
+        found = (self._engine.partition(each.partition) for each in waiting.request.wanted)
+        return any(
+            each is not None and (each.id, waiting.group) in self._consumption.groups
+            for each in found
+        )
 
     def _renew_lease(self, waiting: WaitingPull) -> None:
         self._state.leases.renew(waiting.group, waiting.consumer, self._clock.monotonic_ms())

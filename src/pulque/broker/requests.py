@@ -15,7 +15,15 @@ from pulque.errors import (
     RemoteProtocolError,
     UnsupportedError,
 )
-from pulque.model.names import Group, Pattern, parse_owner, parse_pattern, parse_subject
+from pulque.model.names import (
+    ConsumerId,
+    Group,
+    Pattern,
+    effective_group,
+    parse_owner,
+    parse_pattern,
+    parse_subject,
+)
 from pulque.model.routes import PartitionRoute
 from pulque.model.routes import Route as RouteOf
 from pulque.net.server import Connection
@@ -149,8 +157,9 @@ class RequestHandler:
                 )
             case Settle():
                 answerer.answer(self._settler.settle(request))
+                self._puller.settled(*_consumer_of(request))
             case Heartbeat():
-                answerer.answer(self._settler.heartbeat(request))
+                self._beat(request, answerer)
             case Read():
                 self._hold(
                     connection,
@@ -203,7 +212,17 @@ class RequestHandler:
         routes = tuple(PartitionRoute(name, here, host, port) for name in covered)
         return Routed(RouteOf(pattern, self._places.version, routes))
 
+    def _beat(self, request: Heartbeat, answerer: _Answerer) -> None:
+        answerer.answer(self._settler.heartbeat(request))
+        if request.is_leaving:
+            self._puller.dismiss([_consumer_of(request)])
+
     def _seal(self) -> Sealed:
         if self._engine.open_batches:
             self._engine.roll(self._clock.now_ms())
         return Sealed(self._engine.segments[-1].base)
+
+
+def _consumer_of(request: Settle | Heartbeat) -> tuple[Group, ConsumerId]:
+    consumer = ConsumerId(request.consumer)
+    return effective_group(request.group, consumer), consumer

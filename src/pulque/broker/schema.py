@@ -20,12 +20,13 @@ from pulque.broker.units import show_duration, show_size
 
 __all__ = ["Setting", "Value", "environment_name", "settings_of", "show_value", "values_of"]
 
-Value = str | int | Path | timedelta | None
+Value = str | int | float | Path | timedelta | None
 
 _KINDS: dict[type, str] = {
     ByteSize: "size",
     Path: "path",
     bool: "yes or no",
+    float: "number",
     int: "whole number",
     str: "text",
     timedelta: "duration",

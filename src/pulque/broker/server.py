@@ -204,7 +204,7 @@ class Broker:
             redeliverer,
             Registrar(state, around, self._committer),
         )
-        state.engine.partitions.watch(state.places.add)
+        state.engine.partitions.watch(self._partition_added)
         self._housekeeper = Housekeeper(
             state, around, self._parts, self._committer, _rhythm(settings)
         )
@@ -295,6 +295,9 @@ class Broker:
         self._parts.puller.wake(partitions)
         self._parts.browser.wake(partitions)
 
+    def _partition_added(self, partition: Partition) -> None:
+        self._parts.puller.partition_added(partition, self._state.places.add(partition))
+
     def _write_out(self) -> None:
         self._server.write_out()
 
@@ -326,7 +329,14 @@ def _send_limits(settings: BrokerSettings) -> SendLimits:
 
 def _pull_limits(settings: BrokerSettings) -> PullLimits:
     limits = settings.limits
-    return PullLimits(limits.max_pull_messages, limits.max_pull_bytes, limits.max_held)
+    return PullLimits(
+        limits.max_pull_messages,
+        limits.max_pull_bytes,
+        limits.max_held,
+        settings.consumption.low_priority_share,
+        # One is left for checkpoints, indexes, retries and reads without a group.
+        _READERS - 1,
+    )
 
 
 def _rhythm(settings: BrokerSettings) -> Rhythm:

@@ -98,4 +98,8 @@ class PullLimits:
     max_messages: int
     max_bytes: int
     max_held: int
-    """Deliveries that one consumer may have unsettled in one partition."""
+    """Deliveries that one consumer may have unsettled in all partitions that it pulls from."""
+    low_priority_share: float = 0.1
+    """Which share of a group's pulls begins with another priority than the highest."""
+    cold_reads: int = 3
+    """How many pulls may have threads read from the disk at a time."""

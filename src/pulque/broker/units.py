@@ -13,9 +13,11 @@ from pydantic import BeforeValidator, ByteSize
 __all__ = [
     "Duration",
     "Number",
+    "Share",
     "Size",
     "parse_duration",
     "parse_number",
+    "parse_share",
     "parse_size",
     "show_duration",
     "show_size",
@@ -61,6 +63,13 @@ def parse_number(value: object) -> int | str:
     raise ValueError("a whole number is wanted")
 
 
+def parse_share(value: object) -> float | str:
+    """Refuse what is no number; ``true`` is not 1 here."""
+    if isinstance(value, int | float | str) and not isinstance(value, bool):
+        return value
+    raise ValueError("a number is wanted, such as 0.1")
+
+
 def _plain_parts(text: str) -> list[tuple[str, str]]:
     parts = [(number, _ALIASES.get(unit, unit)) for number, unit in _PART.findall(text)]
     units = [list(_UNITS_MS).index(unit) for _, unit in parts]
@@ -97,4 +106,5 @@ def show_size(size: int) -> str:
 
 Duration = Annotated[timedelta, BeforeValidator(parse_duration)]
 Number = Annotated[int, BeforeValidator(parse_number)]
+Share = Annotated[float, BeforeValidator(parse_share)]
 Size = Annotated[ByteSize, BeforeValidator(parse_size)]

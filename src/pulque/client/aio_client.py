@@ -278,7 +278,6 @@ class Client:
             core,
             identity,
             connect=self._open,
-            find_targets=functools.partial(self._find_targets, subject),
             timeout=self._timeout,
             prefetch=prefetch,
             draw=_draw,

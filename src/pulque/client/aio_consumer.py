@@ -17,7 +17,6 @@ from pulque.client.incoming import IncomingCore
 from pulque.client.options import check_timeout
 from pulque.client.pace import Pace
 from pulque.client.received import ACKED, ReceivedBatch, ReceivedMessage
-from pulque.client.routes import Targets
 from pulque.client.trouble import Trouble, problem_of
 from pulque.errors import (
     CorruptionError,
@@ -29,7 +28,7 @@ from pulque.errors import (
 )
 from pulque.model.names import ConsumerId
 from pulque.wire.requests import Heartbeat, Request, Settle
-from pulque.wire.responses import Beaten, Pulled, Response
+from pulque.wire.responses import Beaten, Pulled, Response, Routed
 
 __all__ = ["Consumer"]
 
@@ -54,13 +53,12 @@ class Consumer:
             message.ack()
     """
 
-    def __init__(  # noqa: PLR0913  # ports, by keyword
+    def __init__(  # ports, by keyword
         self,
         core: IncomingCore,
         identity: Identity,
         *,
         connect: Callable[[float], Awaitable[AsyncConnection]],
-        find_targets: Callable[[], Awaitable[Targets]],
         timeout: float,
         prefetch: bool | None,
         draw: Callable[[], float],
@@ -68,7 +66,6 @@ class Consumer:
         self._core = core
         self._identity = identity
         self._connect = connect
-        self._find_targets = find_targets
         self._timeout = timeout
         self._prefetch = prefetch
         self._trouble = Trouble(draw, timeout)
@@ -252,15 +249,32 @@ class Consumer:
             )
 
     def _ask(self, connection: AsyncConnection, deadline: float, want: int | None) -> bool:
-        """Write settles and the next pull; say whether there was room for a pull."""
+        """Write settles and the next pull; say whether there was room for a pull.
+
+        Where to pull from may have to be asked first; the pull follows when that is known.
+        """
         now = time.monotonic()
         wait = max(0.0, min(_LONG_POLL, deadline - now))
         self._settle_all(connection)
         room = min(want or self._pace.want, self._core.room)
-        if room > 0:
+        route = self._core.next_route()
+        if route is not None:
+            self._pull_due = now + self._timeout
+            connection.post(route, self._take_in_routed)
+        elif room > 0:
             self._pull_due = now + wait + self._timeout
             connection.post(self._core.next_pull(room, wait), self._take_in_pulled)
-        return room > 0
+        return room > 0 or route is not None
+
+    def _take_in_routed(self, response: Response | PulqueError) -> None:
+        if not self._core.is_pulling:
+            return
+        if isinstance(response, Routed):
+            self._core.routed(response)
+        else:
+            self._core.pull_failed()
+            self._problem = problem_of(response)
+        self._arrived.set()
 
     def _take_in_pulled(self, response: Response | PulqueError) -> None:
         if not self._core.is_pulling:
@@ -341,9 +355,9 @@ class Consumer:
 
     async def _open(self, deadline: float) -> AsyncConnection:
         left = min(self._timeout, deadline - time.monotonic())
-        self._core.subscribe(target.partition for target in await self._find_targets())
         connection = await self._connect(max(left, 0.1))
         await self._subscribe(connection)
+        self._core.connected()
         self._connection = connection
         connection.on_lost = self._lost
         for settle in self._core.repeat_settles():

@@ -283,7 +283,7 @@ class Client:
             prefetch: Whether to ask for the next messages while the caller handles these; by
                 default when iterating, and not for ``pull``.
         """
-        targets = self._find_targets(subject)
+        self._calls.check_open()
         core, identity = consumer_core(
             subject,
             group,
@@ -300,7 +300,6 @@ class Client:
             max_bytes=max_bytes,
             max_held=max_held,
         )
-        core.subscribe(target.partition for target in targets)
         consumer = Consumer(
             core,
             identity,

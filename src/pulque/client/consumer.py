@@ -31,7 +31,7 @@ from pulque.errors import (
 )
 from pulque.model.names import ConsumerId
 from pulque.wire.requests import Settle
-from pulque.wire.responses import Pulled
+from pulque.wire.responses import Pulled, Routed
 
 __all__ = ["Consumer"]
 
@@ -75,6 +75,7 @@ class Consumer:
         self._connection: Connection | None = None
         self._pull_id = 0
         self._pull_due = _FOR_EVER
+        self._route_id = 0
         self._settles: dict[int, Settle] = {}
         self._is_closed = False
         self._handed = 0
@@ -273,7 +274,10 @@ class Consumer:
                 log.info("disconnected: %s", error)
 
     def _ask(self, connection: Connection, deadline: float, want: int | None) -> bool:
-        """Write settles and the next pull; say whether there was room for a pull."""
+        """Write settles and the next pull; say whether there was room for a pull.
+
+        Where to pull from may have to be asked first; the pull follows when that is known.
+        """
         now = time.monotonic()
         wait = max(0.0, min(_LONG_POLL, deadline - now))
         with self._lock:
@@ -281,14 +285,19 @@ class Consumer:
             for settle in self._core.next_settles():
                 buffers += self._settle_frame(connection, settle)
             room = min(want or self._pace.want, self._core.room)
-            if room > 0:
+            route = self._core.next_route()
+            if route is not None:
+                self._route_id, frame = connection.session.ask(route)
+                self._pull_due = now + self._timeout
+                buffers += frame
+            elif room > 0:
                 pull = self._core.next_pull(room, wait)
                 self._pull_id, frame = connection.session.ask(pull)
                 self._pull_due = now + wait + self._timeout
                 buffers += frame
         if buffers:
             connection.write(buffers)
-        return room > 0
+        return room > 0 or route is not None
 
     def _settle_frame(self, connection: Connection, settle: Settle) -> list[bytes | memoryview]:
         request_id, frame = connection.session.ask(settle)
@@ -306,6 +315,12 @@ class Consumer:
                 if isinstance(response, Pulled):
                     self._core.pulled(response)
                     self._trouble.over()
+                else:
+                    self._core.pull_failed()
+                    raise problem_of(response)
+            elif request_id == self._route_id and self._core.is_pulling:
+                if isinstance(response, Routed):
+                    self._core.routed(response)
                 else:
                     self._core.pull_failed()
                     raise problem_of(response)
@@ -337,6 +352,7 @@ class Consumer:
         connection = self._connect(max(left, 0.1))
         self._subscribe(connection)
         with self._lock:
+            self._core.connected()
             buffers: list[bytes | memoryview] = []
             for settle in self._core.repeat_settles():
                 buffers += self._settle_frame(connection, settle)

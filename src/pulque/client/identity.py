@@ -147,9 +147,9 @@ def _next_incarnation(slot: int) -> int:
 
 
 def _part(text: str) -> str:
-    """Make a text fit to stand in an id; a long one keeps its beginning and a hash."""
+    """Make a text fit to stand in an id; of a long one or a pattern, its beginning and a hash."""
     part = _NOT_ALLOWED.sub("_", text).strip("._-").replace("..", "_") or "x"
-    if len(part) > _MAX_PART:
+    if len(part) > _MAX_PART or text.endswith("*"):
         part = f"{part[: _MAX_PART - 9]}-{google_crc32c.value(text.encode()):08x}"
     return part
 

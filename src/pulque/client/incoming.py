@@ -39,8 +39,25 @@ from pulque.model.groups import (
 )
 from pulque.model.names import ConsumerId, Group, PartitionName
 from pulque.model.positions import Tenure
-from pulque.wire.requests import EARLIEST, FROM_SETTLED, Nacked, Pull, Settle, Subscribe, Wanted
-from pulque.wire.responses import Delivered, Pulled, Response, Settled, State, Subscribed
+from pulque.wire.requests import (
+    EARLIEST,
+    FROM_SETTLED,
+    Nacked,
+    Pull,
+    Route,
+    Settle,
+    Subscribe,
+    Wanted,
+)
+from pulque.wire.responses import (
+    Delivered,
+    Pulled,
+    Response,
+    Routed,
+    Settled,
+    State,
+    Subscribed,
+)
 
 __all__ = ["IncomingCore", "PullOptions", "Subscription"]
 
@@ -129,12 +146,19 @@ class Subscription:
 
 
 class IncomingCore:
-    """The deliveries of one consumer. Its owner's lock guards it; ack and nack need none."""
+    """The deliveries of one consumer. Its owner's lock guards it; ack and nack need none.
+
+    Which partitions the subject has, or the pattern covers, is asked on every new connection, and
+    whenever the broker says that there are more.
+    """
 
     def __init__(self, options: PullOptions, kept: Kept | None = None) -> None:
         self.options = options
         self._kept = Kept() if kept is None else kept
         """What was finished before a restart."""
+        self._knows_routes = False
+        self._is_routing = False
+        self._routes_version = 0
         self.abandoned = 0
         """How many deliveries the broker gave to others so far."""
         self.held = 0
@@ -178,8 +202,26 @@ class IncomingCore:
 
     @property
     def is_pulling(self) -> bool:
-        """Whether a pull has no answer yet."""
-        return self._pull is not None
+        """Whether a pull, or a request for routes, has no answer yet."""
+        return self._pull is not None or self._is_routing
+
+    def connected(self) -> None:
+        """Take note of a new connection: the broker may not be the one that it was."""
+        self._knows_routes = self._is_routing = False
+
+    def next_route(self) -> Route | None:
+        """Return what to ask before the next pull: where to pull from, unless that is known."""
+        if self._knows_routes or self._is_routing:
+            return None
+        self._is_routing = True
+        return Route(self.options.subject, self.options.group)
+
+    def routed(self, answer: Routed) -> None:
+        """Take in the answer to it."""
+        self.subscribe(each.partition for each in answer.route.partitions)
+        self._routes_version = answer.route.version
+        self._is_routing = False
+        self._knows_routes = True
 
     @property
     def room(self) -> int:
@@ -188,8 +230,6 @@ class IncomingCore:
 
     def next_pull(self, max_messages: int, timeout: float) -> Pull:
         """Return the next pull; there must be none on its way."""
-        # Another partition comes first each time, so that a full one cannot starve the others.
-        self._subscriptions.rotate(-1)
         wanted = []
         for each in self._subscriptions:
             each.floor = each.settled
@@ -204,12 +244,15 @@ class IncomingCore:
             int(timeout * 1000),
             EARLIEST,  # what exists was opened by the subscribe: this is for what comes later
             tuple(wanted),
+            (options.subject,),
+            self._routes_version,
         )
         return self._pull
 
     def pull_failed(self) -> None:
-        """Take note that the pull on its way gets no answer."""
+        """Take note that the pull on its way, or the request for routes, gets no answer."""
         self._pull = None
+        self._is_routing = False
 
     def pulled(self, answer: Pulled) -> None:
         """Take in the answer to the pull on its way.
@@ -219,6 +262,10 @@ class IncomingCore:
         """
         pull, self._pull = self._pull, None
         assert pull is not None  # noqa: S101  # the shell matches answers by request id
+        if answer.routes_changed:
+            self._knows_routes = False
+        else:
+            self._routes_version = max(self._routes_version, answer.routes_version)
         current = []
         for wanted, state in zip(pull.wanted, answer.states, strict=True):
             each = self._by_partition[PartitionName(wanted.partition)]

@@ -14,7 +14,14 @@ from pulque.errors import UsageError
 from pulque.model.batch import MAX_COUNT, Codec
 from pulque.model.compression import compress
 from pulque.model.groups import Mode, tag_filter
-from pulque.model.names import broadcast_group, parse_group, parse_subject, retry_partition
+from pulque.model.names import (
+    Subject,
+    broadcast_group,
+    is_pattern,
+    parse_group,
+    parse_pattern,
+    retry_partition,
+)
 from pulque.wire.requests import Acks
 
 __all__ = [
@@ -100,11 +107,8 @@ def consumer_core(  # noqa: PLR0913  # the arguments of Client.consumer
     max_bytes: int,
     max_held: int | None,
 ) -> tuple[IncomingCore, Identity]:
-    """Check what a consumer was told, and find out who it is.
-
-    The core knows the retry partition of the group; those of the subject have to be added.
-    """
-    parsed_subject = parse_subject(subject)
+    """Check what a consumer was told, and find out who it is."""
+    pattern = parse_pattern(subject)
     found_mode = mode_of(mode, group, broadcast=broadcast)
     name = "" if found_mode is Mode.BROADCAST else parse_group(group or "")
     _check("max_messages", max_messages, 1, 1_000_000)
@@ -119,7 +123,7 @@ def consumer_core(  # noqa: PLR0913  # the arguments of Client.consumer
         identity = Identity.take(folder, application=application, group=name, subject=subject)
     effective = parse_group(name) if name else broadcast_group(identity.consumer)
     options = PullOptions(
-        parsed_subject,
+        pattern,
         effective,
         identity.consumer,
         identity.incarnation,
@@ -133,7 +137,9 @@ def consumer_core(  # noqa: PLR0913  # the arguments of Client.consumer
         identity.local = LocalState(identity.stem, effective, identity.consumer)
         kept = identity.local.load()
     core = IncomingCore(options, kept)
-    core.subscribe([retry_partition(parsed_subject, effective)])
+    if not is_pattern(pattern):
+        # It saves the question for it when the first message is redelivered.
+        core.subscribe([retry_partition(Subject(pattern), effective)])
     return core, identity
 
 

@@ -92,6 +92,11 @@ class Consumption:
         """Return what a consumer holds, over all partitions."""
         return self._of_consumer.get((group, consumer), [])
 
+    @property
+    def next_id(self) -> SubscriptionId:
+        """The number of the next new subscription."""
+        return SubscriptionId(self._next_id)
+
     def opened(
         self,
         partition: PartitionId,

@@ -447,17 +447,6 @@ def model_answer(model: BrokerModel, pull: Pull) -> Pulled:
     return answer
 
 
-def test_no_partition_is_always_first(model: BrokerModel) -> None:
-    core = make_core()
-    firsts = set()
-    for _ in range(2):
-        asked = core.next_pull(1, 0)
-        firsts.add(asked.wanted[0].partition)
-        core.pulled(model_answer(model, asked))
-
-    assert firsts == set(NAMES)
-
-
 def test_a_restarted_consumer_gets_what_it_held(model: BrokerModel) -> None:
     Sender(model).store("s", 4)
     before = make_core()
