@@ -22,7 +22,7 @@ from pulque.errors import (
 )
 from pulque.model.batch import BatchHeader, Flag, layout_of, read_header, seed_of
 from pulque.model.checksum import crc_after_crc
-from pulque.model.names import owner_of, parse_partition
+from pulque.model.names import DEFAULT_LEVEL, PartitionName, level_of, owner_of, parse_partition
 from pulque.model.positions import ConsumeSequence
 from pulque.storage.message_log import Appended
 from pulque.storage.partitions import Partition
@@ -136,6 +136,8 @@ class Receiver:
             _sendable(name)
         seed = seed_of(name) if partition is None else partition.seed
         header = check_batch(batch, seed, self._limits)
+        if header.priority != DEFAULT_LEVEL or "#" in name:
+            _check_level(header.priority, PartitionName(name))
         now_ms = self._clock.now_ms()
         if partition is None:
             partition = self._state.make_partition(parse_partition(name), now_ms)
@@ -194,6 +196,14 @@ class Receiver:
 def _sendable(name: str) -> None:
     if owner_of(parse_partition(name)) is not None:
         raise NotAllowedError(f"partition {name} belongs to a group: only the broker sends to it")
+
+
+def _check_level(priority: int, partition: PartitionName) -> None:
+    if priority != level_of(partition):
+        raise InvalidBatchError(
+            f"a batch of priority {priority} for {partition}, whose messages have priority "
+            f"{level_of(partition)}: other priorities have partitions of their own"
+        )
 
 
 def _failed(error: PulqueError) -> Outcome:

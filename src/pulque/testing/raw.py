@@ -28,7 +28,7 @@ from pulque.errors import DisconnectedError, PulqueError
 from pulque.model.batch import Codec, seed_of
 from pulque.model.ids import RANDOM_BITS, IdSource
 from pulque.model.message import Message, StoredBatch
-from pulque.model.names import PartitionName
+from pulque.model.names import PartitionName, level_of
 from pulque.model.pack import NOBODY, BatchPacker, ProducedBy
 from pulque.model.positions import Tenure
 from pulque.wire.frame import FrameReader
@@ -74,8 +74,9 @@ def pack_batch(
     produced_by: ProducedBy = NOBODY,
     headers: Mapping[str, str] | None = None,
     codec: Codec = Codec.NONE,
+    priority: int | None = None,
 ) -> bytes:
-    """Return a batch for a partition, as a producer packs it."""
+    """Return a batch for a partition, as a producer packs it; its priority is the partition's."""
     packer = BatchPacker()
     for body in bodies:
         packer.add(body, headers=headers)
@@ -85,6 +86,7 @@ def pack_batch(
         ids=IdSource(secrets.randbits(RANDOM_BITS)).many(now_ms, len(packer)),
         created_at_ms=now_ms,
         produced_by=produced_by,
+        priority=level_of(PartitionName(partition)) if priority is None else priority,
         codec=codec,
     )
 
@@ -133,6 +135,7 @@ class Handed:
 
     states: tuple[State, ...]
     runs: tuple[Run, ...]
+    routes_changed: bool = False
 
     @property
     def bodies(self) -> list[bytes]:
@@ -162,7 +165,7 @@ class Handed:
                     tuple(found),
                 )
             )
-        return cls(answer.states, tuple(runs))
+        return cls(answer.states, tuple(runs), answer.routes_changed)
 
 
 class RawConnection:
@@ -281,6 +284,8 @@ class RawConnection:
         max_bytes: int = 1024 * 1024,
         timeout_ms: int = 0,
         start_at: int = EARLIEST,
+        covers: Sequence[str] = (),
+        routes_version: int = 0,
     ) -> Handed:
         """Pull from partitions; ``expected`` is for all of them, or one for each."""
         each = [expected] * len(partitions) if isinstance(expected, int) else expected
@@ -293,6 +298,8 @@ class RawConnection:
             timeout_ms,
             start_at,
             tuple(Wanted(*pair) for pair in zip(partitions, each, strict=True)),
+            tuple(covers),
+            routes_version,
         )
         return Handed.of(await self.ask(request, Pulled), partitions)
 
