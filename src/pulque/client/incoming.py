@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from pulque.client.holding import UNKNOWN, Subscription
 from pulque.client.kept import Finished, Kept, Progress, finish
 from pulque.client.received import NACKED, Hole, ReceivedBatch, ReceivedMessage
 from pulque.client.records import check_count, split_records
@@ -41,7 +42,6 @@ from pulque.model.names import ConsumerId, Group, PartitionName
 from pulque.model.positions import Tenure
 from pulque.wire.requests import (
     EARLIEST,
-    FROM_SETTLED,
     Nacked,
     Pull,
     Route,
@@ -59,12 +59,11 @@ from pulque.wire.responses import (
     Subscribed,
 )
 
-__all__ = ["IncomingCore", "PullOptions", "Subscription"]
+__all__ = ["IncomingCore", "PullOptions"]
 
 log = logging.getLogger("pulque.client")
 
 _MAX_NACKS = 1000
-_UNKNOWN = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,67 +81,6 @@ class PullOptions:
     filter: Filter = EVERYTHING
     start: Start = FROM_EARLIEST
     retry: RetrySettings = BROKERS_CHOICE
-
-
-class Subscription:
-    """What this consumer holds of one partition."""
-
-    __slots__ = ("asked", "expected", "floor", "held", "on_the_way", "partition", "settled")
-
-    def __init__(self, partition: PartitionName) -> None:
-        self.partition = partition
-        self.expected = FROM_SETTLED
-        """The pull sequence of the next delivery."""
-        self.settled = _UNKNOWN
-        """All before it are settled, as far as we know."""
-        self.asked = _UNKNOWN
-        """All before it may be settled, as we asked for it."""
-        self.floor = _UNKNOWN
-        """What was settled when the pull on its way was asked."""
-        self.held: deque[ReceivedBatch | Hole] = deque()
-        self.on_the_way: Settle | None = None
-
-    def forget(self) -> int:
-        """Abandon everything and begin anew; return how many are abandoned."""
-        lost = 0
-        for batch in self.held:
-            lost += batch.lose(batch.settled, batch.end)
-            batch.end = batch.settled
-        self.held.clear()
-        self.expected = FROM_SETTLED
-        self.settled = self.asked = self.floor = _UNKNOWN
-        self.on_the_way = None
-        return lost
-
-    def lose_below(self, pull: int) -> int:
-        """Abandon what the broker gave to others: all before ``pull``."""
-        lost = 0
-        while self.held and self.held[0].pull_base + self.held[0].settled < pull:
-            batch = self.held[0]
-            until = min(pull - batch.pull_base, batch.end)
-            lost += batch.lose(batch.settled, until)
-            batch.settled = until
-            if until < batch.end:
-                break
-            self.held.popleft()
-        self.settled = self.asked = pull
-        self.expected = max(self.expected, pull)
-        self.on_the_way = None
-        return lost
-
-    def lose_from(self, pull: int) -> int:
-        """Abandon what the broker does not know: all from ``pull`` on."""
-        lost = 0
-        while self.held and self.held[-1].pull_base + self.held[-1].end > pull:
-            batch = self.held[-1]
-            start = max(pull - batch.pull_base, batch.settled)
-            lost += batch.lose(start, batch.end)
-            batch.end = start
-            if start > batch.settled:
-                break
-            self.held.pop()
-        self.expected = pull
-        return lost
 
 
 class IncomingCore:
@@ -285,7 +223,7 @@ class IncomingCore:
             return False
         if state.code is not ErrorCode.NONE:
             raise error_from_wire(state.code, f"{each.partition} cannot be pulled")
-        if each.settled == _UNKNOWN:
+        if each.settled == UNKNOWN:
             self._kept.compare(each.partition, state.settled)
             each.settled = each.asked = state.settled
             each.expected = state.settled
@@ -414,7 +352,7 @@ class IncomingCore:
                 ),
             )
             for each in self._subscriptions
-            if each.settled != _UNKNOWN
+            if each.settled != UNKNOWN
         ]
 
     @property

@@ -1,0 +1,73 @@
+"""What a consumer holds of one partition, and how it comes to hold less than it thought."""
+
+from collections import deque
+
+from pulque.client.received import Hole, ReceivedBatch
+from pulque.model.names import PartitionName
+from pulque.wire.requests import FROM_SETTLED, Settle
+
+__all__ = ["UNKNOWN", "Subscription"]
+
+UNKNOWN = -1
+"""As a pull sequence: nobody has said yet."""
+
+
+class Subscription:
+    """What this consumer holds of one partition."""
+
+    __slots__ = ("asked", "expected", "floor", "held", "on_the_way", "partition", "settled")
+
+    def __init__(self, partition: PartitionName) -> None:
+        self.partition = partition
+        self.expected = FROM_SETTLED
+        """The pull sequence of the next delivery."""
+        self.settled = UNKNOWN
+        """All before it are settled, as far as we know."""
+        self.asked = UNKNOWN
+        """All before it may be settled, as we asked for it."""
+        self.floor = UNKNOWN
+        """What was settled when the pull on its way was asked."""
+        self.held: deque[ReceivedBatch | Hole] = deque()
+        self.on_the_way: Settle | None = None
+
+    def forget(self) -> int:
+        """Abandon everything and begin anew; return how many are abandoned."""
+        lost = 0
+        for batch in self.held:
+            lost += batch.lose(batch.settled, batch.end)
+            batch.end = batch.settled
+        self.held.clear()
+        self.expected = FROM_SETTLED
+        self.settled = self.asked = self.floor = UNKNOWN
+        self.on_the_way = None
+        return lost
+
+    def lose_below(self, pull: int) -> int:
+        """Abandon what the broker gave to others: all before ``pull``."""
+        lost = 0
+        while self.held and self.held[0].pull_base + self.held[0].settled < pull:
+            batch = self.held[0]
+            until = min(pull - batch.pull_base, batch.end)
+            lost += batch.lose(batch.settled, until)
+            batch.settled = until
+            if until < batch.end:
+                break
+            self.held.popleft()
+        self.settled = self.asked = pull
+        self.expected = max(self.expected, pull)
+        self.on_the_way = None
+        return lost
+
+    def lose_from(self, pull: int) -> int:
+        """Abandon what the broker does not know: all from ``pull`` on."""
+        lost = 0
+        while self.held and self.held[-1].pull_base + self.held[-1].end > pull:
+            batch = self.held[-1]
+            start = max(pull - batch.pull_base, batch.settled)
+            lost += batch.lose(start, batch.end)
+            batch.end = start
+            if start > batch.settled:
+                break
+            self.held.pop()
+        self.expected = pull
+        return lost
