@@ -5,6 +5,7 @@ Pulls, settles and heartbeats share one connection; nothing on it waits for anyt
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -78,6 +79,7 @@ class Consumer:
         self._pull_due = _FOR_EVER
         self._lease = _FOR_EVER
         self._beat_at = 0.0
+        self._contact_at = _FOR_EVER
         self._is_closed = False
         self._handed = 0
         self._handed_at = 0.0
@@ -161,6 +163,18 @@ class Consumer:
             except DisconnectedError as error:
                 await self._recover(error, deadline)
             await asyncio.sleep(_SETTLE_WAIT)
+
+    def on_abandoned(self, callback: Callable[[], None]) -> None:
+        """Have ``callback`` called when messages that this consumer held went to others.
+
+        It may look at ``is_abandoned`` of the messages it knows, and must not block.
+        """
+        self._core.on_abandoned = callback
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a connection to a broker right now."""
+        return self._connection is not None and self._connection.is_open
 
     async def close(self) -> None:
         """Settle what is done, and hand the rest back at once."""
@@ -318,17 +332,22 @@ class Consumer:
         while self._fatal is None:
             await asyncio.sleep(min(_TICK, self._lease / _BEATS_PER_LEASE))
             await self._save()
+            now = time.monotonic()
+            if now - self._contact_at > self._lease:
+                self._core.lose_contact()
             connection = self._connection
             if connection is None or not connection.is_open:
                 continue
             self._settle_all(connection)
-            if time.monotonic() >= self._beat_at:
-                self._beat_at = time.monotonic() + self._lease / _BEATS_PER_LEASE
-                connection.post(self._heartbeat(is_leaving=False), self._take_in_beaten)
+            if now >= self._beat_at:
+                self._beat_at = now + self._lease / _BEATS_PER_LEASE
+                beat = self._heartbeat(is_leaving=False)
+                connection.post(beat, functools.partial(self._take_in_beaten, now))
 
-    def _take_in_beaten(self, response: Response | PulqueError) -> None:
+    def _take_in_beaten(self, sent_at: float, response: Response | PulqueError) -> None:
         if isinstance(response, Beaten):
             self._lease = response.lease_ms / 1000
+            self._contact_at = max(self._contact_at, sent_at)
         elif isinstance(response, PulqueError) and not response.retryable:
             self._stop(response)
 
@@ -363,6 +382,8 @@ class Consumer:
         for settle in self._core.repeat_settles():
             self._post_settle(connection, settle)
         self._lease = connection.welcome.lease_ms / 1000
+        # Before that there was nothing to lose, or it is lost by now.
+        self._contact_at = time.monotonic()
         if self._keeper is None:
             self._beat_at = time.monotonic() + self._lease / _BEATS_PER_LEASE
             self._keeper = asyncio.create_task(self._keep(), name="pulque-keeper")

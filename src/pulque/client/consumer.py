@@ -182,6 +182,20 @@ class Consumer:
             self._keeper.hurry()
             time.sleep(_SETTLE_WAIT)
 
+    def on_abandoned(self, callback: Callable[[], None]) -> None:
+        """Have ``callback`` called when messages that this consumer held went to others.
+
+        It may look at ``is_abandoned`` of the messages it knows, and must not block. Any thread
+        may call it.
+        """
+        self._core.on_abandoned = callback
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a connection to a broker right now."""
+        connection = self._connection
+        return connection is not None and connection.is_open
+
     def close(self) -> None:
         """Settle what is done, and hand the rest back at once. May be called from any thread."""
         if self._is_closed:

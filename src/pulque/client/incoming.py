@@ -15,7 +15,7 @@ lose the last ones with its power. Its answers say so, and what is not ours is *
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from pulque.client.holding import UNKNOWN, Subscription
@@ -99,6 +99,8 @@ class IncomingCore:
         self._routes_version = 0
         self.abandoned = 0
         """How many deliveries the broker gave to others so far."""
+        self.on_abandoned: Callable[[], None] | None = None
+        """Called when there are more of them; the owner's lock is held."""
         self.held = 0
         """How many deliveries are held, handed out or not."""
         self._subscriptions: deque[Subscription] = deque()
@@ -397,11 +399,26 @@ class IncomingCore:
             batch = each.held[0]
             batch.settled = max(batch.settled, end - batch.pull_base)
 
+    def lose_contact(self) -> None:
+        """Abandon what is not finished: the broker did not hear of us for the lease.
+
+        It has given that to others, or will deliver it again. What is finished is still to be
+        settled: if the broker was away itself, it counts.
+        """
+        for each in self._subscriptions:
+            for batch in each.held:
+                until = batch.finished_until()
+                if until < batch.end:
+                    self._abandon(each.lose_from(batch.pull_base + until))
+                    break
+
     def _abandon(self, count: int) -> None:
         self.abandoned += count
         self.held -= count
         if count:
             log.warning("deliveries abandoned: consumer=%s count=%d", self.options.consumer, count)
+            if self.on_abandoned is not None:
+                self.on_abandoned()
 
     def _next_settle(self, each: Subscription) -> Settle | None:
         first = each.settled

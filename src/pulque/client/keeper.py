@@ -58,12 +58,15 @@ class Keeper:
         """Set when there is something to do before the next tick."""
         self._lease = 0.0
         self._beat_at = 0.0
+        self._contact_at = 0.0
         self._unanswered: list[Settle] = []
         self._thread: threading.Thread | None = None
 
     def start(self, lease: float) -> None:
         """Begin, if it has not; the lease is in seconds."""
         self._lease = lease
+        # Before that there was nothing to lose, or it is lost by now.
+        self._contact_at = time.monotonic()
         if self._thread is None:
             self._beat_at = time.monotonic() + lease / _BEATS_PER_LEASE
             self._thread = threading.Thread(target=self._run, name="pulque-keeper", daemon=True)
@@ -124,6 +127,7 @@ class Keeper:
             self._turn.clear()
             if self._stop.is_set():
                 return
+            self._check_contact()
             try:
                 # First, as the broker may be away or hang.
                 self._save()
@@ -144,6 +148,12 @@ class Keeper:
                 self._error = RemoteProtocolError(f"{type(error).__name__}: {error}")
                 self._interrupt()
                 return
+
+    def _check_contact(self) -> None:
+        """Abandon what is held if the broker did not hear of us for the lease."""
+        if time.monotonic() - self._contact_at > self._lease:
+            with self._lock:
+                self._core.lose_contact()
 
     def _settle_all(self) -> bool:
         """Settle what is done; say whether there was anything."""
@@ -166,9 +176,11 @@ class Keeper:
         beat = Heartbeat(
             options.group, options.consumer, options.incarnation, is_leaving=is_leaving
         )
+        sent_at = time.monotonic()
         answer = self._connected().request(beat, _REQUEST_TIMEOUT)
         if isinstance(answer, Beaten):
             self._lease = answer.lease_ms / 1000
+            self._contact_at = max(self._contact_at, sent_at)
         self._beat_at = time.monotonic() + self._lease / _BEATS_PER_LEASE
 
     def _connected(self) -> Connection:

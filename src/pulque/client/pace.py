@@ -3,9 +3,10 @@
 A slow consumer holds little, so that others can have the rest; a fast one asks for much.
 """
 
-__all__ = ["Pace"]
+__all__ = ["HORIZON", "Pace"]
 
 HORIZON = 0.1
+"""How far ahead to ask, in seconds."""
 FIRST = 10
 """Asked for before anything is known."""
 

@@ -130,12 +130,23 @@ class ReceivedMessage(Message):
         """
         batch = self._batch
         delay_ms = GROUP_DECIDES if delay is None else max(0, int(delay * 1000))
-        batch.nacks[self._index] = (reason[:_MAX_REASON], delay_ms)
+        # The names of files may hold what is no UTF-8, and errors are full of such names.
+        text = reason[:_MAX_REASON].encode(errors="backslashreplace").decode()
+        batch.nacks[self._index] = (text, delay_ms)
         batch.states[self._index] = NACKED
 
     @property
+    def is_finished(self) -> bool:
+        """Whether it was acked or nacked here."""
+        return self._batch.states[self._index] != OPEN
+
+    @property
     def is_abandoned(self) -> bool:
-        """Whether the broker gave it to another consumer, as this one was silent for too long."""
+        """Whether it is no longer this consumer's: to ack or nack it has no effect.
+
+        The broker gave it to another, as this consumer was silent for its lease; or the broker
+        was, and will deliver it again.
+        """
         return any(self._index in lost for lost in self._batch.lost)
 
     @property
