@@ -67,7 +67,7 @@ def consumes(client: pulque.Client) -> None:
             message.body = b""  # type: ignore[misc]
         assert_type(consumer.pull(10, timeout=1), list[pulque.ReceivedMessage])
         consumer.ack_all(consumer.pull())
-    client.consumer("orders", start=datetime.now(UTC), retry=pulque.Retry([1, 5]))
+    client.consumer("orders", start=datetime.now(UTC), retry=pulque.RetryPolicy([1, 5]))
     client.consumer("orders", mode="twice")  # type: ignore[arg-type]
     client.consumer("orders", "kitchen", start="now")  # type: ignore[arg-type]
 

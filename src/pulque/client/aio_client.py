@@ -37,7 +37,7 @@ from pulque.client.options import (
 from pulque.client.receipt import Outgoing, Parts, Receipt
 from pulque.client.routes import Targets, targets_of
 from pulque.client.url import Address, addresses_of
-from pulque.client.wishes import ModeName, Retry, StartAt, start_of
+from pulque.client.wishes import ModeName, RetryPolicy, StartAt, start_of
 from pulque.errors import PulqueError, UsageError
 from pulque.model.ids import IdSource
 from pulque.model.message import Message
@@ -228,7 +228,7 @@ class Client:
         broadcast: bool | None = None,
         tags: Iterable[str] = (),
         all_tags: Iterable[str] = (),
-        retry: Retry | None = None,
+        retry: RetryPolicy | None = None,
         max_messages: int = 1000,
         max_bytes: int = _MAX_BYTES,
         max_held: int | None = None,

@@ -9,7 +9,7 @@ from pulque.client.dispatch import SendOptions
 from pulque.client.identity import Identity, state_folder
 from pulque.client.incoming import IncomingCore, PullOptions
 from pulque.client.local_state import LocalState
-from pulque.client.wishes import Retry, StartAt, mode_of, retry_of, start_of
+from pulque.client.wishes import RetryPolicy, StartAt, mode_of, retry_of, start_of
 from pulque.errors import UsageError
 from pulque.model.batch import MAX_COUNT, Codec
 from pulque.model.compression import compress
@@ -98,7 +98,7 @@ def consumer_core(  # noqa: PLR0913  # the arguments of Client.consumer
     broadcast: bool | None,
     tags: Iterable[str],
     all_tags: Iterable[str],
-    retry: Retry | None,
+    retry: RetryPolicy | None,
     consumer_id: str | None,
     application: str,
     state_dir: str | os.PathLike[str] | None,

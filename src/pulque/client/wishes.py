@@ -18,7 +18,7 @@ from pulque.model.groups import (
     StartKind,
 )
 
-__all__ = ["ModeName", "Retry", "StartAt", "StartName", "mode_of", "retry_of", "start_of"]
+__all__ = ["ModeName", "RetryPolicy", "StartAt", "StartName", "mode_of", "retry_of", "start_of"]
 
 ModeName = Literal["shared", "broadcast", "once"]
 StartName = Literal["earliest", "latest"]
@@ -30,7 +30,7 @@ _LARGEST = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Retry:
+class RetryPolicy:
     """How a group wants failed messages to come again; what is left out is the broker's choice.
 
     The group keeps it, and the last consumer that says something counts.
@@ -85,7 +85,7 @@ def start_of(start: StartAt) -> Start:
     )
 
 
-def retry_of(retry: Retry | None) -> RetrySettings:
+def retry_of(retry: RetryPolicy | None) -> RetrySettings:
     """Return what a group says about its retries.
 
     Raises:
