@@ -11,11 +11,13 @@
                 print(message.body)
                 message.ack()
 
-``pulque.aio`` has the same names for asyncio.
+``pulque.aio`` has the same names for asyncio. ``pulque.App`` calls functions with messages.
 """
 
 import logging
+from typing import TYPE_CHECKING, Any
 
+from pulque.app.outcomes import BatchFailed, Reject, Retry
 from pulque.client.client import Client, connect
 from pulque.client.consumer import Consumer
 from pulque.client.looking import PartitionPositions
@@ -23,7 +25,7 @@ from pulque.client.pending import PendingSend, PendingSends
 from pulque.client.producer import Producer
 from pulque.client.receipt import Outgoing, Receipt
 from pulque.client.received import ReceivedMessage
-from pulque.client.wishes import Retry
+from pulque.client.wishes import RetryPolicy
 from pulque.errors import (
     ConfigError,
     CorruptionError,
@@ -57,7 +59,13 @@ from pulque.errors import (
 from pulque.model.message import Message
 from pulque.model.positions import ConsumeSequence, Position
 
+if TYPE_CHECKING:
+    from pulque.app.app import App
+    from pulque.app.payload import PayloadError
+
 __all__ = [
+    "App",
+    "BatchFailed",
     "Client",
     "ConfigError",
     "ConsumeSequence",
@@ -77,6 +85,7 @@ __all__ = [
     "Outgoing",
     "OverloadedError",
     "PartitionPositions",
+    "PayloadError",
     "PendingSend",
     "PendingSends",
     "Position",
@@ -86,10 +95,12 @@ __all__ = [
     "PulqueError",
     "Receipt",
     "ReceivedMessage",
+    "Reject",
     "RejectedError",
     "RemoteProtocolError",
     "RequestTimeoutError",
     "Retry",
+    "RetryPolicy",
     "StaleEpochError",
     "StaleSettleError",
     "StorageError",
@@ -106,3 +117,14 @@ __all__ = [
 __version__ = "0.1.0"
 
 logging.getLogger("pulque").addHandler(logging.NullHandler())
+
+_LATER = {"App": "pulque.app.app", "PayloadError": "pulque.app.payload"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what stands on asyncio when it is used: most who send never do."""
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_LATER[name]), name)

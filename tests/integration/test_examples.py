@@ -57,6 +57,11 @@ def test_retries_show_a_second_attempt() -> None:
     ]
 
 
+@pytest.mark.usefixtures("broker_process")
+def test_the_application_serves_what_it_sends_itself() -> None:
+    assert run_example("app.py") == ["served 20 cakes, number 7 at the second attempt"]
+
+
 def test_the_demo_loses_nothing_and_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PULQUE_URL", raising=False)
     started = time.monotonic()

@@ -34,6 +34,7 @@ def test_every_command_and_exit_code_is_there() -> None:
         "pulque send",
         "pulque pull",
         "pulque tail",
+        "pulque run",
         "pulque status",
         "pulque log dump",
         "pulque log verify",

@@ -16,6 +16,7 @@ from pulque.cli.exits import ExitCode, exit_code_of
 from pulque.cli.options import Tools
 from pulque.cli.output import forget_stdout
 from pulque.cli.pull import pull
+from pulque.cli.run import run as run_application
 from pulque.cli.send import send
 from pulque.cli.status import status, version
 from pulque.cli.tail import tail
@@ -39,6 +40,7 @@ app.add_typer(serve.broker_app, name="broker")
 app.command()(send)
 app.command()(pull)
 app.command()(tail)
+app.command("run")(run_application)
 app.command()(status)
 app.add_typer(inspect.app, name="log")
 app.add_typer(bench.app, name="bench")

@@ -1,0 +1,1 @@
+"""Handlers: functions that are called with messages, and the loop that calls them."""

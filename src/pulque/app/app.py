@@ -1,0 +1,401 @@
+"""An application that handles messages: register functions, then run.
+
+::
+
+    app = pulque.App()
+
+    @app.subscribe("order.paid", group="ticketing", concurrency=8)
+    async def issue_ticket(order: Order) -> None:
+        ...
+
+    app.run()
+"""
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack
+
+from pulque.app.handler import AckName, Handler, OnAbandonName, Wishes, make_handler
+from pulque.app.payload import encode_payload
+from pulque.app.serving import Plan, Serving
+from pulque.app.signature import Decode, Function, is_async
+from pulque.client.aio_client import Client, connect
+from pulque.client.options import DEFAULT_TIMEOUT, AcksName, check_timeout
+from pulque.client.receipt import Parts, Receipt
+from pulque.client.url import addresses_of
+from pulque.errors import UsageError
+
+__all__ = ["App"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+DEFAULT_GRACE = 30.0
+
+
+class App:
+    """Calls functions with messages. Register them, then ``run``.
+
+    Args:
+        url: ``pulque://host:port``, or several hosts with commas; else ``$PULQUE_URL``, else
+            this machine.
+        name: What this application is called; else the name of its script. It is part of
+            consumer ids and stands in the broker's log.
+        timeout: The limit of sends that are given no other, in seconds.
+        grace: How long calls may go on when the application is told to stop, in seconds.
+        acks: When a send counts as confirmed: ``"disk"`` or ``"memory"``.
+        state_dir: Where consumers keep their ids; else ``$PULQUE_STATE_DIR``, else
+            ``~/.local/state/pulque``.
+
+    Raises:
+        ConfigError: The URL is not one.
+        UsageError: A time is no time.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        name: str | None = None,
+        timeout: float = DEFAULT_TIMEOUT,
+        grace: float = DEFAULT_GRACE,
+        acks: AcksName = "disk",
+        state_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        if url is not None:
+            addresses_of(url, {})
+        if not 0 <= grace <= 24 * 3600:
+            raise UsageError(f"grace is {grace!r}; 0 to {24 * 3600} seconds are allowed")
+        self.url = url
+        self.name = name
+        self.grace = grace
+        self._timeout = check_timeout(timeout)
+        self._acks: AcksName = acks
+        self._state_dir = state_dir
+        self._handlers: dict[tuple[str, str | None], Handler] = {}
+        self._middleware: list[Function] = []
+        self._startup: list[Function] = []
+        self._shutdown: list[Function] = []
+        self._serving: Serving | None = None
+        self._task: asyncio.Task[BaseException | None] | None = None
+
+    # ── what to call ───────────────────────────────────────────────────────────────────────
+
+    def subscribe(  # noqa: PLR0913  # choices by keyword, each with a default
+        self,
+        subject: str,
+        *,
+        group: str | None = None,
+        concurrency: int = 1,
+        timeout: float | None = None,
+        ack: AckName = "auto",
+        on_abandon: OnAbandonName = "finish",
+        decode: Decode | None = None,
+        **wishes: Unpack[Wishes],
+    ) -> Callable[[F], F]:
+        """Have a function called with each message of a subject; it stays as it is.
+
+        A function that returns is done with the message: ack. One that raises could not: nack,
+        with the error as the reason. An async function runs on the event loop, any other in a
+        thread. Its parameters say by their types what they take: ``pulque.ReceivedMessage``
+        (or no type) the message, everything else what the body holds.
+
+        Args:
+            subject: Whose messages.
+            group: For whom; all applications with this group share the messages. Without one,
+                each application gets all of them (broadcast).
+            concurrency: How many calls may run at the same time. They end in any order, and
+                the broker is told of a completed prefix only.
+            timeout: How long a call may take, in seconds; then the message is nacked, and the
+                call cancelled, or its thread left alone and replaced.
+            ack: ``"manual"`` if the function only begins the work: ``message.ack()`` or
+                ``nack()`` may be called later, from any thread. An error is a nack even so.
+            on_abandon: ``"cancel"`` cancels an async call when its message went to another
+                consumer; ``"finish"`` leaves it to the function: ``message.is_abandoned``.
+            decode: Gives the payload of a message, where its type cannot tell.
+            **wishes: What ``Client.consumer`` takes, with the same meaning: ``tags``,
+                ``all_tags``, ``start``, ``retry``, ``mode``, ``broadcast``, ``consumer_id``, and
+                ``max_held``: how many messages may be held unsettled, those that are done but
+                stand behind one that is not included.
+
+        Raises:
+            UsageError: Something makes no sense, or the group has a handler here already.
+            InvalidNameError: The subject or the group is no name.
+        """
+
+        def register(function: F) -> F:
+            self._add(
+                make_handler(
+                    function,
+                    subject,
+                    group,
+                    concurrency=concurrency,
+                    timeout=timeout,
+                    ack=ack,
+                    on_abandon=on_abandon,
+                    decode=decode,
+                    wishes=wishes,
+                )
+            )
+            return function
+
+        return register
+
+    def subscribe_batch(  # noqa: PLR0913  # choices by keyword, each with a default
+        self,
+        subject: str,
+        *,
+        group: str | None = None,
+        max_messages: int = 100,
+        max_wait: float = 0.5,
+        concurrency: int = 1,
+        timeout: float | None = None,
+        ack: AckName = "auto",
+        on_abandon: OnAbandonName = "finish",
+        decode: Decode | None = None,
+        **wishes: Unpack[Wishes],
+    ) -> Callable[[F], F]:
+        """Have a function called with lists of messages, or of what their bodies hold.
+
+        To return acks all of them, to raise nacks all of them; ``BatchFailed`` names those
+        that failed. From its third attempt on, a message comes alone.
+
+        Args:
+            subject: Whose messages.
+            group: For whom.
+            max_messages: How many a call gets at most.
+            max_wait: How long the first one waits for more, in seconds.
+            concurrency: How many calls may run at the same time.
+            timeout: As for ``subscribe``, and so are all others.
+            ack: Who acks.
+            on_abandon: What becomes of a call some of whose messages went to others.
+            decode: Gives the payload of a message.
+            **wishes: What else ``Client.consumer`` takes.
+
+        Raises:
+            UsageError: Something makes no sense, or the group has a handler here already.
+            InvalidNameError: The subject or the group is no name.
+        """
+
+        def register(function: F) -> F:
+            self._add(
+                make_handler(
+                    function,
+                    subject,
+                    group,
+                    concurrency=concurrency,
+                    timeout=timeout,
+                    ack=ack,
+                    on_abandon=on_abandon,
+                    decode=decode,
+                    batch=max_messages,
+                    max_wait=max_wait,
+                    wishes=wishes,
+                )
+            )
+            return function
+
+        return register
+
+    def middleware(self, function: F) -> F:
+        """Have a function called around every handler, the first one outermost.
+
+        It takes the message (a list of them for batch handlers) and ``call_next``, without
+        arguments, which returns what the handler returns. What it raises counts as the
+        handler's, and what it swallows never happened. It may be async or not, whatever the
+        handler is.
+        """
+        is_async(function)
+        self._middleware.append(function)
+        return function
+
+    def on_startup(self, function: F) -> F:
+        """Have a function without parameters called before the first message is pulled."""
+        self._startup.append(function)
+        return function
+
+    def on_shutdown(self, function: F) -> F:
+        """Have a function without parameters called after the last call has ended.
+
+        The last one that was registered comes first.
+        """
+        self._shutdown.append(function)
+        return function
+
+    @property
+    def handlers(self) -> list[Handler]:
+        """What is registered."""
+        return list(self._handlers.values())
+
+    def _add(self, handler: Handler) -> None:
+        known = self._handlers.get((handler.subject, handler.group))
+        if known is not None:
+            raise UsageError(
+                f"{known.name} handles {handler.subject} for group {handler.group} here: "
+                f"{handler.name} needs a group of its own, or concurrency= is what is wanted"
+            )
+        self._handlers[handler.subject, handler.group] = handler
+
+    # ── sending, for handlers ──────────────────────────────────────────────────────────────
+
+    @property
+    def client(self) -> Client:
+        """The application's client, for asyncio, while it runs.
+
+        Raises:
+            UsageError: It does not run.
+        """
+        return self._running().client
+
+    async def send(
+        self,
+        subject: str,
+        payload: object,
+        *,
+        timeout: float | None = None,
+        **parts: Unpack[Parts],
+    ) -> Receipt:
+        """Send a message, and return its receipt once it is confirmed.
+
+        Args:
+            subject: Where to.
+            payload: Bytes or a text as they are; all else as JSON.
+            timeout: How long to wait, in seconds.
+            **parts: What the message has beside: ``key``, ``tags``, ``headers`` …
+
+        Raises:
+            UsageError: The application does not run, or the payload is no JSON.
+            PulqueError: It is not confirmed.
+        """
+        body = encode_payload(payload)
+        return await self.client.send(subject, body, timeout=timeout, **parts)
+
+    def send_blocking(
+        self,
+        subject: str,
+        payload: object,
+        *,
+        timeout: float | None = None,
+        **parts: Unpack[Parts],
+    ) -> Receipt:
+        """``send`` for handlers that are not async: it waits, in their thread."""
+        loop = self._running().loop
+        if _is_within(loop):
+            raise UsageError("an async handler is to use: await app.send(…)")
+        sending = self.send(subject, payload, timeout=timeout, **parts)
+        return asyncio.run_coroutine_threadsafe(sending, loop).result()
+
+    def _running(self) -> Serving:
+        if self._serving is None:
+            raise UsageError("the application does not run; outside of it, use pulque.connect")
+        return self._serving
+
+    # ── running ────────────────────────────────────────────────────────────────────────────
+
+    def run(self) -> None:
+        """Handle messages until SIGTERM or SIGINT, in this thread.
+
+        The first signal is a polite one: nothing new is begun, calls may end within ``grace``,
+        what is done is settled, the rest handed back at once. The second ends it now. A handler
+        that exits (``sys.exit``) does as the first signal, and its exit goes on from here.
+
+        Raises:
+            PulqueError: There is no way to go on.
+        """
+        asyncio.run(self._run())
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        watched: list[signal.Signals] = []
+
+        def told() -> None:
+            if self._serving is not None and self._serving.is_stopping:
+                # Whoever asks a third time gets what the system does.
+                for each in watched:
+                    loop.remove_signal_handler(each)
+            self.stop()
+
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, told)
+                watched.append(number)
+        await self.serve()
+
+    async def serve(self) -> None:
+        """Handle messages until ``stop`` is called, or the task is cancelled.
+
+        Raises:
+            UsageError: Nothing is registered, or it runs already.
+            PulqueError: There is no way to go on.
+        """
+        problem = await self._serve(self._begin())
+        if problem is not None:
+            raise problem
+
+    def stop(self) -> None:
+        """Have it end politely; the second time, at once. May be called from any thread."""
+        serving = self._serving
+        if serving is not None:
+            serving.stop()
+
+    async def __aenter__(self) -> Self:
+        """Handle messages beside what the block does, which may use ``send``."""
+        serving = self._begin()
+        task = self._task = asyncio.create_task(self._serve(serving), name="pulque-app")
+        ready = asyncio.create_task(serving.ready.wait())
+        await asyncio.wait({task, ready}, return_when=asyncio.FIRST_COMPLETED)
+        ready.cancel()
+        if task.done():
+            await task
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Stop politely; raise what made it stop before that."""
+        task, self._task = self._task, None
+        self.stop()
+        if task is not None and (problem := await task) is not None:
+            raise problem
+
+    def _begin(self) -> Serving:
+        if not self._handlers:
+            raise UsageError("no handler is registered: use @app.subscribe")
+        if self._serving is not None:
+            raise UsageError("the application runs already")
+        client = connect(
+            self.url,
+            name=self.name,
+            timeout=self._timeout,
+            acks=self._acks,
+            state_dir=self._state_dir,
+        )
+        plan = Plan(
+            handlers=self.handlers,
+            middleware=tuple(self._middleware),
+            startup=tuple(self._startup),
+            shutdown=tuple(self._shutdown),
+            grace=self.grace,
+        )
+        self._serving = Serving(plan, client)
+        return self._serving
+
+    async def _serve(self, serving: Serving) -> BaseException | None:
+        try:
+            return await serving.run()
+        finally:
+            self._serving = None
+
+
+def _is_within(loop: asyncio.AbstractEventLoop) -> bool:
+    """Whether the caller runs on this loop, and would block it by waiting."""
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:
+        return False

@@ -1,0 +1,81 @@
+"""Middleware around a handler: each layer in its own world, on the loop or in a thread.
+
+The first middleware that was registered is the outermost. What is async runs on the event loop,
+what is not runs in a thread, and ``call_next`` leads from one to the other as needed; layers of
+one kind that stand side by side call each other directly.
+"""
+
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pulque.app.signature import Function, is_async
+
+__all__ = ["Worlds", "chain"]
+
+AsyncCall = Callable[[Any], Coroutine[Any, Any, Any]]
+BlockingCall = Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Worlds:
+    """The ways between the loop and the threads."""
+
+    run_in_thread: Callable[[Callable[[], Any]], Awaitable[Any]]
+    """Called on the loop; what it is given runs in a thread."""
+    run_on_loop: Callable[[Coroutine[Any, Any, Any]], Any]
+    """Called in a thread, which waits; what it is given runs on the loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    function: Function
+    is_async: bool
+
+
+def chain(middleware: Sequence[Function], handler: Function, worlds: Worlds) -> AsyncCall:
+    """Return a handler within its middleware, to be called on the loop.
+
+    Args:
+        middleware: The outermost first; each takes what the call is about, and ``call_next``.
+        handler: Takes what the call is about: a message, or a list of them.
+        worlds: How to get from one to the other.
+    """
+    layers = [_Layer(each, is_async(each)) for each in (*middleware, handler)]
+    return _enter(layers, worlds)
+
+
+def _enter(layers: Sequence[_Layer], worlds: Worlds) -> AsyncCall:
+    """Return these layers, to be awaited on the loop."""
+    first = layers[0]
+    if not first.is_async:
+        blocking = _block(layers, worlds)
+
+        async def in_thread(about: Any) -> Any:
+            result = await worlds.run_in_thread(functools.partial(blocking, about))
+            # A wrapper that is not async, around a function that is.
+            return await result if inspect.isawaitable(result) else result
+
+        return in_thread
+    if len(layers) == 1:
+        return first.function
+    rest = _enter(layers[1:], worlds)
+
+    async def call(about: Any) -> Any:
+        return await first.function(about, functools.partial(rest, about))
+
+    return call
+
+
+def _block(layers: Sequence[_Layer], worlds: Worlds) -> BlockingCall:
+    """Return these layers, to be called in a thread."""
+    first = layers[0]
+    if first.is_async:
+        enter = _enter(layers, worlds)
+        return lambda about: worlds.run_on_loop(enter(about))
+    if len(layers) == 1:
+        return first.function
+    rest = _block(layers[1:], worlds)
+    return lambda about: first.function(about, functools.partial(rest, about))

@@ -1,0 +1,224 @@
+"""A handler and what was said about it: subject, group, how many at once, for how long."""
+
+import contextlib
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict
+
+from pulque.app.outcomes import BatchFailed, nack, verdict_of
+from pulque.app.signature import (
+    Arguments,
+    Decode,
+    Function,
+    arguments_of,
+    decode_all,
+    is_async,
+    name_of,
+)
+from pulque.client.received import ReceivedMessage
+from pulque.client.wishes import ModeName, RetryPolicy, StartAt, mode_of, retry_of, start_of
+from pulque.errors import UsageError
+from pulque.model.groups import Mode, tag_filter
+from pulque.model.names import parse_group, parse_subject
+
+__all__ = ["AckName", "Handler", "OnAbandonName", "Wishes", "make_handler"]
+
+log = logging.getLogger("pulque.app")
+
+AckName = Literal["auto", "manual"]
+OnAbandonName = Literal["finish", "cancel"]
+
+_MOST_AT_ONCE = 10_000
+_LEAST_HELD = 1000
+_HELD_PER_CALL = 100
+_MOST_HELD = 1_000_000_000
+_LONGEST = 7 * 24 * 3600.0
+
+
+class Wishes(TypedDict, total=False):
+    """What a handler may wish of its group, as ``Client.consumer`` takes it."""
+
+    start: StartAt
+    mode: ModeName | None
+    broadcast: bool | None
+    tags: Iterable[str]
+    all_tags: Iterable[str]
+    retry: RetryPolicy | None
+    consumer_id: str | None
+    max_held: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """One registered function.
+
+    Attributes:
+        function: It, as it was written.
+        subject: Whose messages it gets.
+        group: For whom.
+        concurrency: How many calls may run at the same time.
+        timeout: How long a call may take, in seconds.
+        ack: Whether its return is an ack, or it acks by itself.
+        on_abandon: What becomes of a running call whose messages were given to others.
+        batch: How many messages a call gets at most; None for one by one.
+        max_wait: How long a batch waits for more messages, in seconds.
+        consumer: Options for ``Client.consumer``.
+        arguments: How it is called.
+        is_async: Whether it runs on the loop; else in a thread.
+    """
+
+    function: Function
+    subject: str
+    group: str | None
+    concurrency: int
+    timeout: float | None
+    ack: AckName
+    on_abandon: OnAbandonName
+    batch: int | None
+    max_wait: float
+    arguments: Arguments
+    is_async: bool
+    consumer: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """What it is called in the log."""
+        return name_of(self.function)
+
+    def prepared(self) -> Function:
+        """Return a function of a message, or of a list of them, that decodes and calls it."""
+        prepare = self._arguments_for_one if self.batch is None else self._arguments_for_many
+        function = self.function
+        call = self.arguments.call
+        if self.is_async:
+
+            async def handle(about: Any) -> Any:
+                message, payload = prepare(about)
+                if message == []:
+                    return None
+                with _named_places(message):
+                    return await call(function, message, payload)
+
+            return handle
+
+        def handle_blocking(about: Any) -> Any:
+            message, payload = prepare(about)
+            if message == []:
+                return None
+            with _named_places(message):
+                return call(function, message, payload)
+
+        return handle_blocking
+
+    def _arguments_for_one(self, message: ReceivedMessage) -> tuple[object, object]:
+        decode = self.arguments.decode
+        return message, None if decode is None else decode(message)
+
+    def _arguments_for_many(self, messages: list[ReceivedMessage]) -> tuple[object, object]:
+        """Return what can be decoded; all others are nacked here, as only they failed."""
+        decode = self.arguments.decode
+        if decode is None:
+            return messages, None
+        good, payloads, bad = decode_all(decode, messages)
+        for message, problem in bad.items():
+            log.warning("cannot be decoded: handler=%s %r: %s", self.name, message, problem)
+            nack(message, verdict_of(problem))
+        return good, payloads
+
+
+def make_handler(  # noqa: PLR0913  # the arguments of App.subscribe and App.subscribe_batch
+    function: Function,
+    subject: str,
+    group: str | None,
+    *,
+    concurrency: int,
+    timeout: float | None,
+    ack: str,
+    on_abandon: str,
+    decode: Decode | None,
+    batch: int | None = None,
+    max_wait: float = 0.0,
+    wishes: Wishes,
+) -> Handler:
+    """Check what was said about a handler.
+
+    Raises:
+        UsageError: It makes no sense; the text says what would.
+        InvalidNameError: The subject or the group is no name.
+    """
+    _check("concurrency", concurrency, 1, _MOST_AT_ONCE)
+    if timeout is not None:
+        _check("timeout", timeout, 0.001, _LONGEST)
+    if batch is not None:
+        _check("max_messages", batch, 1, _MOST_AT_ONCE)
+        _check("max_wait", max_wait, 0, 3600)
+    if ack not in {"auto", "manual"}:
+        raise UsageError(f'ack is {ack!r}; "auto" and "manual" are allowed')
+    if on_abandon not in {"finish", "cancel"}:
+        raise UsageError(f'on_abandon is {on_abandon!r}; "finish" and "cancel" are allowed')
+    arguments = arguments_of(function, decode, is_batch=batch is not None)
+    on_loop = is_async(function)
+    if on_abandon == "cancel" and not on_loop:
+        raise UsageError(
+            f"{name_of(function)} is not async: a thread cannot be cancelled, so on_abandon must "
+            'be "finish"; it may look at message.is_abandoned'
+        )
+    return Handler(
+        function=function,
+        subject=subject,
+        group=group,
+        concurrency=concurrency,
+        timeout=timeout,
+        ack="manual" if ack == "manual" else "auto",
+        on_abandon="cancel" if on_abandon == "cancel" else "finish",
+        batch=batch,
+        max_wait=max_wait,
+        arguments=arguments,
+        is_async=on_loop,
+        consumer=_consumer_options(subject, group, wishes, concurrency * (batch or 1)),
+    )
+
+
+def _consumer_options(
+    subject: str, group: str | None, wishes: Wishes, at_once: int
+) -> dict[str, Any]:
+    """Return what to tell the consumer: what was wished, and room for a window of calls."""
+    tags, all_tags = wishes.get("tags", ()), wishes.get("all_tags", ())
+    parse_subject(subject)
+    mode = mode_of(wishes.get("mode"), group, broadcast=wishes.get("broadcast"))
+    if mode is not Mode.BROADCAST:
+        parse_group(group or "")
+    start_of(wishes.get("start", "earliest"))
+    retry_of(wishes.get("retry"))
+    tag_filter(tags, all_tags)
+    held = wishes.get("max_held") or max(_LEAST_HELD, _HELD_PER_CALL * at_once)
+    _check("max_held", held, at_once, _MOST_HELD)
+    return {
+        **wishes,
+        "max_held": held,
+        "max_messages": min(held, _MOST_AT_ONCE),
+        "prefetch": False,
+    }
+
+
+@contextlib.contextmanager
+def _named_places(messages: object) -> Iterator[None]:
+    """Have a ``BatchFailed`` name messages where the handler named their places in its list."""
+    try:
+        yield
+    except BatchFailed as error:
+        if isinstance(messages, list):
+            error.reasons = {
+                messages[which]
+                if isinstance(which, int) and which in range(len(messages))
+                else which: reason
+                for which, reason in error.reasons.items()
+            }
+        raise
+
+
+def _check(name: str, value: object, least: float, most: float) -> None:
+    if isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most:
+        return
+    raise UsageError(f"{name} is {value!r}; {least:g} to {most:g} are allowed")

@@ -1,0 +1,131 @@
+"""What becomes of a message, by the way its handler ended.
+
+A handler that returns is done with its message: ack. One that raises could not: nack, with the
+error as the reason. ``Retry``, ``Reject`` and ``BatchFailed`` say more than that.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pulque.client.received import ReceivedMessage
+from pulque.errors import UsageError
+
+__all__ = ["BatchFailed", "Reject", "Retry", "Verdict", "nack", "verdict_of", "verdicts_of"]
+
+log = logging.getLogger("pulque.app")
+
+_LONGEST_DELAY = 2 * 365 * 24 * 3600.0
+_MAX_TEXT = 1000
+
+
+class Retry(Exception):  # noqa: N818  # an order to us, not something that went wrong
+    """Raised by a handler that cannot do it now: the message comes again.
+
+    Args:
+        reason: Why; it is kept with the message.
+        delay: How many seconds to wait; None leaves it to the group's back-off.
+
+    Raises:
+        UsageError: The delay is negative, no number, or longer than two years.
+    """
+
+    def __init__(self, reason: str = "", *, delay: float | None = None) -> None:
+        if delay is not None and not 0 <= delay <= _LONGEST_DELAY:
+            raise UsageError(f"delay is {delay!r}; 0 to {_LONGEST_DELAY:.0f} seconds are allowed")
+        super().__init__(reason)
+        self.reason = reason
+        self.delay = delay
+
+
+class Reject(Exception):  # noqa: N818  # an order to us, not something that went wrong
+    """Raised by a handler that can never do it: the message becomes a dead letter at once.
+
+    Args:
+        reason: Why; it is kept with the message.
+    """
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class BatchFailed(Exception):  # noqa: N818  # an order to us, not something that went wrong
+    """Raised by a batch handler: these could not be done, and all others are done.
+
+    Args:
+        reasons: For each message that failed (or for its place in the list that the handler
+            was given), the reason: a text, or the error that it ended with; a ``Retry`` or
+            ``Reject`` counts as such.
+    """
+
+    def __init__(self, reasons: Mapping[ReceivedMessage | int, str | BaseException]) -> None:
+        super().__init__(f"{len(reasons)} messages failed")
+        self.reasons = dict(reasons)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How to nack one message."""
+
+    reason: str
+    delay: float | None = None
+    is_dead: bool = False
+    """Whether no other attempt is of any use."""
+
+
+def verdict_of(error: BaseException | str) -> Verdict:
+    """Return how to nack a message whose handling ended with this error."""
+    match error:
+        case str():
+            return Verdict(error)
+        case Retry():
+            return Verdict(error.reason or "to be retried", error.delay)
+        case Reject():
+            return Verdict(error.reason or "rejected", is_dead=True)
+        case _:
+            return Verdict(_text_of(error))
+
+
+def verdicts_of(
+    error: BatchFailed, messages: Sequence[ReceivedMessage]
+) -> dict[ReceivedMessage, Verdict]:
+    """Return how to nack those messages of a batch that failed.
+
+    Raises:
+        UsageError: It names what is not in the batch.
+    """
+    known = set(messages)
+    for which in error.reasons:
+        if which not in known:
+            raise UsageError(
+                f"BatchFailed names {which!r}, which is not in the batch of {len(messages)}"
+            )
+    return {
+        which: verdict_of(reason)
+        for which, reason in error.reasons.items()
+        if not isinstance(which, int)
+    }
+
+
+def nack(message: ReceivedMessage, verdict: Verdict) -> None:
+    """Nack a message, unless its handler settled it already."""
+    if message.is_finished:
+        return
+    try:
+        message.nack(verdict.reason, delay=verdict.delay)
+    except UsageError as problem:
+        # The broker's limit of delays, say: that is no reason to keep the message.
+        log.warning("nacked without its delay: %s", problem)
+        message.nack(verdict.reason)
+
+
+def _text_of(error: BaseException) -> str:
+    """Return an error as one text; its own may be long, or fail itself."""
+    name = type(error).__name__
+    try:
+        text = str(error)
+    except Exception as problem:  # noqa: BLE001  # it is the application's
+        text = f"(its text raised {type(problem).__name__})"
+    told = f"{name}: {text}"[:_MAX_TEXT] if text else name
+    return told.encode(errors="backslashreplace").decode()

@@ -1,0 +1,176 @@
+"""Bodies as values: what a handler's type hint asks for, out of bytes, and back.
+
+``bytes`` and ``str`` are the body itself; ``dict``, ``list`` and ``Any`` are its JSON. Types with
+fields are validated: pydantic's by pydantic, all others (dataclasses, ``msgspec.Struct``,
+``TypedDict``, ``list[Order]`` …) by msgspec, strictly: a text is no number. Both packages are
+imported only where a type asks for them.
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn, cast, get_args, get_origin
+
+from pulque.errors import PulqueError, UsageError
+
+__all__ = ["PayloadError", "decoder_of", "encode_payload"]
+
+Decoder = Callable[[bytes], object]
+
+_PLAIN = (dict, dict[str, Any], dict[str, object], list, list[Any], list[object])
+"""What needs no package."""
+
+
+class PayloadError(PulqueError):
+    """The body of a message is not what its handler asks for."""
+
+
+def decoder_of(wanted: Any) -> Decoder:
+    """Return what turns a body into a value of this type.
+
+    The result raises ``PayloadError`` for a body that is no such value.
+
+    Raises:
+        UsageError: Nothing can be decoded into this type, or the package for it is missing.
+    """
+    if wanted is bytes:
+        return bytes
+    if wanted is str:
+        return _named(wanted, bytes.decode)
+    if wanted is Any or wanted is object:
+        return _named(wanted, _parse)
+    if wanted in _PLAIN:
+        return _named(wanted, _plain(get_origin(wanted) or wanted))
+    if any(_is_of_pydantic(part) for part in _parts(wanted)):
+        return _named(wanted, _by_pydantic(wanted))
+    return _named(wanted, _by_msgspec(wanted))
+
+
+def encode_payload(value: object) -> bytes:
+    """Return a value as a body: bytes and text as they are, all else as JSON.
+
+    Raises:
+        UsageError: It cannot be written as JSON.
+    """
+    match value:
+        case bytes():
+            return value
+        case bytearray() | memoryview():
+            return bytes(value)
+        case str():
+            return value.encode()
+        case _ if _is_of_pydantic(type(value)):
+            return _dump_by_pydantic(value)
+        case _ if hasattr(type(value), "__struct_fields__"):
+            return _dump_by_msgspec(value)
+        case _:
+            return _dump(value)
+
+
+# ── by hand ────────────────────────────────────────────────────────────────────────────────────
+
+
+def _parse(body: bytes) -> object:
+    return json.loads(body, parse_constant=_refuse)
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _plain(kind: type) -> Decoder:
+    def decode(body: bytes) -> object:
+        value = _parse(body)
+        if not isinstance(value, kind):
+            raise TypeError(f"a JSON {kind.__name__} is wanted, it is a {type(value).__name__}")
+        return value
+
+    return decode
+
+
+def _dump(value: object) -> bytes:
+    try:
+        text = json.dumps(value, default=_as_json, allow_nan=False, ensure_ascii=False)
+        return text.encode()
+    except (TypeError, ValueError, RecursionError) as problem:
+        raise UsageError(f"a {type(value).__name__} cannot be sent: {problem}") from problem
+
+
+def _as_json(value: object) -> object:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+    if _is_of_pydantic(type(value)):
+        return json.loads(_dump_by_pydantic(value))
+    raise TypeError(f"a {type(value).__name__} is no JSON")
+
+
+# ── by packages ────────────────────────────────────────────────────────────────────────────────
+
+
+def _parts(wanted: Any) -> Iterator[Any]:
+    """Yield a type and all that stand in its brackets: ``list[Order | None]`` has four."""
+    yield wanted
+    for each in get_args(wanted):
+        yield from _parts(each)
+
+
+def _is_of_pydantic(kind: Any) -> bool:
+    return isinstance(kind, type) and (
+        hasattr(kind, "__pydantic_validator__") or hasattr(kind, "__pydantic_core_schema__")
+    )
+
+
+def _by_pydantic(wanted: Any) -> Decoder:
+    from pydantic import TypeAdapter
+
+    adapter: Any = TypeAdapter(wanted)
+    return cast("Decoder", adapter.validate_json)
+
+
+def _dump_by_pydantic(value: object) -> bytes:
+    from pydantic import TypeAdapter
+
+    adapter: Any = TypeAdapter(type(value))
+    return cast("bytes", adapter.dump_json(value))
+
+
+def _by_msgspec(wanted: Any) -> Decoder:
+    try:
+        import msgspec
+    except ImportError:
+        raise UsageError(
+            f"to decode a body into {_name_of(wanted)}: pip install 'pulque[typed]'; "
+            "bytes, str, dict and list need nothing"
+        ) from None
+    try:
+        info = msgspec.inspect.type_info(wanted)
+        decoder: Any = msgspec.json.Decoder(wanted)
+    except (TypeError, NameError) as problem:
+        raise UsageError(f"no body can be decoded into {_name_of(wanted)}: {problem}") from problem
+    if isinstance(info, msgspec.inspect.CustomType):
+        raise UsageError(f"no body can be decoded into {_name_of(wanted)}; use decode=")
+    return cast("Decoder", decoder.decode)
+
+
+def _dump_by_msgspec(value: object) -> bytes:
+    import msgspec
+
+    return msgspec.json.encode(value)
+
+
+def _named(wanted: Any, decode: Decoder) -> Decoder:
+    """Have all that goes wrong become one kind of error, which says what was wanted."""
+    name = _name_of(wanted)
+
+    def decode_or_say(body: bytes) -> object:
+        try:
+            return decode(body)
+        except Exception as problem:
+            text = " ".join(str(problem).split())
+            raise PayloadError(f"the body is no {name}: {text}") from problem
+
+    return decode_or_say
+
+
+def _name_of(wanted: Any) -> str:
+    return wanted.__name__ if isinstance(wanted, type) else str(wanted)

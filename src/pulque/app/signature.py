@@ -1,0 +1,170 @@
+"""Which of its parameters a handler wants filled with what, by their type hints."""
+
+import collections.abc
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from inspect import Parameter
+from typing import Any, get_args, get_origin
+
+from pulque.app.payload import decoder_of
+from pulque.client.received import ReceivedMessage
+from pulque.errors import UsageError
+
+__all__ = ["Arguments", "Decode", "Function", "arguments_of", "decode_all", "is_async", "name_of"]
+
+Function = Callable[..., Any]
+Decode = Callable[[ReceivedMessage], object]
+
+_LISTS = (list, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection)
+_FILLED = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """What a handler is called with.
+
+    Attributes:
+        message: The name of the parameter for the message, or for the list of them.
+        payload: The same for what the body holds.
+        decode: Gives the payload of a message.
+        is_positional: Whether they are passed by place, in the order in which they stand.
+    """
+
+    message: str | None
+    payload: str | None
+    decode: Decode | None
+    is_positional: bool
+
+    def call(self, function: Function, message: object, payload: object) -> Any:
+        """Call the handler."""
+        given = {self.message: message, self.payload: payload}
+        if self.is_positional:
+            return function(*(given[name] for name in self._in_order()))
+        return function(**{name: given[name] for name in self._in_order()})
+
+    def _in_order(self) -> list[str]:
+        return [name for name in (self.message, self.payload) if name is not None]
+
+
+def name_of(function: Function) -> str:
+    """Return what to call a handler in a log."""
+    return getattr(function, "__qualname__", None) or type(function).__name__
+
+
+def is_async(function: Function) -> bool:
+    """Whether calling it gives a coroutine.
+
+    Raises:
+        UsageError: It is a generator: to call it would do nothing.
+    """
+    call = type(function).__call__ if not inspect.isroutine(function) else function
+    for each in (function, call):
+        if inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each):
+            raise UsageError(f"{name_of(function)} yields; it is to be a plain function, or async")
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+
+
+def arguments_of(function: Function, decode: Decode | None, *, is_batch: bool) -> Arguments:
+    """Find out how a handler wants to be called.
+
+    Raises:
+        UsageError: It cannot be told, or nothing can be decoded into what it wants.
+    """
+    name = name_of(function)
+    if not callable(function):
+        raise UsageError(f"{function!r} is not a function")
+    wanted = _wanted(function, name)
+    found: dict[str, str] = {}
+    kind: Any = None
+    for parameter in wanted:
+        what, of = _purpose(parameter, name, is_batch=is_batch)
+        if what in found:
+            raise UsageError(
+                f"{name} has two parameters for the {what}: {found[what]} and {parameter.name}; "
+                "it may have one for the message and one for the payload"
+            )
+        found[what] = parameter.name
+        kind = of if what == "payload" else kind
+    if decode is None and "payload" in found:
+        decode = _decode_into(kind)
+    return Arguments(
+        found.get("message"),
+        found.get("payload"),
+        decode if "payload" in found else None,
+        is_positional=_is_in_order(wanted, found),
+    )
+
+
+def _wanted(function: Function, name: str) -> list[Parameter]:
+    try:
+        signature = inspect.signature(function, eval_str=True)
+    except NameError as problem:
+        raise UsageError(
+            f"a type hint of {name} cannot be resolved: {problem}; "
+            "what it names must be importable where the handler is defined"
+        ) from problem
+    except (TypeError, ValueError) as problem:
+        raise UsageError(f"the parameters of {name} cannot be read: {problem}") from problem
+    filled = [
+        each
+        for each in signature.parameters.values()
+        if each.kind in _FILLED and each.default is Parameter.empty
+    ]
+    if not filled:
+        raise UsageError(
+            f"{name} takes no parameter; it must take the message, its payload or both"
+        )
+    return filled
+
+
+def _purpose(parameter: Parameter, name: str, *, is_batch: bool) -> tuple[str, Any]:
+    """Return "message" or "payload", and the type of one payload."""
+    hint = parameter.annotation
+    if is_batch:
+        if hint in {Parameter.empty, list}:
+            return "message", None
+        if get_origin(hint) not in _LISTS:
+            raise UsageError(
+                f"{parameter.name} of {name} is a {hint!r}; a batch handler takes a list: "
+                "list[pulque.ReceivedMessage], or of what the bodies hold"
+            )
+        hint = get_args(hint)[0]
+    if hint is Parameter.empty:
+        return "message", None
+    if isinstance(hint, type) and hint is not object and issubclass(ReceivedMessage, hint):
+        return "message", None
+    return "payload", hint
+
+
+def _decode_into(kind: Any) -> Decode:
+    decode = decoder_of(kind)
+    return lambda message: decode(message.body)
+
+
+def _is_in_order(wanted: Sequence[Parameter], found: dict[str, str]) -> bool:
+    """Whether they can be passed by place: some functions allow nothing else."""
+    if not any(each.kind is Parameter.POSITIONAL_ONLY for each in wanted):
+        return False
+    if [each.name for each in wanted] != [
+        found[what] for what in ("message", "payload") if what in found
+    ]:
+        raise UsageError("positional-only parameters must be the message, then the payload")
+    return True
+
+
+def decode_all(
+    decode: Decode, messages: Sequence[ReceivedMessage]
+) -> tuple[list[ReceivedMessage], list[object], dict[ReceivedMessage, Exception]]:
+    """Return the messages that can be decoded, their payloads, and what is wrong with others."""
+    good: list[ReceivedMessage] = []
+    payloads: list[object] = []
+    bad: dict[ReceivedMessage, Exception] = {}
+    for message in messages:
+        try:
+            payloads.append(decode(message))
+        except Exception as problem:  # noqa: BLE001  # the caller tells
+            bad[message] = problem
+        else:
+            good.append(message)
+    return good, payloads, bad

@@ -1,0 +1,171 @@
+"""A handler that makes no sense is refused where it is written, with what would make sense."""
+
+import functools
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+import pulque
+from pulque.app.signature import arguments_of
+from pulque.errors import ConfigError, InvalidNameError, UsageError
+
+
+def plain(message: pulque.ReceivedMessage) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"concurrency": 0}, "concurrency is 0; 1 to 10000 are allowed"),
+        ({"concurrency": "8"}, "concurrency is '8'"),
+        ({"concurrency": True}, "concurrency is True"),
+        ({"concurrency": 8, "max_held": 7}, "max_held is 7; 8 to"),
+        ({"start": "yesterday"}, "start is 'yesterday'"),
+        ({"retry": pulque.RetryPolicy(jitter=2)}, "jitter is 2"),
+        ({"mode": "twice"}, "mode is 'twice'"),
+        ({"mode": "once", "broadcast": True}, "which one"),
+        ({"tags": [7]}, "tags to filter by must be text"),
+        ({"timeout": 0}, "timeout is 0"),
+        ({"timeout": float("nan")}, "timeout is nan"),
+        ({"timeout": -1}, "timeout is -1"),
+        ({"ack": "never"}, 'ack is \'never\'; "auto" and "manual" are allowed'),
+        ({"on_abandon": "ignore"}, "on_abandon is 'ignore'"),
+        ({"on_abandon": "cancel"}, "plain is not async"),
+    ],
+)
+def test_options_out_of_range_are_refused(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        pulque.App().subscribe("orders", group="g", **options)(plain)
+
+
+@pytest.mark.parametrize("options", [{"max_messages": 0}, {"max_wait": -1}, {"max_wait": None}])
+def test_options_of_batches_are_checked_too(options: dict[str, Any]) -> None:
+    def handle(messages: list[bytes]) -> None: ...
+
+    with pytest.raises(UsageError, match=next(iter(options))):
+        pulque.App().subscribe_batch("orders", group="g", **options)(handle)
+
+
+def test_names_are_checked() -> None:
+    with pytest.raises(InvalidNameError):
+        pulque.App().subscribe("../orders", group="g")(plain)
+    with pytest.raises(InvalidNameError):
+        pulque.App().subscribe("orders", group="a b")(plain)
+    with pytest.raises(ConfigError, match="http"):
+        pulque.App("http://127.0.0.1")
+    with pytest.raises(UsageError, match="grace is -1"):
+        pulque.App(grace=-1)
+
+
+def test_a_group_has_one_handler_of_a_subject() -> None:
+    app = pulque.App()
+    app.subscribe("orders", group="g")(plain)
+    app.subscribe("orders", group="h")(plain)
+    with pytest.raises(UsageError, match="plain handles orders for group g here"):
+        app.subscribe("orders", group="g")(lambda message: None)
+    assert [(each.subject, each.group) for each in app.handlers] == [
+        ("orders", "g"),
+        ("orders", "h"),
+    ]
+
+
+async def test_without_handlers_there_is_nothing_to_run() -> None:
+    with pytest.raises(UsageError, match="no handler is registered"):
+        await pulque.App().serve()
+
+
+def yields(message: object) -> Iterator[int]:
+    yield 1
+
+
+async def yields_async(message: object) -> AsyncIterator[int]:
+    yield 1
+
+
+class Yields:
+    def __call__(self, message: object) -> Iterator[int]:
+        yield 1
+
+
+@pytest.mark.parametrize("function", [yields, yields_async, Yields()])
+def test_a_generator_would_do_nothing_and_is_refused(function: Any) -> None:
+    with pytest.raises(UsageError, match="yields"):
+        pulque.App().subscribe("orders", group="g")(function)
+
+
+def two_messages(a: pulque.ReceivedMessage, b: pulque.ReceivedMessage) -> None: ...
+
+
+def two_payloads(a: bytes, b: dict[str, Any]) -> None: ...
+
+
+def unresolved(a: "Nowhere") -> None: ...  # type: ignore[name-defined]  # noqa: F821
+
+
+def positional(a: bytes, b: pulque.ReceivedMessage, /) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        (lambda: None, "takes no parameter"),
+        (lambda *args: None, "takes no parameter"),
+        (lambda a, b: None, "two parameters for the message: a and b"),
+        (two_messages, "two parameters for the message"),
+        (two_payloads, "two parameters for the payload: a and b"),
+        (unresolved, "a type hint of unresolved cannot be resolved: name 'Nowhere'"),
+        (positional, "positional-only"),
+        (17, "17 is not a function"),
+    ],
+)
+def test_parameters_that_cannot_be_filled_are_refused(function: Any, text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        pulque.App().subscribe("orders", group="g")(function)
+
+
+@pytest.mark.parametrize("hint", [bytes, dict[str, int], pulque.ReceivedMessage])
+def test_a_batch_handler_takes_lists(hint: Any) -> None:
+    def handle(messages: Any) -> None: ...
+
+    handle.__annotations__["messages"] = hint
+    with pytest.raises(UsageError, match="a batch handler takes a list"):
+        pulque.App().subscribe_batch("orders", group="g")(handle)
+
+
+class CallableObject:
+    def __call__(self, payload: bytes, message: pulque.ReceivedMessage) -> tuple[object, object]:
+        return payload, message
+
+
+def both(payload: bytes, message: pulque.ReceivedMessage, verbose: int = 0) -> Any:
+    return payload, message, verbose
+
+
+def by_place(message: pulque.Message, payload: bytes, /) -> Any:
+    return payload, message
+
+
+def only_named(*, message: pulque.ReceivedMessage, payload: bytes) -> Any:
+    return payload, message
+
+
+@pytest.mark.parametrize(
+    "function",
+    [CallableObject(), both, by_place, only_named, functools.partial(both, verbose=1)],
+)
+def test_parameters_are_filled_by_their_types(function: Any) -> None:
+    arguments = arguments_of(function, None, is_batch=False)
+
+    assert arguments.call(function, "the message", b"the payload")[:2] == (
+        b"the payload",
+        "the message",
+    )
+
+
+def test_lists_may_be_sequences() -> None:
+    def handle(payloads: Sequence[bytes], messages: list[pulque.ReceivedMessage]) -> Any:
+        return payloads, messages
+
+    arguments = arguments_of(handle, None, is_batch=True)
+    assert arguments.call(handle, ["m"], [b"p"]) == ([b"p"], ["m"])
