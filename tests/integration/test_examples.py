@@ -62,6 +62,15 @@ def test_the_application_serves_what_it_sends_itself() -> None:
     assert run_example("app.py") == ["served 20 cakes, number 7 at the second attempt"]
 
 
+@pytest.mark.usefixtures("broker_process")
+def test_a_seat_is_sold_once() -> None:
+    assert run_example("effectively_once.py") == [
+        "attempt 1: sold",
+        "attempt 2: was sold before",
+        "seats sold: 1",
+    ]
+
+
 def test_the_demo_loses_nothing_and_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PULQUE_URL", raising=False)
     started = time.monotonic()

@@ -1,0 +1,77 @@
+"""A checker for one process: it forgets the oldest messages, and all of them with its end."""
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+from pulque.dedup.checker import Checker
+from pulque.errors import UnavailableError, UsageError
+from pulque.model.message import Message
+
+__all__ = ["MemoryChecker"]
+
+
+class MemoryChecker(Checker):
+    """Remembers the messages that this process handled last, for one group.
+
+    Args:
+        size: How many messages to remember, about 150 bytes each.
+        keep: How long to remember one, in seconds.
+        monotonic: The clock, in seconds.
+
+    Raises:
+        UsageError: One of them is not more than 0.
+    """
+
+    def __init__(
+        self,
+        *,
+        size: int = 100_000,
+        keep: float = 3600.0,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if not size > 0 or not keep > 0:
+            raise UsageError(f"size is {size!r} and keep is {keep!r}; more than 0 are allowed")
+        self._size = size
+        self._keep = keep
+        self._now = monotonic
+        self._handled: OrderedDict[str, float] = OrderedDict()
+        """When each was handled, the one that came up last at the end."""
+        self._begun: set[str] = set()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._handled)
+
+    def begin(self, message: Message) -> bool:
+        """Say whether a message is to be handled; False if it was before.
+
+        Raises:
+            UnavailableError: Another thread handles it right now.
+        """
+        key = message.id
+        with self._lock:
+            handled_at = self._handled.get(key)
+            if handled_at is not None and self._now() - handled_at < self._keep:
+                self._handled.move_to_end(key)
+                return False
+            if key in self._begun:
+                raise UnavailableError(f"message {key} is being handled by another thread")
+            self._begun.add(key)
+            return True
+
+    def finish(self, message: Message) -> None:
+        """Remember that a message was handled."""
+        key = message.id
+        with self._lock:
+            self._begun.discard(key)
+            self._handled[key] = self._now()
+            self._handled.move_to_end(key)
+            while len(self._handled) > self._size:
+                self._handled.popitem(last=False)
+
+    def give_up(self, message: Message) -> None:
+        """Let a message that was begun be begun again."""
+        with self._lock:
+            self._begun.discard(message.id)
