@@ -19,7 +19,7 @@ $(READY): pyproject.toml requirements/dev.txt
 	@echo "setting up $(VENV) …"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-	    --editable '.[server]' --requirement requirements/dev.txt
+	    --editable '.[server,pipeline]' --requirement requirements/dev.txt
 	@touch $@
 
 demo: $(READY) ## Start a broker, send, pull, and show what happened
@@ -60,7 +60,7 @@ coverage: $(READY) ## Show which lines the fast tests never reach
 
 pins: $(READY) ## Compile requirements/dev.txt from dev.in
 	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet uv
-	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --extra server --no-header \
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --extra server --extra pipeline --no-header \
 	    --no-annotate --no-emit-index-url --no-emit-find-links --output-file requirements/dev.txt \
 	    pyproject.toml requirements/dev.in
 

@@ -31,11 +31,11 @@ from pulque.errors import CorruptionError
 from pulque.model.positions import ConsumeSequence, MessageOffset, PartitionId
 from pulque.storage.files import File, FileSystem, replace
 
-__all__ = ["ENTRY_SIZE", "Entry", "OpenIndex", "SealedIndex", "write_sealed_index"]
+__all__ = ["ENTRY_SIZE", "ENTRY_TYPE", "Entry", "OpenIndex", "SealedIndex", "write_sealed_index"]
 
 _ENTRY = Struct("<IIQQIqQ")
 ENTRY_SIZE = _ENTRY.size
-_ENTRY_TYPE = np.dtype(
+ENTRY_TYPE = np.dtype(
     [
         ("partition", "<u4"),
         ("count", "<u4"),
@@ -110,7 +110,7 @@ class OpenIndex:
 
     def load(self, entries: bytes) -> None:
         """Append entries as they were given out by ``entries``."""
-        table = np.frombuffer(entries, _ENTRY_TYPE)
+        table = np.frombuffer(entries, ENTRY_TYPE)
         base = len(self)
         self.entries += entries
         order = np.argsort(table["partition"], kind="stable")
@@ -267,7 +267,7 @@ class SealedIndex:
     def all_entries(self) -> "np.ndarray[tuple[int], np.dtype[np.void]]":
         """Return every entry, for those who decode a whole segment."""
         data = self._read_blocks(0, len(self._crcs) // _CRC.size, may_block=True)
-        return np.frombuffer(data, _ENTRY_TYPE)
+        return np.frombuffer(data, ENTRY_TYPE)
 
     def _row(self, partition: PartitionId) -> np.void | None:
         at = int(np.searchsorted(self._directory["partition"], partition))
@@ -306,7 +306,7 @@ def write_sealed_index(
 
     Its name is not made durable: what is derived may be lost.
     """
-    table = np.frombuffer(bytes(index.entries), _ENTRY_TYPE)
+    table = np.frombuffer(bytes(index.entries), ENTRY_TYPE)
     grouped = table[np.argsort(table["partition"], kind="stable")]
     rows = _directory_of(grouped, index.starts)
     directory = rows.tobytes()

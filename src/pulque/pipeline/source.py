@@ -1,0 +1,186 @@
+"""The data source ``pulque`` for Spark: reads, streams and writes.
+
+Every read is planned from ranges of consume sequences and yields Arrow batches; nothing is ever
+read past what a broker has confirmed. What Spark calls a partition is a ``Split`` here.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from pulque.model.names import PartitionName
+from pulque.pipeline.columns import schema_of
+from pulque.pipeline.decode import decode
+from pulque.pipeline.live import LiveLog
+from pulque.pipeline.options import Place, ReadOptions
+from pulque.pipeline.ranges import Range, Split, advance, resolve, whole_range
+from pulque.pipeline.stored import StoredLog, Stretch, read_stretch
+
+__all__ = ["PulqueDataSource"]
+
+
+class PulqueDataSource(DataSource):
+    """Messages of Pulque as a table."""
+
+    @classmethod
+    def name(cls) -> str:
+        """``spark.read.format("pulque")``."""
+        return "pulque"
+
+    def schema(self) -> StructType:
+        """Return the columns that the options ask for."""
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        return from_arrow_schema(schema_of(ReadOptions.parse(self.options).columns))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Read what is stored now."""
+        return _Reader(ReadOptions.parse(self.options), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        """Read what comes."""
+        return _StreamReader(ReadOptions.parse(self.options, is_stream=True), schema)
+
+
+class _Task(InputPartition):
+    """What a task reads, on its way to it."""
+
+    def __init__(self, work: Split | Stretch) -> None:
+        super().__init__(work)
+
+
+def _open(options: ReadOptions) -> LiveLog | StoredLog:
+    return LiveLog(options.url) if options.path is None else StoredLog(options.path)
+
+
+def _plan(
+    log: LiveLog | StoredLog, ranges: Sequence[Range], options: ReadOptions
+) -> list[InputPartition]:
+    tasks = log.plan(ranges, least=options.min_partitions, most_rows=options.rows_per_partition)
+    return [_Task(each) for each in tasks]
+
+
+def _read(
+    options: ReadOptions, columns: Sequence[str], partition: InputPartition
+) -> Iterator[pa.RecordBatch]:
+    """Do a task's work."""
+    work = partition.value
+    if isinstance(work, Stretch):
+        for placed in read_stretch(work, must_be_whole=options.must_be_whole):
+            yield decode(placed, columns)
+    elif isinstance(work, Split):
+        with LiveLog(options.url) as log:
+            for placed in log.read(work.ranges, must_be_whole=options.must_be_whole):
+                yield decode(placed, columns)
+    # Of no tasks Spark makes one without a value, and reads it.
+
+
+class _Reader(DataSourceReader):
+    """A read of what is stored."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._columns = tuple(schema.fieldNames())
+
+    def partitions(self) -> Sequence[InputPartition]:
+        options = self._options
+        with closing(_open(options)) as log:
+            ranges = [_range_of(log, options, name) for name in log.partitions(options.selection)]
+            return _plan(log, ranges, options)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _read(self._options, self._columns, partition)
+
+
+def _range_of(log: LiveLog | StoredLog, options: ReadOptions, name: PartitionName) -> Range:
+    """Return what a batch read covers of one partition."""
+    bounds = log.bounds(name)
+    first = resolve(options.starting, name, bounds, log.at_time(name, options.starting))
+    end = resolve(options.ending, name, bounds, log.at_time(name, options.ending))
+    wanted = Range(name, first, max(first, end))
+    named = Place.SEQUENCES in {options.starting.place, options.ending.place}
+    return whole_range(wanted, bounds, must_be_whole=options.must_be_whole and named)
+
+
+class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A stream. Its offset is the next sequence of each partition."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._columns = tuple(schema.fieldNames())
+        self._log: LiveLog | StoredLog | None = None
+        self._goal: dict[str, int] | None = None
+        """Where a query ends that reads only what was there when it began."""
+
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802
+        log, starting = self._connected(), self._options.starting
+        return {
+            name: resolve(starting, name, log.bounds(name), log.at_time(name, starting))
+            for name in log.partitions(self._options.selection)
+        }
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        most = self._options.max_rows
+        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
+        ends = self._ends() if self._goal is None else self._goal
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        # A partition that is gone keeps its place: it may come back.
+        return {**start, **advance(self._started(start, ends), ends, most)}
+
+    def reportLatestOffset(self) -> dict[str, int]:  # noqa: N802
+        return self._ends()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._goal = self._ends()
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        started = self._started(start, end)
+        ranges = [Range(PartitionName(n), started[n], end[n]) for n in sorted(end)]
+        return _plan(self._connected(), ranges, self._options)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _read(self._options, self._columns, partition)
+
+    def stop(self) -> None:
+        if self._log is not None:
+            self._log.close()
+
+    def _started(self, start: Mapping[str, int], ends: Mapping[str, int]) -> dict[str, int]:
+        """A partition that came later is read from its beginning."""
+        log = self._connected()
+        return {
+            name: start[name] if name in start else log.bounds(PartitionName(name)).start
+            for name in ends
+        }
+
+    def _ends(self) -> dict[str, int]:
+        log = self._connected()
+        log.refresh()
+        names = log.partitions(self._options.selection)
+        return {name: log.bounds(name).end for name in names}
+
+    def _connected(self) -> LiveLog | StoredLog:
+        if self._log is None:
+            self._log = _open(self._options)
+        return self._log
+
+    def __getstate__(self) -> dict[str, Any]:
+        # It travels to tasks, which have connections of their own.
+        return {**self.__dict__, "_log": None}

@@ -1,0 +1,271 @@
+"""Reading segments as files: data directories, backups, the raw part of an archive.
+
+A task reads a stretch of one segment, whatever partitions lie in it, from front to end: files are
+read in order, and the work of a task does not depend on how many subjects there are.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pulque.errors import CorruptionError
+from pulque.model.batch import HEADER_SIZE, Codec, seed_of, verify_crc
+from pulque.model.names import PartitionName, owner_of, patterns_of, subject_of
+from pulque.model.record import ENVELOPE_SIZE, read_envelope
+from pulque.pipeline.decode import PLACE, Placed
+from pulque.pipeline.files import OpenFile, Tree
+from pulque.pipeline.options import At, Place, Selection
+from pulque.pipeline.placing import Placer
+from pulque.pipeline.ranges import Bounds, Range
+from pulque.pipeline.segments import SegmentFile, SegmentMap, find_segments, map_segment
+
+__all__ = ["StoredLog", "Stretch", "read_stretch"]
+
+log = logging.getLogger("pulque.pipeline")
+
+_BYTES_AT_ONCE = 4 * 1024 * 1024
+_CODEC_AT = 6
+"""Where a batch's header says how it is compressed."""
+_ENVELOPE = np.dtype(
+    {
+        "names": ["size", "offset", "partition", "first_sequence", "count"],
+        "formats": ["<u4", "<u8", "<u4", "<u8", "<u4"],
+        "offsets": [4, 8, 28, 32, 48],
+        "itemsize": ENVELOPE_SIZE,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """What one task reads: the batches of a segment that begin in ``begin..end``."""
+
+    segment: SegmentFile
+    begin: int
+    end: int
+    ranges: Mapping[PartitionName, tuple[int, int]]
+    """The messages that count, by partition; others are passed over."""
+
+
+class StoredLog:
+    """The segments of a directory.
+
+    Args:
+        where: A data directory, or a directory of segments.
+    """
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._maps: dict[SegmentFile, SegmentMap] = {}
+        self._entries: dict[PartitionName, list[npt.NDArray[np.void]]] = {}
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Look for segments that came or went."""
+        present = find_segments(self._where)
+        # Sealed ones do not change; the last one may have grown.
+        known = {each: found for each, found in self._maps.items() if each in present[:-1]}
+        self._maps = {each: known.get(each) or map_segment(each) for each in present}
+        self._entries = {}
+        for found in self._maps.values():
+            self._sort_in(found)
+
+    def close(self) -> None:
+        """There is nothing to close between reads."""
+
+    def _sort_in(self, found: SegmentMap) -> None:
+        order = np.argsort(found.entries["partition"], kind="stable")
+        grouped = found.entries[order]
+        ids, firsts = np.unique(grouped["partition"], return_index=True)
+        for partition_id, part in zip(ids, np.split(grouped, firsts[1:]), strict=True):
+            name = found.names.get(int(partition_id))
+            if name is not None:
+                self._entries.setdefault(name, []).append(part)
+
+    def partitions(self, selection: Selection) -> list[PartitionName]:
+        """Return the partitions that a selection covers, in order."""
+        if selection.partitions:
+            return sorted(each for each in selection.partitions if each in self._entries)
+        free = [each for each in self._entries if owner_of(each) is None]
+        return sorted(each for each in free if _is_selected(selection, each))
+
+    def bounds(self, partition: PartitionName) -> Bounds:
+        """Return where a partition begins and ends in these segments."""
+        parts = self._entries.get(partition)
+        if not parts:
+            return Bounds(0, 0)
+        last = parts[-1][-1]
+        return Bounds(
+            int(parts[0][0]["first_sequence"]), int(last["first_sequence"]) + int(last["count"])
+        )
+
+    def at_time(self, partition: PartitionName, at: At) -> int | None:
+        """Return the first message of a place's instant, if it has one."""
+        if at.place is not Place.TIME:
+            return None
+        for part in self._entries.get(partition, []):
+            index = int(np.searchsorted(part["stored_at_ms"], at.at_ms))
+            if index < len(part):
+                return int(part[index]["first_sequence"])
+        return self.bounds(partition).end
+
+    def plan(self, ranges: Sequence[Range], *, least: int, most_rows: int) -> list[Stretch]:
+        """Deal the messages of ranges to tasks, each a stretch of one segment."""
+        by_name = {each.partition: (each.first, each.end) for each in ranges if each.length > 0}
+        total = sum(end - first for first, end in by_name.values())
+        size = max(1, min(most_rows, -(-total // least)))
+        found: list[Stretch] = []
+        for each in self._maps.values():
+            wanted = {name: by_name[name] for name in each.names.values() if name in by_name}
+            if wanted:
+                found += _cut(each, wanted, size)
+        return found
+
+
+def _is_selected(selection: Selection, partition: PartitionName) -> bool:
+    subject = subject_of(partition)
+    if selection.expression is not None:
+        return selection.expression.fullmatch(subject) is not None
+    return any(pattern in selection.subjects for pattern in patterns_of(subject))
+
+
+def _wanted_entries(
+    found: SegmentMap, ranges: Mapping[PartitionName, tuple[int, int]]
+) -> npt.NDArray[np.void]:
+    """Return the entries of a segment that hold messages of the ranges."""
+    entries = found.entries
+    firsts = np.zeros(max(found.names, default=0) + 1, np.int64)
+    ends = np.zeros_like(firsts)
+    for partition_id, name in found.names.items():
+        firsts[partition_id], ends[partition_id] = ranges.get(name, (0, 0))
+    known = entries["partition"] < len(firsts)
+    entries = entries[known]
+    ids = entries["partition"]
+    begin = entries["first_sequence"].astype(np.int64)
+    is_wanted = (begin < ends[ids]) & (begin + entries["count"] > firsts[ids])
+    wanted: npt.NDArray[np.void] = entries[is_wanted]
+    return wanted
+
+
+def _cut(
+    found: SegmentMap, ranges: Mapping[PartitionName, tuple[int, int]], size: int
+) -> list[Stretch]:
+    entries = _wanted_entries(found, ranges)
+    if not len(entries):
+        return []
+    rows = np.cumsum(entries["count"], dtype=np.int64)
+    ordinals = (rows - 1) // size
+    firsts = np.append(0, np.flatnonzero(np.diff(ordinals)) + 1)
+    begins = entries["offset"][firsts].astype(np.int64)
+    last = int(entries["offset"][-1]) + 1
+    ends = np.append(begins[1:], last)
+    return [
+        Stretch(found.segment, int(begin), int(end), ranges)
+        for begin, end in zip(begins, ends, strict=True)
+    ]
+
+
+def read_stretch(stretch: Stretch, *, must_be_whole: bool) -> Iterator[Placed]:
+    """Yield the messages of a stretch, some at a time.
+
+    Raises:
+        CorruptionError: A batch is damaged, and the stretch must be whole.
+    """
+    found = map_segment(stretch.segment)
+    entries = _wanted_entries(found, stretch.ranges)
+    entries = entries[(entries["offset"] >= stretch.begin) & (entries["offset"] < stretch.end)]
+    if must_be_whole:
+        for damage in found.damages:
+            if stretch.begin <= damage.offset < stretch.end:
+                raise CorruptionError(damage.path, damage.offset, damage.reason)
+    if not len(entries):
+        return
+    # A chunk begins with each batch that lies too far behind the begin of the one before.
+    places = entries["offset"].astype(np.int64)
+    chunks = (places - places[0]) // _BYTES_AT_ONCE
+    file = Tree(stretch.segment.where).open(stretch.segment.path)
+    try:
+        for part in np.split(entries, np.flatnonzero(np.diff(chunks)) + 1):
+            placed = _Chunk(file, stretch, found.names, part).placed(must_be_whole=must_be_whole)
+            if len(placed.places):
+                yield placed
+    finally:
+        file.close()
+
+
+class _Chunk:
+    """Batches that lie near each other, read in one go."""
+
+    def __init__(
+        self,
+        file: OpenFile,
+        stretch: Stretch,
+        names: Mapping[int, PartitionName],
+        entries: npt.NDArray[np.void],
+    ) -> None:
+        self._path = stretch.segment.path
+        self._ranges = stretch.ranges
+        self._names = names
+        self._begin = int(entries["offset"][0])
+        end = int(entries["offset"][-1]) + int(entries["size"][-1])
+        self._data = file.read(end - self._begin, self._begin - stretch.segment.base)
+        self._entries = entries
+        self._starts = entries["offset"].astype(np.int64) - self._begin
+
+    def placed(self, *, must_be_whole: bool) -> Placed:
+        """Return the batches, each verified."""
+        is_good = self._check(must_be_whole=must_be_whole)
+        entries, starts = self._entries[is_good], self._starts[is_good]
+        bytes_of = np.frombuffer(self._data, np.uint8)
+        if (bytes_of[starts + ENVELOPE_SIZE + _CODEC_AT] != Codec.NONE).any():
+            return self._opened(entries, starts)
+        ids, ordinals = np.unique(entries["partition"], return_inverse=True)
+        names = tuple(self._names[int(partition_id)] for partition_id in ids)
+        ranges = np.array([self._ranges[name] for name in names], np.int64).reshape(-1, 2)
+        firsts = entries["first_sequence"].astype(np.int64)
+        places = np.empty(len(entries), PLACE)
+        places["start"] = starts + ENVELOPE_SIZE
+        places["name"] = ordinals
+        places["begin"] = np.clip(ranges[ordinals, 0] - firsts, 0, entries["count"])
+        places["end"] = np.clip(ranges[ordinals, 1] - firsts, 0, entries["count"])
+        places["first_sequence"] = firsts
+        places["stored_at_ms"] = entries["stored_at_ms"]
+        return Placed(self._data, places, names)
+
+    def _opened(self, entries: npt.NDArray[np.void], starts: npt.NDArray[np.int64]) -> Placed:
+        """Some batches are compressed: each is opened."""
+        placer = Placer()
+        for entry, start in zip(entries, starts, strict=True):
+            envelope = read_envelope(self._data, int(start))
+            assert not isinstance(envelope, str)  # noqa: S101  # checked before
+            name = self._names[int(entry["partition"])]
+            batch = self._data[start + ENVELOPE_SIZE : start + int(entry["size"])]
+            placer.add(batch, envelope, Range(name, *self._ranges[name]))
+        return placer.take()
+
+    def _check(self, *, must_be_whole: bool) -> npt.NDArray[np.bool_]:
+        """Say which batches are what was written."""
+        entries = self._entries
+        is_good = (entries["size"] >= ENVELOPE_SIZE + HEADER_SIZE) & (
+            self._starts + entries["size"].astype(np.int64) <= len(self._data)
+        )
+        length = max(len(self._data) - ENVELOPE_SIZE + 1, 0)
+        views = np.ndarray((length,), f"V{ENVELOPE_SIZE}", self._data, strides=(1,))
+        found, expected = views[self._starts[is_good]].view(_ENVELOPE), entries[is_good]
+        is_good[is_good] = np.logical_and.reduce(
+            [found[field] == expected[field] for field in _ENVELOPE.names or ()]
+        )
+        for at in np.flatnonzero(is_good):
+            start = int(self._starts[at])
+            name = self._names[int(entries["partition"][at])]
+            batch = self._data[start + ENVELOPE_SIZE : start + int(entries["size"][at])]
+            is_good[at] = verify_crc(batch, seed_of(name))
+        for at in np.flatnonzero(~is_good):
+            offset = self._begin + int(self._starts[at])
+            if must_be_whole:
+                raise CorruptionError(self._path, offset, "the batch is not what was stored")
+            log.warning("damaged batch passed over: %s offset=%d", self._path, offset)
+        return is_good

@@ -1,0 +1,158 @@
+"""A log read over the network and out of its files gives the same messages, and all of them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pulque
+from pulque.errors import CorruptionError, DataDirectoryError
+from pulque.model.names import parse_partition
+from pulque.testing.broker import InProcessBroker
+
+pytest.importorskip("pyarrow")
+from pulque.pipeline.columns import ALL_COLUMNS
+from pulque.pipeline.decode import decode
+from pulque.pipeline.live import LiveLog
+from pulque.pipeline.options import At, Place, Selection
+from pulque.pipeline.ranges import DataLossError, Range
+from pulque.pipeline.stored import StoredLog, read_stretch
+
+SUBJECTS = ("orders", "orders.paid", "refunds")
+EVERYTHING = Selection(subjects=("*",))
+Row = dict[str, Any]
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[InProcessBroker]:
+    with InProcessBroker(tmp_path, storage={"segment_size": "64KiB"}) as found:
+        yield found
+
+
+def fill(broker: InProcessBroker) -> dict[str, list[bytes]]:
+    """Send batches of all sizes, some of them compressed, to several subjects."""
+    sent: dict[str, list[bytes]] = {subject: [] for subject in SUBJECTS}
+    with pulque.connect(broker.url) as client:
+        for turn in range(30):
+            subject = SUBJECTS[turn % len(SUBJECTS)]
+            with client.producer(compression="zstd" if turn % 5 == 0 else None) as producer:
+                for number in range(1 + turn * 37 % 200):
+                    body = f"{subject}-{turn}-{number}".encode() * 5
+                    producer.send(subject, body, key=f"k{number}", tags=["a"] * (number % 2))
+                    sent[subject].append(body)
+    return sent
+
+
+def rows_of_files(log: StoredLog, ranges: list[Range], **options: Any) -> list[Row]:
+    rows: list[Row] = []
+    for stretch in log.plan(ranges, least=3, most_rows=100):
+        for placed in read_stretch(stretch, **{"must_be_whole": True, **options}):
+            rows += decode(placed, ALL_COLUMNS).to_pylist()
+    return sorted(rows, key=lambda row: (row["partition"], row["sequence"]))
+
+
+def rows_of_broker(log: LiveLog, ranges: list[Range]) -> list[Row]:
+    rows: list[Row] = []
+    for placed in log.read(ranges, must_be_whole=True):
+        rows += decode(placed, ALL_COLUMNS).to_pylist()
+    return sorted(rows, key=lambda row: (row["partition"], row["sequence"]))
+
+
+def whole(log: StoredLog | LiveLog) -> list[Range]:
+    return [Range(name, *log.bounds(name)) for name in log.partitions(EVERYTHING)]
+
+
+def test_both_ways_give_all_messages(broker: InProcessBroker, tmp_path: Path) -> None:
+    sent = fill(broker)
+    with LiveLog(broker.url) as live:
+        served = rows_of_broker(live, whole(live))
+    broker.stop()
+    stored = StoredLog(str(tmp_path))
+
+    assert rows_of_files(stored, whole(stored)) == served
+    for subject, bodies in sent.items():
+        assert [row["body"] for row in served if row["subject"] == subject] == bodies
+
+
+def test_part_of_a_range_is_that_part(broker: InProcessBroker, tmp_path: Path) -> None:
+    bodies = fill(broker)["orders"]
+    part = [Range(parse_partition("orders"), 3, 77)]
+    with LiveLog(broker.url) as live:
+        served = rows_of_broker(live, part)
+    broker.stop()
+
+    assert [row["body"] for row in served] == bodies[3:77]
+    assert rows_of_files(StoredLog(str(tmp_path)), part) == served
+
+
+def test_a_time_is_the_same_place_both_ways(broker: InProcessBroker, tmp_path: Path) -> None:
+    fill(broker)
+    name = parse_partition("refunds")
+    with LiveLog(broker.url) as live:
+        times = {row["stored_at"] for row in rows_of_broker(live, whole(live))}
+        places = [
+            At(Place.TIME, at_ms=int(each.timestamp() * 1000) + more)
+            for each in times
+            for more in (-1, 0, 1)
+        ]
+        served = [live.at_time(name, place) for place in places]
+    broker.stop()
+    stored = StoredLog(str(tmp_path))
+
+    assert [stored.at_time(name, place) for place in places] == served
+
+
+def test_a_running_brokers_open_segment_is_not_read(
+    broker: InProcessBroker, tmp_path: Path
+) -> None:
+    fill(broker)
+    stored = StoredLog(str(tmp_path))
+    with LiveLog(broker.url) as live:
+        assert sum(each.length for each in whole(stored)) < sum(e.length for e in whole(live))
+
+
+def test_without_their_indexes_segments_are_walked(
+    broker: InProcessBroker, tmp_path: Path
+) -> None:
+    fill(broker)
+    broker.stop()
+    before = rows_of_files(log := StoredLog(str(tmp_path)), whole(log))
+    for path in (tmp_path / "messages").glob("*.index"):
+        path.unlink()
+    log = StoredLog(str(tmp_path))
+
+    assert rows_of_files(log, whole(log)) == before
+
+
+def test_a_damaged_batch_is_named_or_passed_over(broker: InProcessBroker, tmp_path: Path) -> None:
+    fill(broker)
+    broker.stop()
+    rows = rows_of_files(log := StoredLog(str(tmp_path)), whole(log))
+    path = min((tmp_path / "messages").glob("*.log"))
+    data = path.read_bytes()
+    at = data.index(b"orders-3-0")
+    path.write_bytes(data[:at] + b"X" + data[at + 1 :])
+    log = StoredLog(str(tmp_path))
+
+    with pytest.raises(CorruptionError, match=r"00000\.log.*not what was stored"):
+        rows_of_files(log, whole(log))
+    left = rows_of_files(log, whole(log), must_be_whole=False)
+    assert 0 < len(left) < len(rows)
+    assert all(row in rows for row in left)
+
+
+def test_messages_that_are_not_there_are_told(broker: InProcessBroker) -> None:
+    fill(broker)
+    name = parse_partition("orders")
+    with LiveLog(broker.url) as live:
+        end = live.bounds(name).end
+        with pytest.raises(DataLossError, match="not stored any more"):
+            rows_of_broker(live, [Range(name, end - 1, end + 5)])
+
+
+def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("hello")
+
+    with pytest.raises(DataDirectoryError, match="neither a data directory"):
+        StoredLog(str(tmp_path))
