@@ -17,7 +17,14 @@ from pulque.broker.state import BrokerState, Surroundings
 from pulque.errors import InvalidBatchError, PulqueError, StorageError, StorageFullError
 from pulque.model.batch import Codec, Flag, read_header, seed_of
 from pulque.model.message import Message, StoredBatch
-from pulque.model.names import Group, PartitionName, owner_of, retry_partition, subject_of
+from pulque.model.names import (
+    Group,
+    PartitionName,
+    level_of,
+    owner_of,
+    retry_partition,
+    subject_of,
+)
 from pulque.model.pack import BatchPacker, encode_headers
 from pulque.model.positions import ConsumeSequence, PartitionId
 from pulque.model.record import ENVELOPE_SIZE, Envelope, read_envelope
@@ -136,7 +143,8 @@ class Redeliverer:
     async def _redeliver(self, effect: Redeliver, wanted: list[Redelivery]) -> None:
         partition = self._engine.partitions.by_id[effect.partition]
         loop = asyncio.get_running_loop()
-        target = retry_partition(subject_of(partition.name), effect.group)
+        level = level_of(partition.name)
+        target = retry_partition(subject_of(partition.name), effect.group, level)
         try:
             batches, missing = await loop.run_in_executor(
                 self._executor, self._pack, partition, target, wanted
@@ -267,4 +275,9 @@ def _add(
 
 
 def _encode(packer: BatchPacker, target: PartitionName) -> bytes:
-    return packer.encode(seed=seed_of(target), ids=b"\0" * (16 * len(packer)), created_at_ms=0)
+    return packer.encode(
+        seed=seed_of(target),
+        ids=b"\0" * (16 * len(packer)),
+        created_at_ms=0,
+        priority=level_of(target),
+    )

@@ -14,6 +14,7 @@ from pulque.broker.foreign import quoted
 from pulque.cli.options import Acks, AcksOption, OutputOption, Timeout, Url, open_client
 from pulque.cli.output import Output, instant, print_json, print_line
 from pulque.errors import UsageError
+from pulque.model.names import DEFAULT_LEVEL, MAX_LEVEL
 
 if TYPE_CHECKING:
     from pulque import PendingSend, Receipt
@@ -42,6 +43,9 @@ def send(
     header: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="A header. May be repeated.")
     ] = None,
+    priority: Annotated[
+        int, typer.Option(min=0, max=MAX_LEVEL, help="0 to 9, higher first.")
+    ] = DEFAULT_LEVEL,
     count: Annotated[int, typer.Option(min=1, help="Send it this often.")] = 1,
     file: Annotated[
         str | None, typer.Option(metavar="FILE", help="Take the body from a file; - is stdin.")
@@ -66,7 +70,13 @@ def send(
         for each in bodies:
             sent.add(
                 producer.send(
-                    subject, each, key=key, order_key=order_key, tags=tag or (), headers=headers
+                    subject,
+                    each,
+                    key=key,
+                    order_key=order_key,
+                    tags=tag or (),
+                    headers=headers,
+                    priority=priority,
                 )
             )
         producer.flush()

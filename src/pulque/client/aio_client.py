@@ -38,7 +38,7 @@ from pulque.client.receipt import Outgoing, Parts, Receipt
 from pulque.client.routes import Targets, targets_of
 from pulque.client.url import Address, addresses_of
 from pulque.client.wishes import ModeName, RetryPolicy, StartAt, start_of
-from pulque.errors import PulqueError, UsageError
+from pulque.errors import PulqueError, UnknownSubjectError, UsageError
 from pulque.model.ids import IdSource
 from pulque.model.message import Message
 from pulque.model.names import PartitionName, parse_subject
@@ -141,7 +141,7 @@ class Client:
             body: What.
             timeout: How long to wait, in seconds; else the client's.
             **parts: What the message has beside: ``key``, ``order_key``, ``tags``, ``headers``,
-                ``expires_at``.
+                ``expires_at``, ``priority``.
 
         Raises:
             PulqueError: It is not confirmed; after an ``UnavailableError`` it may be stored
@@ -318,14 +318,20 @@ class Client:
             found.partition: first_sequence(start_of(start), found)
             for found in await self.positions(subject, at=instant)
         }
-        wait = _LONG_POLL / len(nexts) ** 2
         while not self._is_closed:
+            is_quiet = True
+            wait = _LONG_POLL / len(nexts) ** 2
             for name, sequence in nexts.items():
                 messages = await self.read(subject, sequence, partition=name, timeout=wait)
                 if messages:
+                    is_quiet = False
                     nexts[name] = ConsumeSequence(messages[-1].sequence + 1)
                 for message in messages:
                     yield message
+            if is_quiet:
+                # Another priority may have come into use meanwhile.
+                for target in await self._ask_targets(subject, None):
+                    nexts.setdefault(target.partition, ConsumeSequence(0))
 
     async def positions(
         self, subject: str, *, at: datetime | None = None
@@ -336,11 +342,17 @@ class Client:
             subject: Whose partitions.
             at: Look for the first message stored at or after this instant, too.
         """
+        targets = await self._ask_targets(subject, None)
         found: list[PartitionPositions] = []
-        for target in await self._find_targets(subject):
+        for target in targets:
             name = target.partition
+            request = positions_request(name, at)
             convert = functools.partial(positions_of, name, at)
-            found.append(await self._ask(positions_request(name, at), self._timeout, convert))
+            try:
+                found.append(await self._ask(request, self._timeout, convert))
+            except UnknownSubjectError:
+                if len(targets.all) == 1:
+                    raise  # else it has messages of other priorities
         return found
 
     async def status(self) -> dict[str, Any]:
@@ -386,10 +398,12 @@ class Client:
     async def _find_targets(self, subject: str, timeout: float | None = None) -> Targets:
         targets = self._targets.get(subject)
         if targets is None:
-            request = Route(parse_subject(subject))
-            targets = await self._ask(request, timeout or self._timeout, targets_of)
-            self._targets[subject] = targets
+            targets = self._targets[subject] = await self._ask_targets(subject, timeout)
         return targets
+
+    async def _ask_targets(self, subject: str, timeout: float | None) -> Targets:
+        request = Route(parse_subject(subject))
+        return await self._ask(request, timeout or self._timeout, targets_of)
 
     async def _ask(self, request: Request, timeout: float, convert: Callable[[Response], T]) -> T:
         """Ask what is safe to ask again, until there is an answer or the time is up."""

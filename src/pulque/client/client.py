@@ -41,14 +41,14 @@ from pulque.client.options import (
     send_options,
 )
 from pulque.client.producer import Producer
-from pulque.client.receipt import Outgoing, Receipt, as_body
+from pulque.client.receipt import Outgoing, Receipt, as_body, check_priority
 from pulque.client.routes import Targets, targets_of
 from pulque.client.url import Address, addresses_of
 from pulque.client.wishes import ModeName, RetryPolicy, StartAt, start_of
-from pulque.errors import PulqueError
+from pulque.errors import PulqueError, UnknownSubjectError
 from pulque.model.ids import IdSource
 from pulque.model.message import Message
-from pulque.model.names import PartitionName, parse_subject
+from pulque.model.names import DEFAULT_LEVEL, PartitionName, parse_subject
 from pulque.model.positions import ConsumeSequence
 from pulque.wire.requests import Read, Route, Seal, Status
 from pulque.wire.single import SingleStored
@@ -141,6 +141,7 @@ class Client:
         tags: Iterable[str] = (),
         headers: Mapping[str, str] | None = None,
         expires_at: datetime | None = None,
+        priority: int = DEFAULT_LEVEL,
         timeout: float | None = None,
     ) -> Receipt:
         """Send one message, and return its receipt once it is confirmed.
@@ -148,16 +149,28 @@ class Client:
         What is safe to repeat is tried again until the timeout; the message is stored once,
         however often it had to be sent. To send many, use ``producer`` or ``send_many``.
 
+        Args:
+            subject: Where to.
+            body: What.
+            key: What the message is about; it can be found by it.
+            order_key: Messages of one order key stay in one partition, in order.
+            tags: Words that consumers may filter by.
+            headers: Names and values that travel with it.
+            expires_at: When it is no longer worth delivering; with a time zone.
+            priority: 0 to 9, higher first.
+            timeout: How long to wait, in seconds; else the client's.
+
         Raises:
             PulqueError: It is not confirmed; after an ``UnavailableError`` it may be stored
                 all the same.
         """
         targets = self._targets.get(subject) or self._find_targets(subject, timeout)
-        if key or order_key or tags or headers or expires_at:
+        if key or order_key or tags or headers or expires_at or priority != DEFAULT_LEVEL:
+            level = check_priority(priority)
             message = Outgoing(body, key, order_key, tags, headers, expires_at)
             packer = pack_messages((message,), self._calls.max_message)
             lane = self._calls.take_lane()
-            packed = lane.pack(targets.pick(order_key), packer)
+            packed = lane.pack(targets.pick(order_key, level), packer)
         else:
             body = as_body(body)
             check_size(len(body), self._calls.max_message)
@@ -345,13 +358,19 @@ class Client:
             found.partition: first_sequence(start_of(start), found)
             for found in self.positions(subject, at=instant)
         }
-        wait = _LONG_POLL / len(nexts) ** 2
         while not self._calls.is_closed:
+            is_quiet = True
+            wait = _LONG_POLL / len(nexts) ** 2
             for name, sequence in nexts.items():
                 messages = self.read(subject, sequence, partition=name, timeout=wait)
                 if messages:
+                    is_quiet = False
                     nexts[name] = ConsumeSequence(messages[-1].sequence + 1)
                 yield from messages
+            if is_quiet:
+                # Another priority may have come into use meanwhile.
+                for target in self._ask_targets(subject, None):
+                    nexts.setdefault(target.partition, ConsumeSequence(0))
 
     def positions(self, subject: str, *, at: datetime | None = None) -> list[PartitionPositions]:
         """Return where each partition of a subject begins and ends.
@@ -360,12 +379,17 @@ class Client:
             subject: Whose partitions.
             at: Look for the first message stored at or after this instant, too.
         """
+        targets = self._ask_targets(subject, None)
         found: list[PartitionPositions] = []
-        for target in self._find_targets(subject):
+        for target in targets:
             name = target.partition
             request = positions_request(name, at)
             convert = functools.partial(positions_of, name, at)
-            found.append(self._calls.ask(request, self._timeout, convert))
+            try:
+                found.append(self._calls.ask(request, self._timeout, convert))
+            except UnknownSubjectError:
+                if len(targets.all) == 1:
+                    raise  # else it has messages of other priorities
         return found
 
     def status(self) -> dict[str, Any]:
@@ -400,10 +424,12 @@ class Client:
     def _find_targets(self, subject: str, timeout: float | None = None) -> Targets:
         targets = self._targets.get(subject)
         if targets is None:
-            request = Route(parse_subject(subject))
-            targets = self._calls.ask(request, timeout or self._timeout, targets_of)
-            self._targets[subject] = targets
+            targets = self._targets[subject] = self._ask_targets(subject, timeout)
         return targets
+
+    def _ask_targets(self, subject: str, timeout: float | None) -> Targets:
+        request = Route(parse_subject(subject))
+        return self._calls.ask(request, timeout or self._timeout, targets_of)
 
     def _send_packed(self, lane: Lane, packed: Packed, timeout: float | None) -> SingleStored:
         partition, data, acks = packed.target.partition, packed.data, self._acks

@@ -200,6 +200,7 @@ class Dispatch:
                 ids=batch.ids,
                 created_at_ms=now_ms,
                 produced_by=produced_by,
+                priority=stream.target.level,
                 codec=self.options.codec,
             )
         except Exception as error:  # noqa: BLE001  # whatever it is, the messages get an outcome

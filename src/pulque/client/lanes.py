@@ -9,11 +9,11 @@ import time
 from collections.abc import Iterator, Sequence
 
 from pulque.client.connection import Connection
-from pulque.client.receipt import Outgoing, Receipt, as_body, ms_of
+from pulque.client.receipt import Outgoing, Receipt, as_body, check_priority, ms_of
 from pulque.client.routes import Target, Targets
 from pulque.errors import MessageTooLargeError
 from pulque.model.ids import ID_SIZE, IdSource
-from pulque.model.names import PartitionName
+from pulque.model.names import DEFAULT_LEVEL, PartitionName
 from pulque.model.pack import BatchPacker, ProducedBy
 from pulque.model.positions import ConsumeSequence
 from pulque.model.single import pack_single
@@ -73,6 +73,7 @@ class Lane:
             ids=ids,
             created_at_ms=now_ms,
             produced_by=ProducedBy(self._producer_id, 0, number),
+            priority=target.level,
         )
         return Packed(target, data, ids, length)
 
@@ -141,10 +142,14 @@ def deal(
 ) -> Iterator[tuple[Target, list[int]]]:
     """Deal messages to partitions, in batches that are not too large."""
     batches: dict[PartitionName, tuple[Target, list[int], int]] = {}
-    other = targets.pick(None)
+    others: dict[int, Target] = {}
     for place, item in enumerate(items):
-        order_key = item.order_key if isinstance(item, Outgoing) else None
-        target = targets.pick(order_key) if order_key else other
+        order_key, level = None, DEFAULT_LEVEL
+        if isinstance(item, Outgoing):
+            order_key, level = item.order_key, check_priority(item.priority)
+        if level not in others:
+            others[level] = targets.pick(None, level)
+        target = targets.pick(order_key, level) if order_key else others[level]
         size = len(item.body if isinstance(item, Outgoing) else item)
         _, places, total = batches.get(target.partition, (target, [], 0))
         if places and (len(places) >= _MAX_MANY or total + size > _MAX_BYTES):

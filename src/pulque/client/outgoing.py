@@ -17,10 +17,11 @@ from pulque.client.backoff import Backoff
 from pulque.client.batches import OutgoingBatch, Stream
 from pulque.client.dispatch import OBJECT_BYTES, Dispatch, SendOptions
 from pulque.client.pending import Promise, Span
-from pulque.client.receipt import Outgoing, as_body, ms_of
-from pulque.client.routes import Targets
+from pulque.client.receipt import Outgoing, as_body, check_priority, ms_of
+from pulque.client.routes import Target, Targets
 from pulque.errors import MessageTooLargeError, PulqueError, UsageError
 from pulque.model.ids import IdSource
+from pulque.model.names import DEFAULT_LEVEL
 
 __all__ = ["NoRouteError", "OutgoingCore"]
 
@@ -35,23 +36,33 @@ class NoRouteError(Exception):
 class SubjectStreams:
     """The streams of one subject: a batch to one partition, the next batch to the next."""
 
-    __slots__ = ("_by_target", "_targets", "current")
+    __slots__ = ("_by_target", "_current", "_draw", "_targets")
 
-    def __init__(self, targets: Targets, streams: Sequence[Stream]) -> None:
+    def __init__(self, targets: Targets, draw: Callable[[], float]) -> None:
         self._targets = targets
-        self._by_target = {stream.target.partition: stream for stream in streams}
-        self.current = streams[0]
+        self._draw = draw
+        self._by_target: dict[str, Stream] = {}
+        self._current: dict[int, Stream] = {}
+        """By priority: where the next batch goes."""
 
-    def pick(self, order_key: str | None) -> Stream:
+    def pick(self, order_key: str | None, level: int) -> Stream:
         """Return the stream for a message."""
-        if not order_key:
-            return self.current
-        return self._by_target[self._targets.pick(order_key).partition]
+        if order_key:
+            return self._stream(self._targets.pick(order_key, level))
+        if level not in self._current:
+            self._current[level] = self._stream(self._targets.of_level(level)[0])
+        return self._current[level]
 
-    def turn(self) -> Stream:
-        """Have the next batch go to the next partition; return its stream."""
-        self.current = self._by_target[self._targets.pick(None).partition]
-        return self.current
+    def turn(self, level: int) -> Stream:
+        """Have the next batch of a priority go to the next partition; return its stream."""
+        self._current[level] = self._stream(self._targets.pick(None, level))
+        return self._current[level]
+
+    def _stream(self, target: Target) -> Stream:
+        found = self._by_target.get(target.partition)
+        if found is None:
+            found = self._by_target[target.partition] = Stream(target, Backoff(self._draw))
+        return found
 
 
 class OutgoingCore(Generic[P]):
@@ -116,8 +127,7 @@ class OutgoingCore(Generic[P]):
     def add_subject(self, subject: str, targets: Targets) -> None:
         """Take in the partitions of a subject."""
         if subject not in self._subjects and self._closed_by is None:
-            streams = [Stream(target, Backoff(self._draw)) for target in targets]
-            self._subjects[subject] = SubjectStreams(targets, streams)
+            self._subjects[subject] = SubjectStreams(targets, self._draw)
 
     def add(self, subject: str, body: bytes) -> P:
         """Add a message that is nothing but a body. Takes the lock itself.
@@ -156,8 +166,9 @@ class OutgoingCore(Generic[P]):
         """Add a message with all that it has. Takes the lock itself; raises as ``add`` does."""
         body = as_body(message.body)
         expires_at_ms = ms_of(message.expires_at)
+        level = check_priority(message.priority)
         with self.lock:
-            batch = self._batch_for(subject, message.order_key, len(body))
+            batch = self._batch_for(subject, message.order_key, len(body), level)
             packer = batch.packer
             index = len(batch.bodies)
             before = packer.extra_size
@@ -246,7 +257,9 @@ class OutgoingCore(Generic[P]):
         if self._added > self._ceiling:
             self.dispatch.has_work = True
 
-    def _batch_for(self, subject: str, order_key: str | None, size: int) -> OutgoingBatch:
+    def _batch_for(
+        self, subject: str, order_key: str | None, size: int, level: int = DEFAULT_LEVEL
+    ) -> OutgoingBatch:
         """Return an open batch with room for a message of ``size``.
 
         Small messages always have room where their number has, so that nobody counts their
@@ -257,17 +270,17 @@ class OutgoingCore(Generic[P]):
         if streams is None:
             raise self._closed_by or NoRouteError(subject)
         self.check_size(size)
-        batch = self._open_with_room(streams.pick(order_key), size)
+        batch = self._open_with_room(streams.pick(order_key, level), size)
         if batch is None and not order_key:
-            batch = self._open_with_room(streams.turn(), size)
+            batch = self._open_with_room(streams.turn(level), size)
         if batch is None:
-            batch = self._open_batch(subject, streams.pick(order_key))
+            batch = self._open_batch(subject, streams.pick(order_key, level))
         if size > self._small:
             batch.large += size - self._small
         if batch.large > self._full:
             # It is full with this one: the next message has to come here first.
             self._open.pop(subject, None)
-        elif not order_key:
+        elif not order_key and level == DEFAULT_LEVEL:
             self._open[subject] = batch
         return batch
 

@@ -6,11 +6,11 @@ from datetime import datetime
 from typing import NamedTuple, TypedDict
 
 from pulque.errors import UsageError
-from pulque.model.names import PartitionName
+from pulque.model.names import DEFAULT_LEVEL, MAX_LEVEL, PartitionName
 from pulque.model.pack import NEVER
 from pulque.model.positions import ConsumeSequence, Position
 
-__all__ = ["Outgoing", "Parts", "Receipt", "as_body", "ms_of"]
+__all__ = ["Outgoing", "Parts", "Receipt", "as_body", "check_priority", "ms_of"]
 
 
 class Receipt(NamedTuple):
@@ -47,6 +47,8 @@ class Parts(TypedDict, total=False):
     headers: Mapping[str, str] | None
     expires_at: datetime | None
     """When it is no longer worth delivering; with a time zone."""
+    priority: int
+    """0 to 9, higher first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,21 @@ class Outgoing:
     headers: Mapping[str, str] | None = None
     expires_at: datetime | None = None
     """When it is no longer worth delivering; with a time zone."""
+    priority: int = DEFAULT_LEVEL
+    """0 to 9, higher first. Messages of one order key keep their order within a priority."""
+
+
+def check_priority(priority: object) -> int:
+    """Return a priority that there is.
+
+    Raises:
+        UsageError: There is no such.
+    """
+    if type(priority) is int and 0 <= priority <= MAX_LEVEL:
+        return priority
+    raise UsageError(
+        f"priority is {priority!r}; a whole number from 0 to {MAX_LEVEL} is allowed, higher first"
+    )
 
 
 def as_body(body: object) -> bytes:

@@ -26,12 +26,13 @@ ORDER_RANGES = 1024
 class Target:
     """One partition that messages are sent to."""
 
-    __slots__ = ("broker_group", "partition", "seed")
+    __slots__ = ("broker_group", "level", "partition", "seed")
 
     def __init__(self, partition: PartitionName, broker_group: str) -> None:
         self.partition = partition
         self.broker_group = broker_group
         self.seed = seed_of(partition)
+        self.level = level_of(partition)
 
 
 def targets_of(response: Response) -> "Targets":

@@ -120,11 +120,12 @@ def test_help_is_for_people_and_no_error(capsys: pytest.CaptureFixture[str]) -> 
 def test_send_hands_over_every_part_of_a_message(capsys: pytest.CaptureFixture[str]) -> None:
     client = FakeClient()
     arguments = ["--key", "k", "--order-key", "o", "--tag", "a", "--tag", "b", "--header", "h=v=w"]
+    arguments += ["--priority", "7"]
     ended = command(client, "send", "orders", "tea", *arguments, "--acks", "memory", "--url", URL)
 
     assert ended == 0
     parts = {"key": "k", "order_key": "o", "tags": ["a", "b"], "headers": {"h": "v=w"}}
-    assert client.sent == [("orders", b"tea", parts)]
+    assert client.sent == [("orders", b"tea", {**parts, "priority": 7})]
     assert (client.asked["acks"], client.asked["url"]) == ("memory", URL)
     assert capsys.readouterr().out == f"sent {'0' * 32} as orders/0\n"
 
