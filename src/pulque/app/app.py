@@ -27,6 +27,7 @@ from pulque.client.aio_client import Client, connect
 from pulque.client.options import DEFAULT_TIMEOUT, AcksName, check_timeout
 from pulque.client.receipt import Parts, Receipt
 from pulque.client.url import addresses_of
+from pulque.dedup import Checker
 from pulque.errors import UsageError
 
 __all__ = ["App"]
@@ -94,6 +95,7 @@ class App:
         ack: AckName = "auto",
         on_abandon: OnAbandonName = "finish",
         decode: Decode | None = None,
+        dedup: Checker | None = None,
         **wishes: Unpack[Wishes],
     ) -> Callable[[F], F]:
         """Have a function called with each message of a subject; it stays as it is.
@@ -116,6 +118,7 @@ class App:
             on_abandon: ``"cancel"`` cancels an async call when its message went to another
                 consumer; ``"finish"`` leaves it to the function: ``message.is_abandoned``.
             decode: Gives the payload of a message, where its type cannot tell.
+            dedup: A checker (``pulque.dedup``); a message that it knows is acked without a call.
             **wishes: What ``Client.consumer`` takes, with the same meaning: ``tags``,
                 ``all_tags``, ``start``, ``retry``, ``mode``, ``broadcast``, ``consumer_id``, and
                 ``max_held``: how many messages may be held unsettled, those that are done but
@@ -137,6 +140,7 @@ class App:
                     ack=ack,
                     on_abandon=on_abandon,
                     decode=decode,
+                    dedup=dedup,
                     wishes=wishes,
                 )
             )

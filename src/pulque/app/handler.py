@@ -18,6 +18,7 @@ from pulque.app.signature import (
 )
 from pulque.client.received import ReceivedMessage
 from pulque.client.wishes import ModeName, RetryPolicy, StartAt, mode_of, retry_of, start_of
+from pulque.dedup import Checker
 from pulque.errors import UsageError
 from pulque.model.groups import Mode, tag_filter
 from pulque.model.names import parse_group, parse_subject
@@ -66,6 +67,7 @@ class Handler:
         consumer: Options for ``Client.consumer``.
         arguments: How it is called.
         is_async: Whether it runs on the loop; else in a thread.
+        dedup: Knows which messages it has handled.
     """
 
     function: Function
@@ -80,6 +82,7 @@ class Handler:
     arguments: Arguments
     is_async: bool
     consumer: Mapping[str, Any]
+    dedup: Checker | None = None
 
     @property
     def name(self) -> str:
@@ -88,6 +91,10 @@ class Handler:
 
     def prepared(self) -> Function:
         """Return a function of a message, or of a list of them, that decodes and calls it."""
+        handle = self._decoding()
+        return handle if self.dedup is None else _checking(handle, self.dedup)
+
+    def _decoding(self) -> Function:
         prepare = self._arguments_for_one if self.batch is None else self._arguments_for_many
         function = self.function
         call = self.arguments.call
@@ -137,6 +144,7 @@ def make_handler(  # noqa: PLR0913  # the arguments of App.subscribe and App.sub
     ack: str,
     on_abandon: str,
     decode: Decode | None,
+    dedup: Checker | None = None,
     batch: int | None = None,
     max_wait: float = 0.0,
     wishes: Wishes,
@@ -157,6 +165,11 @@ def make_handler(  # noqa: PLR0913  # the arguments of App.subscribe and App.sub
         raise UsageError(f'ack is {ack!r}; "auto" and "manual" are allowed')
     if on_abandon not in {"finish", "cancel"}:
         raise UsageError(f'on_abandon is {on_abandon!r}; "finish" and "cancel" are allowed')
+    if dedup is not None and ack == "manual":
+        raise UsageError(
+            "dedup needs to know when a message is handled, and with ack='manual' only the "
+            "handler does: it may use the checker itself"
+        )
     arguments = arguments_of(function, decode, is_batch=batch is not None)
     on_loop = is_async(function)
     if on_abandon == "cancel" and not on_loop:
@@ -177,7 +190,25 @@ def make_handler(  # noqa: PLR0913  # the arguments of App.subscribe and App.sub
         arguments=arguments,
         is_async=on_loop,
         consumer=_consumer_options(subject, group, wishes, concurrency * (batch or 1)),
+        dedup=dedup,
     )
+
+
+def _checking(handle: Function, checker: Checker) -> Function:
+    """Return a handler that is not called for messages that it has handled."""
+    if is_async(handle):
+
+        async def once(message: Any) -> Any:
+            async with checker.once_async(message) as is_first:
+                return await handle(message) if is_first else None
+
+        return once
+
+    def once_blocking(message: Any) -> Any:
+        with checker.once(message) as is_first:
+            return handle(message) if is_first else None
+
+    return once_blocking
 
 
 def _consumer_options(

@@ -24,6 +24,8 @@ class MemoryChecker(Checker):
         UsageError: One of them is not more than 0.
     """
 
+    may_block = False
+
     def __init__(
         self,
         *,
