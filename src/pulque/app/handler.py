@@ -21,7 +21,7 @@ from pulque.client.wishes import ModeName, RetryPolicy, StartAt, mode_of, retry_
 from pulque.dedup import Checker
 from pulque.errors import UsageError
 from pulque.model.groups import Mode, tag_filter
-from pulque.model.names import parse_group, parse_subject
+from pulque.model.names import parse_group, parse_pattern
 
 __all__ = ["AckName", "Handler", "OnAbandonName", "Wishes", "make_handler"]
 
@@ -215,8 +215,9 @@ def _consumer_options(
     subject: str, group: str | None, wishes: Wishes, at_once: int
 ) -> dict[str, Any]:
     """Return what to tell the consumer: what was wished, and room for a window of calls."""
-    tags, all_tags = wishes.get("tags", ()), wishes.get("all_tags", ())
-    parse_subject(subject)
+    # They may be given as what can be read once only.
+    tags, all_tags = _tags(wishes.get("tags", ())), _tags(wishes.get("all_tags", ()))
+    parse_pattern(subject)
     mode = mode_of(wishes.get("mode"), group, broadcast=wishes.get("broadcast"))
     if mode is not Mode.BROADCAST:
         parse_group(group or "")
@@ -227,10 +228,16 @@ def _consumer_options(
     _check("max_held", held, at_once, _MOST_HELD)
     return {
         **wishes,
+        "tags": tags,
+        "all_tags": all_tags,
         "max_held": held,
         "max_messages": min(held, _MOST_AT_ONCE),
         "prefetch": False,
     }
+
+
+def _tags(given: Iterable[str]) -> Iterable[str]:
+    return given if isinstance(given, str) else tuple(given)
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """A handler that makes no sense is refused where it is written, with what would make sense."""
 
+import asyncio
 import functools
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
@@ -9,6 +10,11 @@ import pytest
 import pulque
 from pulque.app.signature import arguments_of
 from pulque.errors import ConfigError, InvalidNameError, UsageError
+from pulque.model.groups import Mode, StartKind
+from pulque.testing.broker import InProcessBroker
+from pulque.wire import requests
+from tests.unit.app.conftest import running, until
+from tests.unit.client.fake_broker import FakeBroker
 
 
 def plain(message: pulque.ReceivedMessage) -> None: ...
@@ -169,3 +175,51 @@ def test_lists_may_be_sequences() -> None:
 
     arguments = arguments_of(handle, None, is_batch=True)
     assert arguments.call(handle, ["m"], [b"p"]) == ([b"p"], ["m"])
+
+
+async def test_what_is_wished_of_the_group_reaches_the_broker(
+    broker: FakeBroker, app: pulque.App
+) -> None:
+    @app.subscribe(
+        "orders",
+        group="g",
+        tags=(tag for tag in ("vip", "new")),
+        start="latest",
+        retry=pulque.RetryPolicy([1, 5], max_attempts=3),
+        consumer_id="me",
+    )
+    async def handle(_: bytes) -> None: ...
+
+    @app.subscribe("orders", broadcast=True)
+    async def handle_all(_: bytes) -> None: ...
+
+    async with running(app):
+        await until(lambda: len(broker.seen(requests.Subscribe)) == 2)
+    mine, all_of_them = sorted(
+        (each for each in broker.requests if isinstance(each, requests.Subscribe)),
+        key=lambda each: each.group != "g",
+    )
+    assert mine.consumer == "me"
+    assert mine.filter.any_of == ("new", "vip")
+    assert mine.start.kind is StartKind.LATEST
+    assert (mine.retry.delays_ms, mine.retry.max_attempts) == ((1000, 5000), 3)
+    assert all_of_them.mode is Mode.BROADCAST
+
+
+async def test_a_pattern_covers_subjects_that_come_later(
+    pulque_broker: InProcessBroker, pulque_client: pulque.Client
+) -> None:
+    got: list[tuple[str, bytes]] = []
+    app = pulque.App()
+
+    @app.subscribe("order.*", group="g")
+    async def handle(message: pulque.ReceivedMessage) -> None:
+        got.append((message.subject, message.body))
+
+    await asyncio.to_thread(pulque_client.send, "order.paid", b"one")
+    async with running(app):
+        await until(lambda: len(got) == 1)
+        await asyncio.to_thread(pulque_client.send, "order.lost", b"two")
+        await until(lambda: len(got) == 2)
+
+    assert got == [("order.paid", b"one"), ("order.lost", b"two")]
