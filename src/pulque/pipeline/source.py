@@ -13,6 +13,8 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
     InputPartition,
 )
 from pyspark.sql.streaming.datasource import (
@@ -23,13 +25,15 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from pulque.errors import UsageError
 from pulque.model.names import PartitionName
 from pulque.pipeline.columns import schema_of
 from pulque.pipeline.decode import decode
 from pulque.pipeline.live import LiveLog
-from pulque.pipeline.options import Place, ReadOptions
+from pulque.pipeline.options import Place, ReadOptions, WriteOptions
 from pulque.pipeline.ranges import Range, Split, advance, resolve, whole_range
 from pulque.pipeline.stored import StoredLog, Stretch, read_stretch
+from pulque.pipeline.writer import BatchWriter, StreamWriter
 
 __all__ = ["PulqueDataSource"]
 
@@ -52,9 +56,28 @@ class PulqueDataSource(DataSource):
         """Read what is stored now."""
         return _Reader(ReadOptions.parse(self.options), schema)
 
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001
+        """Send rows as messages, each at least once."""
+        _refuse_overwrite(overwrite=overwrite)
+        return BatchWriter(WriteOptions.parse(self.options), schema)
+
+    def streamWriter(  # noqa: N802
+        self,
+        schema: StructType,
+        overwrite: bool,  # noqa: FBT001
+    ) -> DataSourceStreamWriter:
+        """Send rows as messages, each exactly once."""
+        _refuse_overwrite(overwrite=overwrite)
+        return StreamWriter(WriteOptions.parse(self.options), schema)
+
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """Read what comes."""
         return _StreamReader(ReadOptions.parse(self.options, is_stream=True), schema)
+
+
+def _refuse_overwrite(*, overwrite: bool) -> None:
+    if overwrite:
+        raise UsageError("messages cannot be overwritten: use mode append")
 
 
 class _Task(InputPartition):

@@ -73,6 +73,9 @@ class Dedup:
         if at >= len(window.firsts):
             return None
         if at < 0:
+            if window.is_named:
+                # It sends in order, one after the other: what is older is stored somewhere.
+                return ConsumeSequence(0)
             raise InvalidRequestError(
                 f"batch {header.producer_sequence} is older than the last {WINDOW} batches of its "
                 f"producer, which begin at {window.base}: whether it is stored is not known"

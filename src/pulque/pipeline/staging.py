@@ -1,0 +1,241 @@
+"""Exactly-once writes of a stream: stage, write down, publish.
+
+The tasks of a micro-batch leave packed batches in files; nothing of it is in the broker yet. The
+driver then writes a *manifest*, which names the files and gives every batch in them its number,
+and sends the batches in that order as one named producer, whose numbers the broker stores once,
+for good. A micro-batch that is repeated after a crash finds its manifest and sends *the same*
+files again: what the broker has of it already, it does not store a second time; what new tasks
+staged for it is thrown away.
+
+::
+
+    <staging>/
+        sink.json            who this sink is: the producer's id, the query it belongs to
+        00000000000000000007.json   a manifest, by the number of the micro-batch
+        <random>.batches     what one task staged
+"""
+
+import json
+import os
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from struct import Struct
+
+import google_crc32c
+
+from pulque.errors import CorruptionError, UsageError
+from pulque.model.batch import HEADER, Flag, read_header, seal, seed_of
+from pulque.model.names import PartitionName
+
+__all__ = ["Manifest", "PackedBatch", "Staged", "Staging", "stage"]
+
+_VERSION = 1
+_SINK = "sink.json"
+_HEAD = Struct("<IHI")
+"""crc of what follows, length of the partition's name, length of the batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBatch:
+    """A batch without a producer, and the partition it is packed for."""
+
+    partition: PartitionName
+    batch: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """What one task left behind."""
+
+    file: str
+    counts: dict[str, int]
+    """Batches, by partition."""
+    messages: int
+    query: str
+    """The query that the task belonged to, if that could be found out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a micro-batch consists of."""
+
+    number: int
+    query: str
+    files: list[str]
+    firsts: dict[str, int]
+    """The producer's sequence of the first batch, by partition."""
+    nexts: dict[str, int]
+    """Those of the micro-batch after it."""
+    version: int = field(default=_VERSION)
+
+
+def stage(directory: str, batches: Iterator[tuple[PackedBatch, int]], *, query: str) -> Staged:
+    """Write what a task packed to a file that survives a power cut.
+
+    Args:
+        directory: The staging directory.
+        batches: Batches, with the number of messages in each.
+        query: The query that the task belongs to.
+    """
+    folder = Path(directory)
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f"{secrets.token_hex(16)}.batches"
+    counts: dict[str, int] = {}
+    messages = 0
+    with (folder / name).open("xb") as file:
+        for packed, count in batches:
+            encoded = packed.partition.encode()
+            body = encoded + packed.batch
+            head = _HEAD.pack(google_crc32c.value(body), len(encoded), len(packed.batch))
+            file.write(head + body)
+            counts[packed.partition] = counts.get(packed.partition, 0) + 1
+            messages += count
+        file.flush()
+        os.fsync(file.fileno())
+    _sync(folder)
+    return Staged(name, counts, messages, query)
+
+
+class Staging:
+    """The staging directory of one query, as its driver sees it.
+
+    Args:
+        directory: Where; it must live as long as the query's checkpoint.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self._folder = Path(directory)
+        self._folder.mkdir(parents=True, exist_ok=True)
+
+    def commit(
+        self,
+        number: int,
+        staged: Sequence[Staged],
+        publish: Callable[[PartitionName, bytes], None],
+    ) -> Manifest:
+        """Publish a micro-batch, once, however often this is called for it.
+
+        Args:
+            number: Of the micro-batch.
+            staged: What its tasks left, in order.
+            publish: Sends one batch and returns when it is confirmed.
+
+        Raises:
+            UsageError: The directory belongs to another query.
+            CorruptionError: A staged file is not what a task wrote.
+        """
+        query = next((each.query for each in staged if each.query), "")
+        sink = self._sink(query)
+        manifest = self._manifest(number)
+        if manifest is None:
+            manifest = self._write_manifest(number, staged, sink)
+        else:
+            self.discard([each for each in staged if each.file not in manifest.files])
+        sequences = dict(manifest.firsts)
+        for name in manifest.files:
+            for packed in self._read(name):
+                sequence = sequences[packed.partition]
+                sequences[packed.partition] = sequence + 1
+                publish(packed.partition, _numbered(packed, int(sink["producer"]), sequence))
+        self._sweep(number)
+        return manifest
+
+    def discard(self, staged: Sequence[Staged]) -> None:
+        """Throw away what tasks left for nothing."""
+        for each in staged:
+            with suppress(FileNotFoundError):
+                (self._folder / each.file).unlink()
+
+    def _sink(self, query: str) -> dict[str, str | int]:
+        path = self._folder / _SINK
+        if not path.exists():
+            # 1 to 2**63 - 1, as JSON has it everywhere.
+            found = {"producer": secrets.randbits(62) + 1, "query": query, "version": _VERSION}
+            self._replace(path, found)
+        sink: dict[str, str | int] = json.loads(path.read_text())
+        if query and sink["query"] and sink["query"] != query:
+            raise UsageError(
+                f"{self._folder} belongs to the streaming query {sink['query']}, and this is "
+                f"{query}: a query with a new checkpoint needs a staging directory of its own"
+            )
+        return sink
+
+    def _manifest(self, number: int) -> Manifest | None:
+        path = self._path(number)
+        return Manifest(**json.loads(path.read_text())) if path.exists() else None
+
+    def _write_manifest(
+        self, number: int, staged: Sequence[Staged], sink: dict[str, str | int]
+    ) -> Manifest:
+        before = [at for at in self._numbers() if at < number]
+        last = self._manifest(max(before)) if before else None
+        firsts = dict(last.nexts) if last is not None else {}
+        nexts = dict(firsts)
+        for each in staged:
+            for partition, count in each.counts.items():
+                firsts.setdefault(partition, 0)
+                nexts[partition] = nexts.get(partition, 0) + count
+        files = [each.file for each in staged if each.messages]
+        manifest = Manifest(number, str(sink["query"]), files, firsts, nexts)
+        self._replace(self._path(number), asdict(manifest))
+        return manifest
+
+    def _read(self, name: str) -> Iterator[PackedBatch]:
+        data = (self._folder / name).read_bytes()
+        at = 0
+        while at < len(data):
+            if len(data) - at < _HEAD.size:
+                raise CorruptionError(name, at, "a staged batch is cut off")
+            crc, name_size, size = _HEAD.unpack_from(data, at)
+            body = data[at + _HEAD.size : at + _HEAD.size + name_size + size]
+            if google_crc32c.value(body) != crc:
+                raise CorruptionError(name, at, "a staged batch's crc does not match")
+            yield PackedBatch(PartitionName(body[:name_size].decode()), body[name_size:])
+            at += _HEAD.size + len(body)
+
+    def _sweep(self, number: int) -> None:
+        """Remove what only earlier micro-batches needed; the last manifest stays."""
+        for at in self._numbers():
+            if at < number:
+                manifest = self._manifest(at)
+                for name in [] if manifest is None else manifest.files:
+                    with suppress(FileNotFoundError):
+                        (self._folder / name).unlink()
+                self._path(at).unlink()
+
+    def _numbers(self) -> list[int]:
+        names = (path.stem for path in self._folder.glob("*.json"))
+        return sorted(int(name) for name in names if name.isdigit())
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"{number:020}.json"
+
+    def _replace(self, path: Path, content: object) -> None:
+        temporary = path.with_suffix(".tmp")
+        with temporary.open("w") as file:
+            json.dump(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        _sync(self._folder)
+
+
+def _numbered(packed: PackedBatch, producer: int, sequence: int) -> bytes:
+    """Give a batch its producer and its number there."""
+    header = read_header(packed.batch)._replace(
+        producer_id=producer, incarnation=0, producer_sequence=sequence
+    )
+    header = header._replace(flags=header.flags | Flag.NAMED_PRODUCER)
+    rest = HEADER.pack(*header)[4:] + packed.batch[HEADER.size :]
+    return seal(rest, seed_of(packed.partition))
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
