@@ -11,6 +11,7 @@ from pulque.model.actions import (
     GroupConfigured,
     GroupOpened,
     NackedDelivery,
+    PassedOver,
     Pulled,
     Settled,
     SubscriptionId,
@@ -65,9 +66,10 @@ facts: st.SearchStrategy[Action] = st.one_of(
         names.map(ConsumerId),
         large,
     ),
-    st.builds(Pulled, subscriptions, tenures, pulls, sequences, small, time_ms),
+    st.builds(Pulled, subscriptions, tenures, pulls, sequences, small, time_ms, small),
     st.builds(Settled, subscriptions, pulls, pulls, nacked, time_ms),
     st.builds(ConsumerLost, subscriptions, reasons, time_ms),
+    st.builds(PassedOver, partitions, names.map(Group), sequences),
     st.builds(GroupConfigured, names.map(Group), names.map(Pattern), group_settings),
 )
 

@@ -80,7 +80,8 @@ async def open_inside(files: MemoryFileSystem) -> AsyncIterator[Inside]:
     failures: list[PulqueError] = []
     executor = ThreadPoolExecutor(1)
     around = Surroundings(clock, executor, lambda *_, **__: None, failures.append)
-    puller = Puller(state, around, PullLimits(1000, _MIB, 1000))
+    limits = PullLimits(1000, _MIB, 1000)
+    puller = Puller(state, around, limits, lambda done: committer.sync_facts(done))  # noqa: PLW0108  # made below
 
     def wake(partitions: list[Partition]) -> None:
         puller.wake(partitions)

@@ -16,7 +16,7 @@ from pulque.storage.engine import Engine
 from pulque.storage.message_log import Appended, SyncJob
 from pulque.storage.partitions import Partition
 
-__all__ = ["Committer"]
+__all__ = ["Committer", "Synced"]
 
 Synced = Callable[[PulqueError | None], None]
 """Called once: with None when facts are on disk, else with what went wrong."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from pulque.broker.commit import Committer
 from pulque.broker.state import BrokerState, Surroundings
-from pulque.errors import InvalidRequestError, PulqueError, UnsupportedError, UsageError
+from pulque.errors import InvalidRequestError, PulqueError, UsageError
 from pulque.model.actions import GroupConfigured, GroupOpened
 from pulque.model.groups import (
     MAX_DELAYS,
@@ -153,8 +153,6 @@ class Registrar:
 
 
 def _group_of(request: Subscribe, consumer: ConsumerId) -> Group:
-    if request.mode is Mode.ONCE or request.filter.kind:
-        raise UnsupportedError("this broker does not serve once groups and filters yet")
     if request.mode is Mode.BROADCAST:
         return broadcast_group(consumer)
     if not request.group:

@@ -1,5 +1,8 @@
 """What a pull would hand out: first what the consumer holds already, then what nobody has.
 
+A group with a filter is handed only batches that may have a match. What has none is passed over:
+the plan says how far, and whether there is more to look through than could be done at once.
+
 Partitions are looked at in the order of ``rules/turns.py``: higher priorities first, and among
 equals the one that was served longest ago.
 
@@ -9,21 +12,39 @@ again; only whoever carries it out writes facts.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 from pulque.broker.state import BrokerState, PullLimits
 from pulque.errors import ErrorCode, NotAllowedError
-from pulque.model.actions import Action, GroupOpened, SubscriptionOpened
-from pulque.model.names import ConsumerId, Group, level_of, owner_of
+from pulque.model.actions import (
+    ALL_OF_THEM,
+    Action,
+    GroupOpened,
+    PassedOver,
+    SubscriptionOpened,
+)
+from pulque.model.groups import Filter
+from pulque.model.names import ConsumerId, Group, level_of, owner_of, subject_of
 from pulque.model.positions import ConsumeSequence, PullSequence
 from pulque.rules.subscription import HeldRange, Subscription
 from pulque.rules.turns import Candidate, Turns
-from pulque.storage.consume_log import Span
-from pulque.storage.files import Buffer
+from pulque.storage.files import Buffer, WouldBlockError
 from pulque.storage.partitions import Partition
+from pulque.storage.search import Budget, TagTest
 from pulque.wire.requests import FROM_SETTLED, Pull
 
-__all__ = ["PullPlan", "PullPlanner", "Pulling"]
+__all__ = ["NewRun", "PullPlan", "PullPlanner", "Pulling"]
+
+_HOT_MESSAGES = 10_000
+_HOT_ENTRIES, _HOT_READ = 128, 256 * 1024
+"""What may be looked through on the event loop; a thread is given more, but not for ever."""
+_COLD_ENTRIES, _COLD_READ = 65_536, 8 * 1024 * 1024
+
+
+@lru_cache(maxsize=4096)
+def _test_of(wanted: Filter) -> TagTest:
+    return TagTest(wanted.any_bits, wanted.all_bits)
 
 
 class Pulling(Protocol):
@@ -48,6 +69,19 @@ class _Wanted(NamedTuple):
     found: Subscription | None
 
 
+class NewRun(NamedTuple):
+    """Messages that nobody of the group was handed yet."""
+
+    place: int
+    """Which of the wanted partitions."""
+    subscription: SubscriptionOpened | Subscription
+    first_sequence: ConsumeSequence
+    length: int
+    matched: int
+    """How many of them the group's filter may want."""
+    buffers: tuple[Buffer, ...]
+
+
 @dataclass(slots=True)
 class PullPlan:
     """What one pull would hand out; nothing has happened yet."""
@@ -58,9 +92,11 @@ class PullPlan:
     states: list[ErrorCode] = field(default_factory=list)
     """Per partition: what is wrong with its position, if anything."""
     deliveries: list[tuple[int, HeldRange, tuple[Buffer, ...]]] = field(default_factory=list)
-    new: list[tuple[int, SubscriptionOpened | Subscription, Span, tuple[Buffer, ...]]] = field(
-        default_factory=list
-    )
+    new: list[NewRun] = field(default_factory=list)
+    passed: list[PassedOver] = field(default_factory=list)
+    """What the group does not want, to be noted after all else."""
+    is_unfinished: bool = False
+    """There is more to look through before one can say that there is nothing."""
     openings: int = 0
     """How many of the facts give a number to a new subscription."""
     is_lost: bool = False
@@ -118,7 +154,7 @@ class PullPlanner:
         complete = [
             index
             for index in self._in_turn(plan, puller.group, found)
-            if self._plan_held(plan, index, found[index], may_block=may_block)
+            if self._plan_held(plan, puller.group, index, found[index], may_block=may_block)
         ]
         for index in complete:
             if plan.messages <= 0 or plan.room <= 0 or room <= 0:
@@ -130,7 +166,7 @@ class PullPlanner:
     def basis(self, puller: Pulling) -> tuple[object, ...]:
         """Return what a plan is made from: while that stays as it is, so does the plan."""
         consumption = self._consumption
-        parts: list[object] = [consumption.next_id]
+        parts: list[object] = [consumption.next_id, consumption.settings.version]
         for wanted in puller.request.wanted:
             partition = self._engine.partition(wanted.partition)
             if partition is not None:
@@ -212,6 +248,7 @@ class PullPlanner:
     def _plan_held(
         self,
         plan: PullPlan,
+        group: Group,
         index: int,
         wanted: _Wanted,
         *,
@@ -225,9 +262,14 @@ class PullPlanner:
         if subscription is None:
             return True
         start = subscription.settled if expected == FROM_SETTLED else expected
+        test = self._test(group, partition)
         for held in subscription.held_from(max(start, subscription.settled)):
             if plan.messages <= 0 or plan.room <= 0:
                 return False
+            if test is not None:
+                if not self._plan_found(plan, index, partition, held, test, may_block=may_block):
+                    return False
+                continue
             end = ConsumeSequence(held.first_sequence + min(held.length, plan.messages))
             span = self._engine.span(
                 partition,
@@ -246,6 +288,38 @@ class PullPlanner:
             if length < held.length:
                 return False
         return True
+
+    def _plan_found(
+        self,
+        plan: PullPlan,
+        index: int,
+        partition: Partition,
+        held: HeldRange,
+        test: TagTest,
+        *,
+        may_block: bool,
+    ) -> bool:
+        """Plan to hand out again what a filter wants of a range; say whether that is all."""
+        end = ConsumeSequence(held.first_sequence + held.length)
+        budget = Budget(plan.messages, plan.room, held.length, _COLD_READ)
+        found = self._engine.search.find(
+            partition, held.first_sequence, test, budget, end=end, may_block=may_block
+        )
+        is_all = found.examined >= min(end, partition.confirmed)
+        length = (end if is_all else found.examined) - held.first_sequence
+        if length:
+            plan.deliveries.append((index, held._replace(length=length), found.buffers))
+            plan.take(found.matched, found.buffers)
+        return is_all
+
+    def _test(self, group: Group, partition: Partition) -> TagTest | None:
+        """Return what a group's filter wants of a partition, or None for everything."""
+        settings = self._consumption.settings
+        # What is in a partition of its own was wanted already.
+        if group not in settings.filtering or owner_of(partition.name) is not None:
+            return None
+        wanted = settings.of(group, subject_of(partition.name)).filter
+        return _test_of(wanted) if wanted.kind else None
 
     def _plan_new(
         self,
@@ -268,6 +342,19 @@ class PullPlanner:
             start = group.next_sequence
         if start >= partition.confirmed or subscription is None:
             return 0
+        test = self._test(puller.group, partition)
+        if test is not None:
+            budget = _budget(plan, partition.confirmed - start, most, may_block=may_block)
+            found = self._engine.search.find(partition, start, test, budget, may_block=may_block)
+            if found.matched:
+                run = (found.first_sequence, found.length, found.matched, found.buffers)
+                plan.new.append(NewRun(index, subscription, *run))
+                plan.take(found.matched, found.buffers)
+            if found.examined > max(start, found.end):
+                plan.passed.append(PassedOver(partition.id, puller.group, found.examined))
+            if not found.matched and found.examined < partition.confirmed:
+                plan.is_unfinished = True
+            return found.matched
         span = self._engine.span(
             partition,
             start,
@@ -278,9 +365,24 @@ class PullPlanner:
         if not span.pieces:
             return 0
         buffers = tuple(self._engine.read(partition, span, may_block=may_block))
-        plan.new.append((index, subscription, span, buffers))
+        run = (span.first_sequence, span.length, ALL_OF_THEM, buffers)
+        plan.new.append(NewRun(index, subscription, *run))
         plan.take(span.length, buffers)
         return span.length
+
+
+def _budget(plan: PullPlan, waiting: int, most: int, *, may_block: bool) -> Budget:
+    """Return what a search may do here.
+
+    Raises:
+        WouldBlockError: There is too much to look through for the event loop.
+    """
+    messages = min(plan.messages, most)
+    if may_block:
+        return Budget(messages, plan.room, _COLD_ENTRIES, _COLD_READ)
+    if waiting > _HOT_MESSAGES:
+        raise WouldBlockError
+    return Budget(messages, plan.room, _HOT_ENTRIES, _HOT_READ)
 
 
 def _start_of(start_at: int, partition: Partition) -> ConsumeSequence:

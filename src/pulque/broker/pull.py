@@ -12,9 +12,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import lru_cache
 
 from pulque.broker.cold import ColdReads
+from pulque.broker.commit import Synced
 from pulque.broker.lines import Lines, WaitingPull
 from pulque.broker.places import Place
-from pulque.broker.plan import PullPlan, PullPlanner
+from pulque.broker.plan import NewRun, PullPlan, PullPlanner
 from pulque.broker.state import BrokerState, PullLimits, Surroundings
 from pulque.errors import (
     ErrorCode,
@@ -24,7 +25,8 @@ from pulque.errors import (
     PulqueError,
     StorageError,
 )
-from pulque.model.actions import GroupOpened, Pulled, SubscriptionOpened
+from pulque.model.actions import ALL_OF_THEM, GroupOpened, Pulled, Settled, SubscriptionOpened
+from pulque.model.groups import Mode
 from pulque.model.names import (
     ConsumerId,
     Group,
@@ -33,13 +35,13 @@ from pulque.model.names import (
     parse_consumer_id,
     parse_partition,
     parse_pattern,
+    subject_of,
 )
 from pulque.model.positions import PartitionId, PullSequence
 from pulque.rules.consumption import check_incarnation
 from pulque.rules.subscription import Subscription
 from pulque.rules.turns import Turns
-from pulque.storage.consume_log import Span
-from pulque.storage.files import Buffer, WouldBlockError
+from pulque.storage.files import WouldBlockError
 from pulque.storage.partitions import Partition
 from pulque.wire.requests import LATEST, Pull
 from pulque.wire.responses import Delivered, State
@@ -97,8 +99,11 @@ class Puller:
         state: BrokerState,
         around: Surroundings,
         limits: PullLimits,
+        sync_facts: Callable[[Synced], None],
     ) -> None:
         self._state = state
+        self._sync_facts = sync_facts
+        """Tells when the facts that are recorded by now are on disk."""
         self._engine = state.engine
         self._consumption = state.consumption
         self._clock = around.clock
@@ -218,7 +223,10 @@ class Puller:
             if plan.is_empty:
                 self._open(plan)
                 waiting.is_at_limit = plan.is_at_limit
-                return False
+                if not plan.is_unfinished:
+                    return False
+                self._read_cold(waiting)
+                return True
             self._end(waiting, plan)
         except WouldBlockError:
             self._read_cold(waiting)
@@ -261,8 +269,20 @@ class Puller:
             self._refuse(waiting, found)
         elif found is not None and is_current and not found.is_empty:
             self._end(waiting, found)
+        elif found is not None and is_current and found.is_unfinished:
+            self._go_on(waiting, found)
         elif not self._try(waiting):
             self._wait(waiting)
+
+    def _go_on(self, waiting: WaitingPull, plan: PullPlan) -> None:
+        """Note how far was looked, and have a thread look further when it is its turn again."""
+        try:
+            self._open(plan)
+        except PulqueError as error:
+            self._refuse(waiting, error)
+            return
+        waiting.cold_tries = 0
+        self._read_cold(waiting)
 
     def _refuse(self, waiting: WaitingPull, error: PulqueError) -> None:
         self._lines.end(waiting)
@@ -271,10 +291,15 @@ class Puller:
     # -- doing -------------------------------------------------------------------------------
 
     def _open(self, plan: PullPlan) -> None:
-        """Write down who waits, so that an older incarnation of it is fenced off already."""
+        """Write down who waits, so that an older incarnation of it is fenced off already.
+
+        Also what its group does not want, so that nobody has to look at that again.
+        """
         for fact in plan.facts:
             if isinstance(fact, SubscriptionOpened):
                 self._state.record(fact)
+        for passed in plan.passed:
+            self._state.record(passed)
 
     def _end(self, waiting: WaitingPull, plan: PullPlan) -> None:
         """Write the facts of a plan, apply them, and answer."""
@@ -287,7 +312,10 @@ class Puller:
                 )
                 for index, held, buffers in plan.deliveries
             ]
-            deliveries += [self._hand_out(*new) for new in plan.new]
+            deliveries += [self._hand_out(new) for new in plan.new]
+            for passed in plan.passed:
+                self._state.record(passed)
+            is_once = self._settle_once(waiting, deliveries)
         except PulqueError as error:
             self._refuse(waiting, error)
             return
@@ -296,40 +324,63 @@ class Puller:
             self._turns.served(waiting.group, plan.favoured, self._partitions_of(plan))
         self._lines.end(waiting)
         states = tuple(self._states(waiting, plan))
-        waiting.answer(
-            PulledAnswer(states, tuple(deliveries), waiting.routes_version, waiting.routes_changed)
+        answer = PulledAnswer(
+            states, tuple(deliveries), waiting.routes_version, waiting.routes_changed
         )
+        if is_once:
+            self._sync_facts(lambda error: _answer_synced(waiting, answer, error))
+        else:
+            waiting.answer(answer)
+
+    def _settle_once(self, waiting: WaitingPull, deliveries: list[Delivered]) -> bool:
+        """Settle what is handed out to a group that wants it once; say whether there is any.
+
+        It is the reliable way with the consumer's part left out: whatever becomes of the
+        messages, they count as done.
+        """
+        settings = self._state.groups_settings
+        if waiting.group not in settings.once:
+            return False
+        is_once = False
+        for index in {each.index for each in deliveries}:
+            partition = self._engine.partition(waiting.request.wanted[index].partition)
+            if partition is None:
+                continue
+            mode = settings.of(waiting.group, subject_of(partition.name)).mode
+            found = self._consumption.subscription(partition.id, waiting.group, waiting.consumer)
+            if mode is Mode.ONCE and found is not None and found.held:
+                is_once = True
+                last = PullSequence(found.next_pull - 1)
+                at_ms = self._clock.now_ms()
+                self._state.record(Settled(found.id, found.settled, last, (), at_ms))
+        return is_once
 
     @staticmethod
     def _partitions_of(plan: PullPlan) -> list[PartitionId]:
-        return [subscription.partition for _, subscription, _, _ in plan.new]
+        return [new.subscription.partition for new in plan.new]
 
-    def _hand_out(
-        self,
-        index: int,
-        subscription: SubscriptionOpened | Subscription,
-        span: Span,
-        buffers: tuple[Buffer, ...],
-    ) -> Delivered:
+    def _hand_out(self, new: NewRun) -> Delivered:
         number = (
-            subscription.id
-            if isinstance(subscription, Subscription)
-            else subscription.subscription
+            new.subscription.id
+            if isinstance(new.subscription, Subscription)
+            else new.subscription.subscription
         )
-        first_pull = self._consumption.subscriptions[number].next_pull
+        first_pull = self._consumption.subscriptions[number].pull_of(new.first_sequence)
+        tenure = self._state.tenure
         self._state.record(
             Pulled(
                 number,
-                self._state.tenure,
+                tenure,
                 first_pull,
-                span.first_sequence,
-                span.length,
+                new.first_sequence,
+                new.length,
                 self._clock.now_ms(),
+                new.matched,
             )
         )
-        self.delivered += span.length
+        self.delivered += new.length if new.matched == ALL_OF_THEM else new.matched
         return Delivered(
-            index, self._state.tenure, first_pull, span.first_sequence, span.length, buffers
+            new.place, tenure, first_pull, new.first_sequence, new.length, new.buffers
         )
 
     def _states(self, waiting: WaitingPull, plan: PullPlan) -> Iterator[State]:
@@ -428,3 +479,10 @@ class Puller:
 
     def _renew_lease(self, waiting: WaitingPull) -> None:
         self._state.leases.renew(waiting.group, waiting.consumer, self._clock.monotonic_ms())
+
+
+def _answer_synced(waiting: WaitingPull, answer: PulledAnswer, error: PulqueError | None) -> None:
+    if error is None:
+        waiting.answer(answer)
+    else:
+        waiting.refuse(error)

@@ -198,7 +198,7 @@ class Broker:
         settler = Settler(state, self._clock, perform=redeliverer.perform)
         self._parts = Parts(
             Receiver(state, around, self._committer, _send_limits(settings)),
-            Puller(state, around, _pull_limits(settings)),
+            Puller(state, around, _pull_limits(settings), self._committer.sync_facts),
             settler,
             Browser(state.engine, self._executor, _pull_limits(settings)),
             redeliverer,

@@ -6,7 +6,7 @@ from pulque.broker.state import BrokerState
 from pulque.clock import Clock
 from pulque.errors import InvalidRequestError, StaleSettleError
 from pulque.model.actions import Action, ConsumerLost, NackedDelivery, Settled
-from pulque.model.names import ConsumerId, Group, effective_group, parse_consumer_id
+from pulque.model.names import ConsumerId, Group, effective_group, is_broadcast, parse_consumer_id
 from pulque.model.positions import PullSequence
 from pulque.rules.consumption import Effect, check_incarnation
 from pulque.wire.requests import Heartbeat, Settle
@@ -108,6 +108,10 @@ class Settler:
 
     def _lose(self, group: Group, consumer: ConsumerId, reason: str) -> int:
         lost = 0
+        if is_broadcast(group):
+            # There is nobody else for what it holds, and it goes on where it was.
+            self._leases.end(group, consumer)
+            return 0
         for subscription in self._consumption.subscriptions_of(group, consumer):
             if subscription.held_count:
                 lost += subscription.held_count

@@ -20,8 +20,7 @@ from dataclasses import dataclass
 
 from pulque.client.holding import UNKNOWN, Subscription
 from pulque.client.kept import Finished, Kept, Progress, finish
-from pulque.client.received import NACKED, Hole, ReceivedBatch, ReceivedMessage
-from pulque.client.records import check_count, split_records
+from pulque.client.received import NACKED, Hole, ReceivedBatch, ReceivedMessage, batches_of
 from pulque.errors import (
     ErrorCode,
     PulqueError,
@@ -38,7 +37,7 @@ from pulque.model.groups import (
     RetrySettings,
     Start,
 )
-from pulque.model.names import ConsumerId, Group, PartitionName
+from pulque.model.names import ConsumerId, Group, PartitionName, owner_of
 from pulque.model.positions import Tenure
 from pulque.wire.requests import (
     EARLIEST,
@@ -225,11 +224,21 @@ class IncomingCore:
             return False
         if state.code is not ErrorCode.NONE:
             raise error_from_wire(state.code, f"{each.partition} cannot be pulled")
+        if self.options.mode is Mode.ONCE:
+            each.settled = each.asked = state.settled
+            each.expected = state.next_pull
+            return True
+        return self._follow(each, state)
+
+    def _follow(self, each: Subscription, state: State) -> bool:
         if each.settled == UNKNOWN:
             self._kept.compare(each.partition, state.settled)
             each.settled = each.asked = state.settled
             each.expected = state.settled
         elif state.settled > each.asked:
+            if self.options.mode is Mode.BROADCAST:
+                # Nobody else gets what was asked for: it is settled, and a gap comes after it.
+                self._settled(each, each.asked)
             self._abandon(each.lose_below(state.settled))
         elif state.settled < each.floor:
             # It forgot settles that it had answered: what they covered will be delivered again.
@@ -238,42 +247,52 @@ class IncomingCore:
         return True
 
     def _take_in(self, each: Subscription, delivered: Delivered) -> None:
-        assert not isinstance(delivered.records, tuple)  # noqa: S101  # decoded, not encoded
+        if self.options.mode is Mode.ONCE:
+            self._take_in_once(each, delivered)
+            return
+        if self.options.mode is Mode.BROADCAST:
+            self._leave_out(each, delivered.first_pull, delivered.tenure)
         if delivered.first_pull != each.expected:
             raise RemoteProtocolError(
                 f"delivery {delivered.first_pull} of {each.partition} came, "
                 f"{each.expected} was expected",
             )
-        end = delivered.first_pull + delivered.count
-        pull_of_first = delivered.first_pull - delivered.first_sequence
-        for served in split_records(
-            delivered.records,
-            partition=each.partition,
-            first_sequence=delivered.first_sequence,
-            count=delivered.count,
-        ):
-            envelope = served.envelope
-            pull = pull_of_first + envelope.first_sequence + served.start
-            self._leave_out(each, pull, delivered.tenure)
-            batch = ReceivedBatch(
-                served.data,
-                partition=each.partition,
-                first_sequence=envelope.first_sequence,
-                stored_at_ms=envelope.stored_at_ms,
-                pull_base=each.expected - served.start,
-                start=served.start,
-                end=served.end,
-                tenure=delivered.tenure,
-            )
-            check_count(len(batch), envelope.count)
-            each.expected += served.end - served.start
-            self.held += served.end - served.start
-            if self._kept:
-                self._take_in_kept(each, batch)
+        for batch in batches_of(each.partition, delivered):
+            self._leave_out(each, batch.pull_base + batch.start, delivered.tenure)
+            each.expected += batch.end - batch.start
+            if self._filters(each.partition):
+                self._take_in_wanted(each, batch)
             else:
-                each.held.append(batch)
-                self._waiting.append(batch)
-        self._leave_out(each, end, delivered.tenure)
+                self._hold(each, batch)
+        self._leave_out(each, delivered.first_pull + delivered.count, delivered.tenure)
+
+    def _filters(self, partition: PartitionName) -> bool:
+        """Whether the strings must be compared; what is retried was wanted already."""
+        return bool(self.options.filter.kind) and owner_of(partition) is None
+
+    def _take_in_wanted(self, each: Subscription, batch: ReceivedBatch) -> None:
+        """Hold the messages of a batch that the group wants; settle the others in silence."""
+        for start, end, is_wanted in list(batch.runs(self.options.filter)):
+            if is_wanted:
+                self._hold(each, batch.window(start, end))
+            else:
+                each.held.append(Hole(batch.pull_base + start, end - start, batch.tenure))
+
+    def _take_in_once(self, each: Subscription, delivered: Delivered) -> None:
+        """Have messages handed out that are settled already, whatever becomes of them."""
+        wanted = self.options.filter
+        for batch in batches_of(each.partition, delivered):
+            runs = batch.runs(wanted) if wanted.kind else [(batch.start, batch.end, True)]
+            self._waiting += [batch.window(*run) for *run, is_wanted in runs if is_wanted]
+
+    def _hold(self, each: Subscription, batch: ReceivedBatch) -> None:
+        """Hold the messages of a batch, and have them handed out."""
+        self.held += batch.end - batch.start
+        if self._kept:
+            self._take_in_kept(each, batch)
+        else:
+            each.held.append(batch)
+            self._waiting.append(batch)
 
     def _take_in_kept(self, each: Subscription, batch: ReceivedBatch) -> None:
         """Settle again what was finished before a restart; have the rest handed out."""
@@ -292,10 +311,10 @@ class IncomingCore:
         """Take note that there are no messages for the deliveries before ``until``."""
         missing = until - each.expected
         if missing > 0:
-            log.warning("messages are not stored any more: %s count=%d", each.partition, missing)
+            if not self._filters(each.partition):
+                log.warning("messages are not stored any more: %s %d", each.partition, missing)
             each.held.append(Hole(each.expected, missing, tenure))
             each.expected = until
-            self.held += missing
 
     def next_batch(self) -> ReceivedBatch | None:
         """Return the next batch to hand out ``start..end`` of, or None if there is none here."""
@@ -390,14 +409,16 @@ class IncomingCore:
             raise response
 
     def _settled(self, each: Subscription, end: int) -> None:
-        self.held -= end - each.settled
-        each.settled = end
-        while each.held and each.held[0].pull_base + each.held[0].end <= end:
-            batch = each.held.popleft()
-            batch.settled = batch.end
-        if each.held:
+        each.settled = max(each.settled, end)
+        while each.held and each.held[0].pull_base + each.held[0].settled < end:
             batch = each.held[0]
-            batch.settled = max(batch.settled, end - batch.pull_base)
+            until = min(end - batch.pull_base, batch.end)
+            if isinstance(batch, ReceivedBatch):
+                self.held -= until - batch.settled
+            batch.settled = until
+            if until < batch.end:
+                return
+            each.held.popleft()
 
     def lose_contact(self) -> None:
         """Abandon what is not finished: the broker did not hear of us for the lease.

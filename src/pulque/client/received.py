@@ -5,12 +5,17 @@ prefix of finished messages reaches.
 """
 
 import copy
+from collections.abc import Iterator
 
+from pulque.client.records import check_count, split_records
+from pulque.model.batch import Flag
+from pulque.model.groups import Filter
 from pulque.model.message import Message, StoredBatch
 from pulque.model.names import PartitionName
 from pulque.model.positions import ConsumeSequence, PullSequence, Tenure
+from pulque.wire.responses import Delivered
 
-__all__ = ["ACKED", "NACKED", "OPEN", "Hole", "ReceivedBatch", "ReceivedMessage"]
+__all__ = ["ACKED", "NACKED", "OPEN", "Hole", "ReceivedBatch", "ReceivedMessage", "batches_of"]
 
 OPEN = 0
 ACKED = 1
@@ -75,6 +80,42 @@ class ReceivedBatch(StoredBatch):
         part.end = end
         return part
 
+    def runs(self, wanted: Filter) -> Iterator[tuple[int, int, bool]]:
+        """Divide what was delivered into runs that a filter wants and runs that it does not.
+
+        Yields:
+            Start, end, and whether they are wanted.
+        """
+        at, end = self.start, self.end
+        for start, stop in self._wanted_runs(wanted):
+            if at < start:
+                yield at, start, False
+            yield start, stop, True
+            at = stop
+        if at < end:
+            yield at, end, False
+
+    def _wanted_runs(self, wanted: Filter) -> Iterator[tuple[int, int]]:
+        if not self.header.flags & Flag.TAGS:
+            return
+        # The bits tell most of them apart; only those that may match are looked at.
+        bits, any_bits, all_bits = self.column("tag_bits"), wanted.any_bits, wanted.all_bits
+        first = last = self.start
+        for index in range(self.start, self.end):
+            own = bits[index]
+            if own & all_bits != all_bits or (
+                any_bits and not any(own & one == one for one in any_bits)
+            ):
+                continue
+            if wanted.matches(Message(self, index).tags):
+                if index > last:
+                    if last > first:
+                        yield first, last
+                    first = index
+                last = index + 1
+        if last > first:
+            yield first, last
+
     def lose(self, start: int, end: int) -> int:
         """Take note that the broker gave ``start..end`` to others; return how many they are."""
         if start < end:
@@ -83,9 +124,10 @@ class ReceivedBatch(StoredBatch):
 
 
 class Hole:
-    """Deliveries whose messages are not stored any more: there is nothing to do but settle them.
+    """Deliveries without messages: there is nothing to do but settle them.
 
-    In the place of a ``ReceivedBatch``; its attributes are those.
+    They are not stored any more, or are nothing that the group wants. It stands in the place of
+    a ``ReceivedBatch``, and its attributes are those.
     """
 
     __slots__ = ("end", "nacks", "pull_base", "settled", "states", "tenure")
@@ -95,7 +137,7 @@ class Hole:
         self.settled = 0
         self.end = length
         self.tenure = tenure
-        self.states = bytearray([ACKED]) * length
+        self.states = b""
         self.nacks: dict[int, tuple[str, int]] = {}
 
     def finished_until(self) -> int:
@@ -103,8 +145,33 @@ class Hole:
         return self.end
 
     def lose(self, start: int, end: int) -> int:
-        """Take note that the broker gave ``start..end`` to others; return how many they are."""
-        return end - start
+        """There is nothing to lose."""
+        del start, end
+        return 0
+
+
+def batches_of(partition: PartitionName, delivered: Delivered) -> Iterator[ReceivedBatch]:
+    """Yield the batches of a run of deliveries, each with what of it was delivered."""
+    assert not isinstance(delivered.records, tuple)  # noqa: S101  # decoded, not encoded
+    for served in split_records(
+        delivered.records,
+        partition=partition,
+        first_sequence=delivered.first_sequence,
+        count=delivered.count,
+    ):
+        first = served.envelope.first_sequence
+        batch = ReceivedBatch(
+            served.data,
+            partition=partition,
+            first_sequence=first,
+            stored_at_ms=served.envelope.stored_at_ms,
+            pull_base=delivered.first_pull - delivered.first_sequence + first,
+            start=served.start,
+            end=served.end,
+            tenure=delivered.tenure,
+        )
+        check_count(len(batch), served.envelope.count)
+        yield batch
 
 
 class ReceivedMessage(Message):

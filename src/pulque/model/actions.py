@@ -14,17 +14,21 @@ from pulque.model.names import ConsumerId, Group, Pattern
 from pulque.model.positions import ConsumeSequence, PartitionId, PullSequence, Tenure
 
 __all__ = [
+    "ALL_OF_THEM",
     "Action",
     "ConsumerLost",
     "GroupConfigured",
     "GroupOpened",
     "NackedDelivery",
+    "PassedOver",
     "Pulled",
     "Settled",
     "SubscriptionId",
     "SubscriptionOpened",
 ]
 
+ALL_OF_THEM = 2**32 - 1
+"""As a count of messages that are wanted: whatever there is."""
 SubscriptionId = NewType("SubscriptionId", int)
 """The number of one consumer of one group in one partition, in one broker's logs."""
 
@@ -65,6 +69,13 @@ class Pulled:
     first_sequence: ConsumeSequence
     count: int
     at_ms: int
+    matched: int = ALL_OF_THEM
+    """How many of them the group's filter may want."""
+
+    @property
+    def wanted(self) -> int:
+        """How many of them count as held."""
+        return self.count if self.matched == ALL_OF_THEM else self.matched
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +108,15 @@ class ConsumerLost:
 
 
 @dataclass(frozen=True, slots=True)
+class PassedOver:
+    """There is nothing in a partition that a group wants, up to a sequence."""
+
+    partition: PartitionId
+    group: Group
+    next_sequence: ConsumeSequence
+
+
+@dataclass(frozen=True, slots=True)
 class GroupConfigured:
     """A group told how it wants a subject, or all subjects of a pattern; the last word counts."""
 
@@ -105,4 +125,12 @@ class GroupConfigured:
     settings: GroupSettings
 
 
-Action = GroupOpened | SubscriptionOpened | Pulled | Settled | ConsumerLost | GroupConfigured
+Action = (
+    GroupOpened
+    | SubscriptionOpened
+    | Pulled
+    | Settled
+    | ConsumerLost
+    | GroupConfigured
+    | PassedOver
+)

@@ -222,6 +222,11 @@ def seal(rest: bytes, seed: int) -> bytes:
     return _CRC.pack(google_crc32c.extend(seed, rest)) + rest
 
 
+@lru_cache(maxsize=1024)
+def _sizes(count: int) -> Struct:
+    return Struct(f"<{count}I")
+
+
 def slice_batch(batch: bytes, start: int, end: int, seed: int) -> bytes:
     """Return messages ``start..end`` of an uncompressed batch as a batch of their own.
 
@@ -235,7 +240,7 @@ def slice_batch(batch: bytes, start: int, end: int, seed: int) -> bytes:
     if not 0 <= start < end <= count:
         raise InvalidBatchError(f"messages {start}..{end} of a batch of {count}")
     layout = layout_of(header.flags)
-    sizes = Struct(f"<{end}I").unpack_from(batch, HEADER_SIZE)
+    sizes = _sizes(end).unpack_from(batch, HEADER_SIZE)
     data_start = layout.data_start(count) + sum(sizes[:start])
     data_size = sum(sizes[start:])
     if data_start + data_size > len(batch):
@@ -246,7 +251,7 @@ def slice_batch(batch: bytes, start: int, end: int, seed: int) -> bytes:
         parts.append(batch[base + start * column.width : base + end * column.width])
     parts.append(batch[data_start : data_start + data_size])
     kept = end - start
-    parts[0] = HEADER.pack(
-        *header._replace(count=kept, records_size=kept * layout.record_width + data_size)
-    )[4:]
+    parts[0] = HEADER.pack(*header[:4], kept, kept * layout.record_width + data_size, *header[6:])[
+        4:
+    ]
     return seal(b"".join(parts), seed)

@@ -30,6 +30,8 @@ __all__ = [
     "VERSION",
     "Envelope",
     "RecordType",
+    "cut_envelope",
+    "has_own_crc",
     "pack_batch_envelope",
     "pack_envelope",
     "read_envelope",
@@ -71,6 +73,30 @@ def pack_envelope(envelope: Envelope) -> bytes:
     """Return the bytes of an envelope."""
     kind, *rest = envelope
     fields = _FIELDS.pack(MAGIC, kind, VERSION, *rest)
+    return fields + _CRC.pack(google_crc32c.value(fields))
+
+
+def has_own_crc(head: bytes) -> bool:
+    """Say whether the bytes of an envelope are as they were written."""
+    crc: int = _CRC.unpack_from(head, _FIELDS.size)[0]
+    return bool(google_crc32c.value(head[: _FIELDS.size]) == crc)
+
+
+def cut_envelope(head: bytes, size: int, skipped: int, count: int) -> bytes:
+    """Return a verified envelope for a part of its batch.
+
+    Args:
+        head: The envelope of the whole batch.
+        size: Of the part's record.
+        skipped: How many messages of the batch come before the part.
+        count: How many messages the part has.
+    """
+    magic, kind, version, _, offset, synced, epoch, partition, first, at_ms, _, _ = (
+        _ENVELOPE.unpack(head)
+    )
+    fields = _FIELDS.pack(
+        magic, kind, version, size, offset, synced, epoch, partition, first + skipped, at_ms, count
+    )
     return fields + _CRC.pack(google_crc32c.value(fields))
 
 

@@ -15,6 +15,7 @@ from pulque.model.actions import (
     ConsumerLost,
     GroupConfigured,
     GroupOpened,
+    PassedOver,
     Pulled,
     Settled,
     SubscriptionId,
@@ -147,13 +148,8 @@ class Consumption:
                 return self._lost(action)
             case SubscriptionOpened():
                 return self._subscription_opened(action)
-            case GroupOpened():
-                key = (action.partition, action.group)
-                self.groups.setdefault(key, GroupState(action.next_sequence))
-                self.changed_groups.add(key)
-                return []
-            case GroupConfigured():
-                self.settings.put(action.group, action.subject, action.settings)
+            case GroupOpened() | PassedOver() | GroupConfigured():
+                self._group_told(action)
                 return []
             case _:
                 assert_never(action)
@@ -250,6 +246,16 @@ class Consumption:
     # A fact about a number that nobody opened is passed over: the opening lay in a damaged range
     # of the log, which has been reported.
 
+    def _group_told(self, action: GroupOpened | PassedOver | GroupConfigured) -> None:
+        if isinstance(action, GroupConfigured):
+            self.settings.put(action.group, action.subject, action.settings)
+            return
+        key = (action.partition, action.group)
+        state = self.groups.setdefault(key, GroupState(action.next_sequence))
+        if isinstance(action, PassedOver):
+            state.next_sequence = action.next_sequence
+        self.changed_groups.add(key)
+
     def _subscription_opened(self, action: SubscriptionOpened) -> list[Effect]:
         found = self.subscriptions.get(action.subscription)
         if found is not None and not _is_about(action, found):
@@ -276,7 +282,7 @@ class Consumption:
         if subscription is None:
             return []
         subscription.align(action.first_pull)
-        subscription.pulled(action.tenure, action.first_sequence, action.count)
+        subscription.pulled(action.tenure, action.first_sequence, action.count, action.wanted)
         key = (subscription.partition, subscription.group)
         state = self.groups.setdefault(key, GroupState(action.first_sequence))
         # The last pull alone tells what comes next: a recovery in between may have set the group

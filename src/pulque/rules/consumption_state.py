@@ -25,7 +25,7 @@ _SETTINGS_KEY = Struct("<1sB")
 _PENDING = Struct("<QqH")
 _SUBSCRIPTION_KEY = Struct("<1sI")
 _SUBSCRIPTION = Struct("<IQQQQQBBI")
-_HELD = Struct("<IIQQI")
+_HELD = Struct("<IIQQII")
 
 
 def encode_changes(consumption: Consumption) -> dict[bytes, bytes | None]:
@@ -106,7 +106,7 @@ def _encode_subscription(each: Subscription) -> bytes:
         len(consumer),
         len(each.held),
     )
-    held = (_HELD.pack(*h.tenure, h.first_pull, h.first_sequence, h.length) for h in each.held)
+    held = (_HELD.pack(*h.tenure, *h[1:]) for h in each.held)
     return b"".join((head, group, consumer, *held))
 
 
@@ -122,7 +122,9 @@ def _decode_subscription(number: SubscriptionId, value: bytes) -> Subscription:
     found = Subscription(number, PartitionId(partition), group, consumer, incarnation)
     found.settled, found.next_pull = PullSequence(settled), PullSequence(next_pull)
     found.lost_start, found.lost_end = PullSequence(lost_start), PullSequence(lost_end)
-    for epoch, start, pull, sequence, length in _HELD.iter_unpack(value[at:]):
+    for epoch, start, pull, sequence, length, matched in _HELD.iter_unpack(value[at:]):
         tenure = Tenure(Epoch(epoch), StartCount(start))
-        found.held.append(HeldRange(tenure, PullSequence(pull), ConsumeSequence(sequence), length))
+        first = (PullSequence(pull), ConsumeSequence(sequence))
+        found.held.append(HeldRange(tenure, *first, length, matched))
+        found.held_count += matched
     return found

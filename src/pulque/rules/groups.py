@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from pulque.errors import NotAllowedError
 from pulque.model.actions import GroupConfigured
-from pulque.model.groups import GroupSettings
+from pulque.model.groups import GroupSettings, Mode
 from pulque.model.names import Group, Pattern, Subject, patterns_of
 
 __all__ = ["UNCONFIGURED", "GroupsSettings", "agreed", "changed"]
@@ -23,6 +23,12 @@ class GroupsSettings:
 
     def __init__(self) -> None:
         self._by_subject: dict[tuple[Group, Pattern], GroupSettings] = {}
+        self.filtering: set[Group] = set()
+        """Groups that have, or had, a filter on something."""
+        self.once: set[Group] = set()
+        """Groups that have, or had, the mode once for something."""
+        self.version = 0
+        """Grows with every change."""
         self.changed: set[tuple[Group, Pattern]] = set()
         """What differs from the last checkpoint."""
 
@@ -47,6 +53,11 @@ class GroupsSettings:
     def put(self, group: Group, subject: Pattern, settings: GroupSettings) -> None:
         """Take in what a group told."""
         self._by_subject[group, subject] = settings
+        if settings.filter.kind:
+            self.filtering.add(group)
+        if settings.mode is Mode.ONCE:
+            self.once.add(group)
+        self.version += 1
         self.changed.add((group, subject))
 
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from pulque.errors import InvalidRequestError, StaleSettleError
 from pulque.model.actions import NackedDelivery, SubscriptionId
-from pulque.model.names import ConsumerId, Group
+from pulque.model.names import ConsumerId, Group, is_broadcast
 from pulque.model.positions import ConsumeSequence, PartitionId, PullSequence, Tenure
 
 __all__ = ["HeldRange", "Subscription"]
@@ -34,6 +34,8 @@ class HeldRange(NamedTuple):
     first_pull: PullSequence
     first_sequence: ConsumeSequence
     length: int
+    matched: int
+    """How many of them count as held: a filter may have passed over the others."""
 
     @property
     def end_pull(self) -> PullSequence:
@@ -44,11 +46,14 @@ class HeldRange(NamedTuple):
         """Return the deliveries of pull sequences ``start..end`` that are in this range."""
         first = max(start, self.first_pull)
         skipped = first - self.first_pull
+        length = max(min(end, self.end_pull) - first, 0)
         return HeldRange(
             self.tenure,
             PullSequence(first),
             ConsumeSequence(self.first_sequence + skipped),
-            max(min(end, self.end_pull) - first, 0),
+            length,
+            # Which of them matched is not known here: a share, and never nothing of something.
+            -(-self.matched * length // self.length),
         )
 
 
@@ -59,8 +64,10 @@ class Subscription:
         "consumer",
         "group",
         "held",
+        "held_count",
         "id",
         "incarnation",
+        "is_direct",
         "lost_end",
         "lost_start",
         "next_pull",
@@ -81,20 +88,19 @@ class Subscription:
         self.group = group
         self.consumer = consumer
         self.incarnation = incarnation
+        self.is_direct = is_broadcast(group)
+        """Whether there is no pull log: the pull sequence is the consume sequence."""
         self.settled = PullSequence(0)
         """All deliveries before it are settled."""
         self.next_pull = PullSequence(0)
         """The pull sequence of the next new delivery."""
         self.held: deque[HeldRange] = deque()
         """The deliveries ``settled..next_pull``."""
+        self.held_count = 0
+        """How many messages are not settled."""
         self.lost_start = PullSequence(0)
         self.lost_end = PullSequence(0)
         """The deliveries that were last taken away from the consumer."""
-
-    @property
-    def held_count(self) -> int:
-        """How many deliveries are not settled."""
-        return self.next_pull - self.settled
 
     def held_from(self, expected: int) -> Iterator[HeldRange]:
         """Yield what is held from a pull sequence on."""
@@ -103,13 +109,20 @@ class Subscription:
             if part.length:
                 yield part
 
-    def pulled(self, tenure: Tenure, first_sequence: ConsumeSequence, length: int) -> None:
+    def pull_of(self, sequence: ConsumeSequence) -> PullSequence:
+        """Return the pull sequence that the next new delivery gets, for a message."""
+        return PullSequence(sequence) if self.is_direct else self.next_pull
+
+    def pulled(
+        self, tenure: Tenure, first_sequence: ConsumeSequence, length: int, matched: int
+    ) -> None:
         """Add deliveries to the pull log."""
-        new = HeldRange(tenure, self.next_pull, first_sequence, length)
+        new = HeldRange(tenure, self.next_pull, first_sequence, length, matched)
         if self.held and _continues(self.held[-1], new):
             last = self.held.pop()
-            new = last._replace(length=last.length + length)
+            new = last._replace(length=last.length + length, matched=last.matched + matched)
         self.held.append(new)
+        self.held_count += matched
         self.next_pull = PullSequence(self.next_pull + length)
 
     def check_settle(
@@ -156,6 +169,9 @@ class Subscription:
         """
         if first_pull < self.next_pull:
             self.rewind(first_pull)
+            if self.is_direct and first_pull < self.settled:
+                # The group was set back: these messages are to come again.
+                self.settled = self.next_pull = first_pull
         elif first_pull > self.next_pull:
             self.next_pull = first_pull
             if not self.held:
@@ -166,8 +182,11 @@ class Subscription:
         end = PullSequence(last + 1)
         while self.held and self.held[0].first_pull < end:
             held = self.held.popleft()
+            self.held_count -= held.matched
             if held.end_pull > end:
-                self.held.appendleft(held.part(end, held.end_pull))
+                rest = held.part(end, held.end_pull)
+                self.held.appendleft(rest)
+                self.held_count += rest.matched
         self.next_pull = max(self.next_pull, end)
         self.settled = self.held[0].first_pull if self.held else self.next_pull
 
@@ -175,6 +194,7 @@ class Subscription:
         """Take everything away from the consumer."""
         self.lost_start, self.lost_end = self.settled, self.next_pull
         self.held.clear()
+        self.held_count = 0
         self.settled = self.next_pull
 
     def sequences_of(
@@ -204,6 +224,7 @@ class Subscription:
     def rewind(self, next_pull: PullSequence) -> None:
         """Forget the deliveries from ``next_pull`` on."""
         self.held = deque(part for h in self.held if (part := h.part(0, next_pull)).length)
+        self.held_count = sum(held.matched for held in self.held)
         self.next_pull = max(next_pull, self.settled)
 
 

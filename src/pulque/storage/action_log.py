@@ -29,6 +29,7 @@ from pulque.model.actions import (
     GroupConfigured,
     GroupOpened,
     NackedDelivery,
+    PassedOver,
     Pulled,
     Settled,
     SubscriptionOpened,
@@ -49,14 +50,14 @@ _HEAD = Struct("<II")
 _WHERE = Struct("<QI")
 _GROUP = Struct("<BIQB")
 _SUBSCRIPTION = Struct("<BIIQBB")
-_PULLED = Struct("<BIIIQQIq")
+_PULLED = Struct("<BIIIQQIqI")
 _SETTLED = Struct("<BIQQqH")
 _NACKED = Struct("<QqH")
 _LOST = Struct("<BIqH")
 _MARK = Struct("<BQ")
 _CONFIGURED = Struct("<BBB")
 _GROUP_TYPE, _SUBSCRIPTION_TYPE, _PULLED_TYPE, _SETTLED_TYPE, _LOST_TYPE, _MARK_TYPE = range(1, 7)
-_CONFIGURED_TYPE = 7
+_CONFIGURED_TYPE, _PASSED_TYPE = 7, 8
 _LARGEST = 16 * 1024 * 1024
 _MAX_REASON = 1000
 _MOST_SETTINGS = 256 * 1024
@@ -66,12 +67,19 @@ _SEARCHED_FIRST = 256
 _SEARCHED_AT_ONCE = 1024 * 1024
 
 
-def encode_action(action: Action) -> bytes:
+def encode_action(action: Action) -> bytes:  # noqa: PLR0911  # one for each kind
     """Return a fact as bytes: its type and its fields. Reasons are cut to 1,000 bytes."""
     match action:
-        case Pulled(subscription, tenure, first_pull, first_sequence, count, at_ms):
+        case Pulled(subscription, tenure, first_pull, first_sequence, count, at_ms, matched):
             return _PULLED.pack(
-                _PULLED_TYPE, subscription, *tenure, first_pull, first_sequence, count, at_ms
+                _PULLED_TYPE,
+                subscription,
+                *tenure,
+                first_pull,
+                first_sequence,
+                count,
+                at_ms,
+                matched,
             )
         case Settled(subscription, first, last, nacked, at_ms):
             head = _SETTLED.pack(_SETTLED_TYPE, subscription, first, last, at_ms, len(nacked))
@@ -88,6 +96,9 @@ def encode_action(action: Action) -> bytes:
                 _SUBSCRIPTION_TYPE, subscription, partition, incarnation, *map(len, names)
             )
             return head + b"".join(names)
+        case PassedOver(partition, group, next_sequence):
+            name = group.encode()
+            return _GROUP.pack(_PASSED_TYPE, partition, next_sequence, len(name)) + name
         case GroupConfigured(group, subject, settings):
             names = group.encode(), subject.encode()
             head = _CONFIGURED.pack(_CONFIGURED_TYPE, *map(len, names))
@@ -106,7 +117,7 @@ def decode_action(data: bytes) -> Action:
         raise ValueError(f"a fact of type {data[0]} has not its whole length") from problem
 
 
-def _decode_action(data: bytes) -> Action:
+def _decode_action(data: bytes) -> Action:  # noqa: PLR0911  # one for each kind
     match data[0]:
         case 3:
             _, subscription, epoch, start, *fields = _PULLED.unpack(data)
@@ -137,6 +148,10 @@ def _decode_action(data: bytes) -> Action:
             group = data[at : at + sizes[0]].decode()
             pattern = Pattern(data[at + sizes[0] : at + sum(sizes)].decode())
             return GroupConfigured(Group(group), pattern, decode_settings(data[at + sum(sizes) :]))
+        case 8:
+            _, partition, sequence, size = _GROUP.unpack_from(data)
+            group = data[_GROUP.size : _GROUP.size + size].decode()
+            return PassedOver(partition, Group(group), sequence)
         case kind:
             raise ValueError(f"a fact of type {kind} is unknown")
 
@@ -467,6 +482,7 @@ def _limits() -> tuple[np.ndarray, np.ndarray]:
         (_LOST_TYPE, _LOST.size, _MAX_REASON),
         (_MARK_TYPE, _MARK.size, 0),
         (_CONFIGURED_TYPE, _CONFIGURED.size, _MOST_SETTINGS),
+        (_PASSED_TYPE, _GROUP.size, 255),
     ):
         least[kind], most[kind] = size, size + more
     return least, most

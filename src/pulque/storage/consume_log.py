@@ -6,14 +6,14 @@ are in the index files of sealed segments, of which the most recently used are k
 
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sized
 from threading import Lock
 from typing import NamedTuple, TypeVar
 
 from pulque.errors import CorruptionError
 from pulque.model.positions import ConsumeSequence, MessageOffset, PartitionId
 from pulque.storage.files import FileSystem, WouldBlockError
-from pulque.storage.index import Entry, OpenIndex, SealedIndex
+from pulque.storage.index import NO_ENTRIES, Entry, OpenIndex, SealedIndex, Table
 from pulque.storage.listener import Listener
 from pulque.storage.message_log import MessageLog, segment_path
 from pulque.storage.partitions import Partition
@@ -26,6 +26,7 @@ _INDEXES_KEPT = 32
 _ENTRIES_AT_FIRST = 2  # most pulls end within two batches
 _ENTRIES_AT_ONCE = 512
 _Found = TypeVar("_Found")
+_Some = TypeVar("_Some", bound=Sized)
 
 
 class Piece(NamedTuple):
@@ -186,11 +187,46 @@ class ConsumeLogs:
         first = open_index.first_of(partition)
         if first is not None and first <= sequence:
             return open_index.find(partition, sequence, limit)
-        return self._sealed_entries(partition, sequence, limit, may_block=may_block)
 
-    def _sealed_entries(
+        def find(index: OpenIndex | SealedIndex) -> list[Entry]:
+            if isinstance(index, OpenIndex):
+                return index.find(partition, sequence, limit)
+            return index.find(partition, sequence, limit, may_block=may_block)
+
+        found = self._first_found(partition, sequence, find, may_block=may_block)
+        return [] if found is None else found
+
+    def table(
         self, partition: PartitionId, sequence: ConsumeSequence, limit: int, *, may_block: bool
-    ) -> list[Entry]:
+    ) -> Table:
+        """Return up to ``limit`` entries from the one that has ``sequence`` on, in columns.
+
+        They are of one segment, and there may be more behind them.
+
+        Raises:
+            WouldBlockError: An index file would have to be read from the disk.
+        """
+        open_index = self.open_index
+        first = open_index.first_of(partition)
+        if first is not None and first <= sequence:
+            return open_index.table(partition, sequence, limit)
+
+        def find(index: OpenIndex | SealedIndex) -> Table:
+            if isinstance(index, OpenIndex):
+                return index.table(partition, sequence, limit)
+            return index.table(partition, sequence, limit, may_block=may_block)
+
+        found = self._first_found(partition, sequence, find, may_block=may_block)
+        return NO_ENTRIES if found is None else found
+
+    def _first_found(
+        self,
+        partition: PartitionId,
+        sequence: ConsumeSequence,
+        find: Callable[[OpenIndex | SealedIndex], _Some],
+        *,
+        may_block: bool,
+    ) -> _Some | None:
         """Look from the segment on that was begun at or before the sequence."""
         segments = self._log.segments
 
@@ -201,17 +237,12 @@ class ConsumeLogs:
                 may_block=may_block,
             )
 
-        def find(index: OpenIndex | SealedIndex) -> list[Entry]:
-            if isinstance(index, OpenIndex):
-                return index.find(partition, sequence, limit)
-            return index.find(partition, sequence, limit, may_block=may_block)
-
         first = bisect_left(segments, True, lo=1, key=begins_after) - 1
         for segment in segments[first:]:
             found = self._look(segment, find, may_block=may_block)
-            if found:
+            if len(found):
                 return found
-        return []
+        return None
 
     def _look(
         self,

@@ -40,6 +40,7 @@ from pulque.storage.recovery import (
     recover_message_log,
 )
 from pulque.storage.room import Room
+from pulque.storage.search import Search
 from pulque.storage.segment import Segment
 
 __all__ = ["Engine"]
@@ -77,6 +78,8 @@ class Engine:
         self._log.resume(recovered.end, recovered.stored_at_ms, self._mark.message_offset)
         self._consume_logs = ConsumeLogs(files, self._log, listener, recovered.indexes)
         self._reader = RecordReader(self._log, listener)
+        self.search = Search(self._consume_logs, self._log, listener)
+        """Looks for messages by their tags."""
         self.actions = ActionLog.open(files, options, listener, self._mark.action_offset)
         self._unconfirmed: deque[tuple[MessageOffset, Partition, ConsumeSequence]] = deque()
         self._confirmed: list[Partition] = []

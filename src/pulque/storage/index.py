@@ -31,7 +31,16 @@ from pulque.errors import CorruptionError
 from pulque.model.positions import ConsumeSequence, MessageOffset, PartitionId
 from pulque.storage.files import File, FileSystem, replace
 
-__all__ = ["ENTRY_SIZE", "ENTRY_TYPE", "Entry", "OpenIndex", "SealedIndex", "write_sealed_index"]
+__all__ = [
+    "ENTRY_SIZE",
+    "ENTRY_TYPE",
+    "NO_ENTRIES",
+    "Entry",
+    "OpenIndex",
+    "SealedIndex",
+    "Table",
+    "write_sealed_index",
+]
 
 _ENTRY = Struct("<IIQQIqQ")
 ENTRY_SIZE = _ENTRY.size
@@ -63,6 +72,11 @@ _IS_COMPLETE = 1
 _BLOCK = 64
 """Entries that share a crc."""
 _BLOCK_SIZE = _BLOCK * ENTRY_SIZE
+_WIDEST = 32_768
+"""Entries of all partitions that are copied to get at those of one."""
+Table = np.ndarray[tuple[int], np.dtype[np.void]]
+"""Entries, one after the other; the columns are the fields of ``Entry``."""
+NO_ENTRIES: Table = np.empty(0, ENTRY_TYPE)
 
 
 class Entry(NamedTuple):
@@ -138,20 +152,42 @@ class OpenIndex:
         if ordinals is None:
             return []
         entries = self.entries
+        at = self._place(ordinals, sequence)
+        unpack = _ENTRY.unpack_from
+        return [
+            Entry._make(unpack(entries, ordinal * ENTRY_SIZE))
+            for ordinal in ordinals[at : at + limit]
+        ]
+
+    def table(self, partition: PartitionId, sequence: ConsumeSequence, limit: int) -> Table:
+        """Return what ``find`` returns, in columns; it may be less than the limit."""
+        ordinals = self._ordinals.get(partition)
+        if ordinals is None:
+            return NO_ENTRIES
+        at = self._place(ordinals, sequence)
+        chosen = ordinals[at : at + limit]
+        if not chosen:
+            return NO_ENTRIES
+        low = chosen[0]
+        chosen = chosen[: bisect_right(chosen, low + _WIDEST)]
+        # A copy: numpy's hold on the buffer would keep another thread from adding to it.
+        data = bytes(self.entries[low * ENTRY_SIZE : (chosen[-1] + 1) * ENTRY_SIZE])
+        table = np.frombuffer(data, ENTRY_TYPE)
+        if len(table) == len(chosen):
+            return table
+        own: Table = table[np.array(chosen, np.uint32) - np.uint32(low)]
+        return own
+
+    def _place(self, ordinals: "array[int]", sequence: ConsumeSequence) -> int:
+        """Return where among a partition's entries the one is that has a sequence."""
         last = len(ordinals) - 1
         # A consumer at the tail wants the last entry: look there before searching.
         if self._first(ordinals[last]) <= sequence:
             at = last
         else:
             at = max(bisect_right(ordinals, int(sequence), key=self._first) - 1, 0)
-        entry = Entry._make(_ENTRY.unpack_from(entries, ordinals[at] * ENTRY_SIZE))
-        if entry.first_sequence + entry.count <= sequence:
-            at += 1
-        unpack = _ENTRY.unpack_from
-        return [
-            Entry._make(unpack(entries, ordinal * ENTRY_SIZE))
-            for ordinal in ordinals[at : at + limit]
-        ]
+        entry = self._entry(ordinals[at])
+        return at + 1 if entry.first_sequence + entry.count <= sequence else at
 
     def find_time(self, partition: PartitionId, at_ms: int) -> Entry | None:
         """Return the first entry stored at or after an instant."""
@@ -251,6 +287,31 @@ class SealedIndex:
             return found[1:]
         return found[:limit]
 
+    def table(
+        self,
+        partition: PartitionId,
+        sequence: ConsumeSequence,
+        limit: int,
+        *,
+        may_block: bool = True,
+    ) -> Table:
+        """Return what ``find`` returns, in columns."""
+        row = self._row(partition)
+        found = self.find(partition, sequence, 1, may_block=may_block)
+        if row is None or not found:
+            return NO_ENTRIES
+        first, count = int(row["first_entry"]), int(row["entries"])
+
+        def sequence_at(i: int) -> int:
+            return self._read(first + i, 1, may_block=may_block)[0].first_sequence
+
+        at = bisect_right(range(count), int(found[0].first_sequence), key=sequence_at) - 1
+        data = self._read_data(first + at, min(limit, count - at), may_block=may_block)
+        table = np.frombuffer(data, ENTRY_TYPE)
+        if not (table["count"].all() and table["size"].all()):
+            raise CorruptionError(self.path, self._entries_at, "an entry of no messages")
+        return table
+
     def find_time(self, partition: PartitionId, at_ms: int) -> Entry | None:
         """Return the first entry stored at or after an instant."""
         row = self._row(partition)
@@ -276,11 +337,14 @@ class SealedIndex:
         row: np.void = self._directory[at]
         return row if row["partition"] == partition else None
 
-    def _read(self, at: int, count: int, *, may_block: bool) -> list[Entry]:
+    def _read_data(self, at: int, count: int, *, may_block: bool) -> bytes:
         first = at // _BLOCK
         data = self._read_blocks(first, -(-(at + count) // _BLOCK), may_block=may_block)
         start = (at - first * _BLOCK) * ENTRY_SIZE
-        wanted = data[start : start + count * ENTRY_SIZE]
+        return data[start : start + count * ENTRY_SIZE]
+
+    def _read(self, at: int, count: int, *, may_block: bool) -> list[Entry]:
+        wanted = self._read_data(at, count, may_block=may_block)
         entries = [Entry._make(fields) for fields in _ENTRY.iter_unpack(wanted)]
         if not all(entry.count and entry.size for entry in entries):
             raise CorruptionError(self.path, self._entries_at, "an entry of no messages")

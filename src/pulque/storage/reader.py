@@ -4,17 +4,18 @@ Whatever comes from a file is verified before it is handed out: the envelope mus
 index says, and the batch must be as its producer sealed it.
 """
 
-from pulque.errors import CorruptionError
-from pulque.model.batch import HEADER_SIZE, Codec, read_header, slice_batch, verify_crc
-from pulque.model.positions import ConsumeSequence
-from pulque.model.record import ENVELOPE_SIZE, Envelope, pack_envelope, read_envelope
+from pulque.model.batch import HEADER_SIZE, Codec, slice_batch, verify_crc
+from pulque.model.record import ENVELOPE_SIZE, Envelope, cut_envelope, read_envelope
 from pulque.storage.consume_log import Piece, Span
 from pulque.storage.files import Buffer
 from pulque.storage.listener import Listener
 from pulque.storage.message_log import MessageLog
 from pulque.storage.partitions import Partition
 
-__all__ = ["RecordReader"]
+__all__ = ["RecordReader", "cut_piece", "problem_with"]
+
+_CODEC_AT = 6
+"""Where the header of a batch names its codec."""
 
 
 class RecordReader:
@@ -43,7 +44,7 @@ class RecordReader:
                 if piece.is_whole:
                     buffers += cached
                 else:
-                    buffers += self._cut_piece(partition, piece, *cached)
+                    buffers += cut_piece(partition, piece, *cached)
                 at += 1
                 continue
             stop = at + 1
@@ -69,7 +70,7 @@ class RecordReader:
             at = piece.entry.offset - first
             envelope = read_envelope(data, at)
             batch = data[at + ENVELOPE_SIZE : at + piece.entry.size]
-            problem = _problem(envelope, batch, piece, partition)
+            problem = problem_with(envelope, batch, piece, partition)
             if problem is not None:
                 self._listener.corruption_found(
                     segment.path, piece.entry.offset, piece.entry.size, problem
@@ -78,39 +79,29 @@ class RecordReader:
                 buffers.append(view[at : at + piece.entry.size])
             else:
                 head = data[at : at + ENVELOPE_SIZE]
-                buffers += self._cut_piece(partition, piece, head, batch)
+                buffers += cut_piece(partition, piece, head, batch)
         return buffers
 
-    @staticmethod
-    def _cut_piece(
-        partition: Partition, piece: Piece, head: bytes, batch: bytes
-    ) -> tuple[bytes, bytes]:
-        """Return part of a batch as a record of its own; of a compressed one, the whole."""
-        if read_header(batch).codec != Codec.NONE:
-            return head, batch
-        part = slice_batch(batch, piece.start, piece.end, partition.seed)
-        envelope = read_envelope(head)
-        if isinstance(envelope, str):
-            raise CorruptionError("memory", piece.entry.offset, envelope)
-        return (
-            pack_envelope(
-                envelope._replace(
-                    size=ENVELOPE_SIZE + len(part),
-                    first_sequence=ConsumeSequence(envelope.first_sequence + piece.start),
-                    count=piece.end - piece.start,
-                )
-            ),
-            part,
-        )
+
+def cut_piece(
+    partition: Partition, piece: Piece, head: bytes, batch: bytes
+) -> tuple[bytes, bytes]:
+    """Return part of a batch as a record of its own; of a compressed one, the whole."""
+    if batch[_CODEC_AT] != Codec.NONE:
+        return head, batch
+    part = slice_batch(batch, piece.start, piece.end, partition.seed)
+    size = ENVELOPE_SIZE + len(part)
+    return cut_envelope(head, size, piece.start, piece.end - piece.start), part
 
 
 def _follows(before: Piece, after: Piece) -> bool:
     return before.entry.offset + before.entry.size == after.entry.offset
 
 
-def _problem(
+def problem_with(
     envelope: Envelope | str, batch: bytes, piece: Piece, partition: Partition
 ) -> str | None:
+    """Return in words what is wrong with a record that was read, or None."""
     if isinstance(envelope, str):
         return envelope
     entry = piece.entry

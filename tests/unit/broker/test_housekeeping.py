@@ -66,7 +66,7 @@ async def workshop() -> AsyncIterator[Workshop]:
     limits = PullLimits(100, 1000, 100)
     parts = Parts(
         Receiver(state, around, committer, SendLimits(1000, 1000, 1000)),
-        Puller(state, around, limits),
+        Puller(state, around, limits, committer.sync_facts),
         Settler(state, clock, perform=redeliverer.perform),
         Browser(engine, executor, limits),
         redeliverer,

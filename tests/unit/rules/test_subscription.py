@@ -23,7 +23,7 @@ def subscription(*pulled: tuple[Tenure, int, int]) -> Subscription:
     """Return a subscription that was handed ranges of (tenure, first sequence, length)."""
     made = Subscription(SubscriptionId(1), PartitionId(1), Group("g"), ConsumerId("c"), 1)
     for tenure, first, length in pulled:
-        made.pulled(tenure, ConsumeSequence(first), length)
+        made.pulled(tenure, ConsumeSequence(first), length, length)
     return made
 
 
@@ -93,10 +93,10 @@ def test_what_is_held_from_a_delivery_on(
 
 
 def test_part_of_a_range_is_clipped_on_both_sides() -> None:
-    held = HeldRange(NOW, PullSequence(5), ConsumeSequence(50), 10)
+    held = HeldRange(NOW, PullSequence(5), ConsumeSequence(50), 10, 4)
 
     assert held.part(0, 99) == held
-    assert held.part(7, 9) == HeldRange(NOW, PullSequence(7), ConsumeSequence(52), 2)
+    assert held.part(7, 9) == HeldRange(NOW, PullSequence(7), ConsumeSequence(52), 2, 1)
     assert held.part(20, 30).length == 0
     assert held.part(0, 5).length == 0
 
@@ -171,7 +171,7 @@ def test_what_was_taken_away_cannot_be_settled_any_more() -> None:
 def test_a_lost_consumer_goes_on_with_what_it_is_handed_next() -> None:
     found = subscription((NOW, 10, 5))
     found.lose()
-    found.pulled(NOW, ConsumeSequence(30), 2)
+    found.pulled(NOW, ConsumeSequence(30), 2, 2)
 
     assert ranges(found) == [(5, 30, 2)]
     assert found.check_settle(NOW, 5, 6, ()) == 5
@@ -233,7 +233,7 @@ def test_a_fact_that_is_behind_sets_the_consumer_back() -> None:
 def test_deliveries_that_no_fact_tells_of_count_as_settled_in_their_turn() -> None:
     found = subscription((NOW, 10, 2))
     found.align(PullSequence(5))
-    found.pulled(NOW, ConsumeSequence(20), 2)
+    found.pulled(NOW, ConsumeSequence(20), 2, 2)
 
     assert (found.settled, found.next_pull, ranges(found)) == (0, 7, [(0, 10, 2), (5, 20, 2)])
     found.settle(PullSequence(1))
