@@ -74,7 +74,7 @@ def retry(url: str) -> None:
         with client.consumer("tea.spilt", "kitchen") as consumer:
             (first,) = consumer.pull(max_messages=1, timeout=5.0)
             print(f"   attempt {first.attempt}: {first.body.decode()} – spilt, nack")
-            first.nack("spilt")
+            first.nack("spilt", delay=0)  # at once; without it, after a second
             (second,) = consumer.pull(max_messages=1, timeout=5.0)
             print(f"   attempt {second.attempt}: {second.body.decode()} – served, ack")
             second.ack()

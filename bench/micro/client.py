@@ -58,7 +58,9 @@ class Instant:
         """Return what a broker would answer."""
         match request:
             case requests.Hello():
-                return responses.Welcome(1, "instant", TENURE, MAX_PAYLOAD, 1 << 24, 30_000)
+                return responses.Welcome(
+                    1, "instant", TENURE, MAX_PAYLOAD, 1 << 24, 30_000, 60_000
+                )
             case requests.Route(subject):
                 where = PartitionRoute(PartitionName(subject), "instant", "", 0)
                 return responses.Routed(RouteValue(subject, 1, (where,)))  # type: ignore[arg-type]

@@ -217,7 +217,7 @@ REQUESTS: dict[str, Request] = {
     "seal": Seal(),
 }
 RESPONSES: dict[str, Response] = {
-    "hello": Welcome(1, "broker-a", TENURE, 17_825_792, 4_194_304, 60_000),
+    "hello": Welcome(1, "broker-a", TENURE, 17_825_792, 4_194_304, 60_000, 3_600_000),
     "route": Routed(
         RouteOfSubject(
             Pattern("orders.*"),

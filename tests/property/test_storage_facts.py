@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from pulque.model.actions import (
     Action,
     ConsumerLost,
+    DeadPurged,
     GroupConfigured,
     GroupOpened,
     NackedDelivery,
@@ -68,9 +69,10 @@ facts: st.SearchStrategy[Action] = st.one_of(
     ),
     st.builds(Pulled, subscriptions, tenures, pulls, sequences, small, time_ms, small),
     st.builds(Settled, subscriptions, pulls, pulls, nacked, time_ms),
-    st.builds(ConsumerLost, subscriptions, reasons, time_ms),
     st.builds(PassedOver, partitions, names.map(Group), sequences),
     st.builds(GroupConfigured, names.map(Group), names.map(Pattern), group_settings),
+    st.builds(ConsumerLost, subscriptions, reasons, time_ms, st.booleans()),
+    st.builds(DeadPurged, partitions, sequences, sequences, time_ms),
 )
 
 

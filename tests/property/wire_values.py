@@ -143,6 +143,7 @@ RESPONSES: dict[type[Response], st.SearchStrategy[Response]] = {
         max_payload=u32,
         max_message=u32,
         lease_ms=u32,
+        max_delay_ms=u64,
     ),
     Routed: st.builds(
         Routed,

@@ -192,6 +192,8 @@ def check_drained(status: dict[str, Any]) -> list[str]:
         for row in status["groups"]
         if row["redeliveries_pending"]
     ]
+    if status["messages_waiting"]:
+        problems.append(f"{status['messages_waiting']} messages wait for another attempt")
     problems += [
         f"{row['consumer']} holds {row['next_pull'] - row['settled']} of {row['partition']}"
         for row in status["subscriptions"]

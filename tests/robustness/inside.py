@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from pulque.broker.appending import Appender
 from pulque.broker.commit import Committer
 from pulque.broker.groups import Registrar
 from pulque.broker.housekeeping import Housekeeper, Rhythm
@@ -20,10 +21,12 @@ from pulque.broker.recovery import recover
 from pulque.broker.retry import Redeliverer
 from pulque.broker.settle import Settler
 from pulque.broker.state import BrokerState, PullLimits, SendLimits, Surroundings
+from pulque.broker.waiting import Releaser
 from pulque.clock import SystemClock
 from pulque.errors import PulqueError
 from pulque.model.positions import Epoch, Tenure
 from pulque.rules.lease import Leases
+from pulque.rules.retry import RetryPolicy
 from pulque.storage.listener import SilentListener
 from pulque.storage.options import StorageOptions
 from pulque.storage.partitions import Partition
@@ -76,7 +79,15 @@ async def open_inside(files: MemoryFileSystem) -> AsyncIterator[Inside]:
     clock = SystemClock()
     engine, recovered = recover(files, StorageOptions(), SilentListener(), clock.now_ms())
     tenure = Tenure(Epoch(0), engine.start_count)
-    state = BrokerState(engine, recovered.consumption, recovered.dedup, Leases(30_000), tenure)
+    state = BrokerState(
+        engine,
+        recovered.consumption,
+        recovered.dedup,
+        Leases(30_000),
+        tenure,
+        schedule=recovered.schedule,
+        dead=recovered.dead,
+    )
     failures: list[PulqueError] = []
     executor = ThreadPoolExecutor(1)
     around = Surroundings(clock, executor, lambda *_, **__: None, failures.append)
@@ -89,8 +100,13 @@ async def open_inside(files: MemoryFileSystem) -> AsyncIterator[Inside]:
     committer = Committer(
         engine, sync_interval_s=60, wake=wake, fail=failures.append, answered=lambda: None
     )
-    redeliverer = Redeliverer(state, around, committer)
-    settler = Settler(state, clock, perform=redeliverer.perform)
+    appender = Appender(state, around, committer)
+    releaser = Releaser(state, around, appender)
+    at_once = RetryPolicy(delays_ms=())
+    redeliverer = Redeliverer(
+        state, around, appender, lambda _group, _subject: at_once, waits=releaser.wake
+    )
+    settler = Settler(state, clock, perform=redeliverer.perform, longest_delay_ms=1000)
     parts = Parts(
         Receiver(state, around, committer, SendLimits(_MIB, _MIB, _MIB)),
         puller,
@@ -98,6 +114,7 @@ async def open_inside(files: MemoryFileSystem) -> AsyncIterator[Inside]:
         Browser(engine, executor, PullLimits(1000, _MIB, 1000)),
         redeliverer,
         Registrar(state, around, committer),
+        releaser,
     )
     rhythm = Rhythm(10_000, 60_000, 60_000, 2**40, None)
     inside = Inside(

@@ -47,8 +47,8 @@ class Committer:
         self._thread = ThreadPoolExecutor(1, "pulque-sync")
         self._queued: list[tuple[Appended, Done]] = []
         self._waiting: deque[tuple[MessageOffset, Appended, Done]] = deque()
-        self._facts: deque[tuple[ActionOffset, Synced]] = deque()
-        """Who waits for facts to be on disk, and up to where."""
+        self._facts: deque[tuple[MessageOffset, ActionOffset, Synced]] = deque()
+        """Who waits for both logs to be on disk, and up to where."""
         self._is_flush_scheduled = False
         self._is_closed = False
         self._running: asyncio.Future[None] | None = None
@@ -68,8 +68,9 @@ class Committer:
         self.schedule()
 
     def sync_facts(self, done: Synced) -> None:
-        """Tell when all facts that are recorded by now are on disk."""
-        self._facts.append((self._engine.actions.end, done))
+        """Tell when all facts that are recorded by now are on disk, and all that was written."""
+        written = MessageOffset(self._engine.segments[-1].end)
+        self._facts.append((written, self._engine.actions.end, done))
         self._wants_actions = True
         self._start_sync()
 
@@ -174,13 +175,13 @@ class Committer:
             _, appended, done = self._waiting.popleft()
             self._end(appended, done, unknown)
         while self._facts:
-            self._facts.popleft()[1](unknown)
+            self._facts.popleft()[2](unknown)
         self._answered()
 
     def _tell_facts(self) -> None:
-        synced = self._engine.actions.synced
-        while self._facts and self._facts[0][0] <= synced:
-            self._facts.popleft()[1](None)
+        engine, facts = self._engine, self._facts
+        while facts and facts[0][0] <= engine.synced and facts[0][1] <= engine.actions.synced:
+            facts.popleft()[2](None)
 
     def _finish(self, job: SyncJob) -> None:
         confirmed = self._engine.finish_sync(job)

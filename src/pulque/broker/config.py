@@ -12,9 +12,18 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, field_validator, model_validator
 
-from pulque.broker.units import Duration, Number, Share, Size, show_duration, show_size
+from pulque.broker.units import (
+    Duration,
+    Number,
+    Share,
+    Size,
+    parse_duration,
+    show_duration,
+    show_size,
+)
 from pulque.errors import InvalidNameError
 from pulque.model.names import parse_group
+from pulque.rules.retry import DEFAULT_DELAYS_MS
 
 __all__ = [
     "BrokerSettings",
@@ -22,6 +31,7 @@ __all__ = [
     "LimitsSection",
     "ListenSection",
     "LogSection",
+    "RetrySection",
     "StorageSection",
 ]
 
@@ -34,6 +44,7 @@ _SECOND = timedelta(seconds=1)
 _MINUTE = timedelta(minutes=1)
 _HOUR = timedelta(hours=1)
 _DAY = timedelta(days=1)
+_MOST_DELAYS = 100
 
 
 class _Section(BaseModel):
@@ -230,6 +241,44 @@ class ConsumptionSection(_Section):
         return self
 
 
+class RetrySection(_Section):
+    """What becomes of messages that a consumer could not process."""
+
+    delays: str = Field(
+        default=" ".join(show_duration(timedelta(milliseconds=ms)) for ms in DEFAULT_DELAYS_MS),
+        description="How long a message waits after its first failed attempt, after the second, "
+        "and so on; the last one counts for all that follow. 1 to 100 durations, parted by "
+        "spaces. None is longer than half of `storage.retention`, whatever is said here.",
+    )
+    jitter_percent: Annotated[Number, Field(ge=0, le=100)] = Field(
+        default=10,
+        description="A message waits longer by up to so much, so that not all that failed "
+        "together come back together.",
+    )
+    attempts: Annotated[Number, Field(ge=1, le=10_000)] = Field(
+        default=16,
+        description="After so many failed attempts a message becomes a dead letter.",
+    )
+    longest_delay: Annotated[Duration, Field(ge=_SECOND, le=365 * _DAY)] = Field(
+        default=7 * _DAY,
+        description="The longest delay that a nack may ask for. Never more than half of "
+        "`storage.retention`, as the message is not stored for longer.",
+    )
+
+    @field_validator("delays")
+    @classmethod
+    def _are_durations(cls, delays: str) -> str:
+        found = parse_delays(delays)
+        if not 1 <= len(found) <= _MOST_DELAYS:
+            raise ValueError(f"{len(found)} delays; 1 to {_MOST_DELAYS} are allowed")
+        return delays
+
+
+def parse_delays(text: str) -> list[timedelta]:
+    """Return the durations of a list, or raise ``ValueError`` with what is allowed."""
+    return [parse_duration(each) for each in text.split()]
+
+
 class LogSection(_Section):
     """What the broker says about itself, on stderr."""
 
@@ -262,6 +311,10 @@ class BrokerSettings(_Section):
     consumption: ConsumptionSection = Field(
         default=ConsumptionSection(),
         description="How long a silent consumer keeps what it holds, and what comes first.",
+    )
+    retry: RetrySection = Field(
+        default=RetrySection(),
+        description="What becomes of messages that a consumer could not process.",
     )
     log: LogSection = Field(
         default=LogSection(), description="What the broker says about itself, on stderr."

@@ -46,6 +46,8 @@ class Housekeeper:
         self._engine = state.engine
         self._consumption = state.consumption
         self._dedup = state.dedup
+        self._schedule = state.schedule
+        self._dead = state.dead
         self._settler = parts.settler
         self._puller = parts.puller
         self._committer = committer
@@ -86,6 +88,8 @@ class Housekeeper:
         self._committer.flush()
         began_ms = self._clock.monotonic_ms()
         changes: dict[bytes, bytes | None] = {**self._dedup.encode_changes()}
+        changes.update(self._schedule.encode_changes())
+        changes.update(self._dead.encode_changes())
         changes.update(encode_changes(self._consumption))
         job = self._engine.begin_checkpoint(changes)
         taken_ms = self._clock.monotonic_ms() - began_ms

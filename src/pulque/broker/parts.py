@@ -8,6 +8,7 @@ from pulque.broker.read import Browser
 from pulque.broker.receive import Receiver
 from pulque.broker.retry import Redeliverer
 from pulque.broker.settle import Settler
+from pulque.broker.waiting import Releaser
 
 __all__ = ["Parts"]
 
@@ -22,3 +23,4 @@ class Parts:
     browser: Browser
     redeliverer: Redeliverer
     registrar: Registrar
+    releaser: Releaser

@@ -30,7 +30,9 @@ from pulque.model.groups import Mode
 from pulque.model.names import (
     ConsumerId,
     Group,
+    PartitionName,
     effective_group,
+    is_retry,
     owner_of,
     parse_consumer_id,
     parse_partition,
@@ -418,9 +420,7 @@ class Puller:
         if len({wanted.partition for wanted in request.wanted}) < len(request.wanted):
             raise InvalidRequestError("a pull names a partition twice")
         for wanted in request.wanted:
-            owner = owner_of(parse_partition(wanted.partition))
-            if owner is not None and owner != group:
-                raise NotAllowedError(f"{wanted.partition} belongs to group {owner}, not {group}")
+            _check_owner(parse_partition(wanted.partition), group)
 
     def _check_waiting(self, request: Pull, owner: object) -> None:
         """Refuse what would have the owner wait for too much at once."""
@@ -486,3 +486,16 @@ def _answer_synced(waiting: WaitingPull, answer: PulledAnswer, error: PulqueErro
         waiting.answer(answer)
     else:
         waiting.refuse(error)
+
+
+def _check_owner(name: PartitionName, group: Group) -> None:
+    """Refuse what belongs to another group, and what waits or is dead."""
+    owner = owner_of(name)
+    if owner is None:
+        return
+    if owner != group:
+        raise NotAllowedError(f"{name} belongs to group {owner}, not {group}")
+    if not is_retry(name):
+        raise NotAllowedError(
+            f"{name} cannot be pulled from: it can be read, and dead letters resent"
+        )

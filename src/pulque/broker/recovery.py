@@ -5,11 +5,16 @@ yet (retries) is handed to the live code afterwards.
 """
 
 from pulque.broker.retry import origins_of
-from pulque.model.batch import read_header
-from pulque.model.names import PartitionName, owner_of
+from pulque.model.actions import DeadPurged
+from pulque.model.batch import Flag, read_header
+from pulque.model.message import StoredBatch
+from pulque.model.names import Group, PartitionName, is_dead, is_wait, owner_of
+from pulque.model.positions import ConsumeSequence
 from pulque.rules.consumption import Consumption
 from pulque.rules.consumption_state import load_state
+from pulque.rules.dead import DeadLetters
 from pulque.rules.dedup import Dedup
+from pulque.rules.schedule import Schedule
 from pulque.storage.engine import Engine
 from pulque.storage.files import FileSystem
 from pulque.storage.index import Entry
@@ -26,39 +31,70 @@ class Recovered:
     def __init__(self) -> None:
         self.dedup = Dedup()
         self.consumption = Consumption()
+        self.schedule = Schedule()
+        self.dead = DeadLetters()
         self.batches = 0
         self.facts = 0
         self.was_clipped = False
         """Whether positions had to be set back, as a power cut took messages away."""
-        self._origins: list[tuple[PartitionName, bytes]] = []
+        self._owned: list[tuple[PartitionName, Group, bytes]] = []
+        """Batches of partitions that belong to groups."""
 
     def checkpoint_loaded(self, state: dict[bytes, bytes]) -> None:
         """Start from what a checkpoint holds."""
         self.consumption = load_state(state)
         self.dedup.load(state)
+        self.schedule.load(state)
+        self.dead.load(state)
 
     def batch_stored(self, partition: Partition, entry: Entry, batch: bytes) -> None:
         """Take in one batch, as after a live append."""
         self.batches += 1
         header = read_header(batch)
         self.dedup.stored(partition.id, header, entry.first_sequence, entry.stored_at_ms)
-        if owner_of(partition.name) is not None:
-            self._origins.append((partition.name, batch))
+        group = owner_of(partition.name)
+        if group is not None:
+            self._owned.append((partition.name, group, batch))
+        if header.flags & Flag.DUE and is_wait(partition.name):
+            self._wait(partition, entry, batch)
 
     def replay_facts(self, engine: Engine) -> None:
         """Take in all facts since the checkpoint."""
-        for name, batch in self._origins:
-            for source, group, sequence in origins_of(name, batch):
-                partition = engine.partition(source)
-                if partition is not None:
-                    self.consumption.remember_redelivered(partition.id, group, [sequence])
-        self._origins = []
+        for name, group, batch in self._owned:
+            self._follow(engine, name, group, batch)
+        self._owned = []
         for fact in engine.replay_actions():
             self.facts += 1
+            if isinstance(fact, DeadPurged):
+                self.dead.handle(fact)
             self.consumption.handle(fact)
-        self.was_clipped = self.consumption.clip(
-            {p.id: p.end for p in engine.partitions.by_id.values()}
+        ends = {p.id: p.end for p in engine.partitions.by_id.values()}
+        clipped = [part.clip(ends) for part in (self.consumption, self.schedule, self.dead)]
+        self.was_clipped = any(clipped)
+
+    def _wait(self, partition: Partition, entry: Entry, batch: bytes) -> None:
+        """Take in what waits, by the column of due times."""
+        stored = StoredBatch(
+            batch,
+            partition=partition.name,
+            first_sequence=entry.first_sequence,
+            stored_at_ms=entry.stored_at_ms,
         )
+        self.schedule.add(partition.id, entry.first_sequence, stored.column("due_at_ms"))
+
+    def _follow(self, engine: Engine, name: PartitionName, group: Group, batch: bytes) -> None:
+        """Take note of what the messages of a batch show to be done."""
+        for origin in origins_of(name, batch):
+            source = engine.partition(origin.partition)
+            if source is None:
+                continue
+            if is_wait(origin.partition):
+                self.schedule.remove(source.id, origin.due_ms, [origin.sequence])
+            elif is_dead(origin.partition):
+                end = ConsumeSequence(origin.sequence + 1)
+                self.dead.resolve(source.id, origin.sequence, end)
+            else:
+                self.consumption.remember_redelivered(source.id, group, [origin.sequence])
 
 
 def recover(

@@ -1,283 +1,270 @@
-"""Redeliver → the group's retry partition.
+"""Redeliver → another attempt, now or later, or a dead letter.
 
 Single messages are taken out of their batches in a worker thread, packed anew with their next
-attempt, and appended like any other batch. Until that is in the log the redelivery is pending
-and part of every checkpoint; each retry names its origin, so that a replay performs only those
-that the log does not have yet.
+attempt, and appended like any other batch: to the group's retry partition, to its waiting one
+with a due time, or to its dead letters. Until that is in the log the redelivery is pending and
+part of every checkpoint; each record names its origin, so that a replay performs only those that
+the log does not have yet.
 """
 
 import asyncio
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
-from dataclasses import replace
-from itertools import groupby
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from typing import NamedTuple
 
-from pulque.broker.commit import Committer
+from pulque.broker.appending import Appender
+from pulque.broker.extract import Extractor, Packed, Packing
 from pulque.broker.state import BrokerState, Surroundings
-from pulque.errors import InvalidBatchError, PulqueError, StorageError, StorageFullError
-from pulque.model.batch import Codec, Flag, read_header, seed_of
+from pulque.errors import InvalidBatchError, StorageError
 from pulque.model.message import Message, StoredBatch
 from pulque.model.names import (
     Group,
     PartitionName,
+    Subject,
+    dead_partition,
+    is_dead,
     level_of,
     owner_of,
     retry_partition,
     subject_of,
+    wait_partition,
 )
-from pulque.model.pack import BatchPacker, encode_headers
 from pulque.model.positions import ConsumeSequence, PartitionId
-from pulque.model.record import ENVELOPE_SIZE, Envelope, read_envelope
 from pulque.rules.consumption import Redeliver, Redelivery
-from pulque.rules.retry import ORIGIN_HEADER, REASON_HEADER, decide
-from pulque.storage.files import Buffer
+from pulque.rules.groups import GroupsSettings
+from pulque.rules.retry import (
+    DEAD_HEADER,
+    DUE_HEADER,
+    FAILED_HEADER,
+    FIRST_HEADER,
+    ORIGIN_HEADER,
+    REASON_HEADER,
+    DeadLetter,
+    Failed,
+    RetryAt,
+    RetryNow,
+    RetryPolicy,
+    decide,
+    parse_position,
+)
 from pulque.storage.message_log import Appended
 from pulque.storage.partitions import Partition
 
-__all__ = ["Redeliverer", "origins_of"]
+__all__ = ["Origin", "Policies", "PolicyOf", "Redeliverer", "origins_of"]
+
+PolicyOf = Callable[[Group, Subject], RetryPolicy]
+"""Says which policy a group has for a subject."""
 
 _MOST_MESSAGES = 500
-_MOST_BYTES = 1024 * 1024
 _TRY_AGAIN_S = 1.0
+_MOST_FAILURES = 20
+_LONGEST_FAILURE = 300
+_OURS = "pulque."
 
 
-class _Decoder:
-    """Reads messages out of served records; those that cannot be read are left out.
+class Policies:
+    """The policies in force: what a group says, and the broker's settings for the rest.
 
-    A compressed batch is served whole for any of its messages, so the last one is kept.
+    Args:
+        settings: What groups told.
+        usual: For what they did not tell.
+        longest_delay_ms: No message waits for longer.
     """
 
-    def __init__(self, partition: PartitionName) -> None:
-        self._partition = partition
-        self._last: tuple[int, StoredBatch | None] = (-1, None)
+    def __init__(
+        self, settings: GroupsSettings, usual: RetryPolicy, longest_delay_ms: int
+    ) -> None:
+        self._settings = settings
+        self._usual = usual
+        self._longest_delay_ms = longest_delay_ms
 
-    def messages(self, records: Iterable[Buffer], first: int, end: int) -> Iterator[Message]:
-        """Yield the messages of sequences ``first..end``."""
-        data = b"".join(records)
-        at = 0
-        while at < len(data):
-            envelope = read_envelope(data, at)
-            if not isinstance(envelope, Envelope):
-                return
-            batch = self._batch(envelope, data[at + ENVELOPE_SIZE : at + envelope.size])
-            at += envelope.size
-            if batch is not None:
-                start = max(first - batch.first_sequence, 0)
-                for i in range(start, min(end - batch.first_sequence, len(batch))):
-                    yield Message(batch, i)
-
-    def _batch(self, envelope: Envelope, content: bytes) -> StoredBatch | None:
-        is_compressed = read_header(content).codec != Codec.NONE
-        if is_compressed and self._last[0] == envelope.offset:
-            return self._last[1]
-        batch: StoredBatch | None = None
-        with suppress(InvalidBatchError):
-            batch = StoredBatch(
-                content,
-                partition=self._partition,
-                first_sequence=envelope.first_sequence,
-                stored_at_ms=envelope.stored_at_ms,
-            )
-        if is_compressed:
-            self._last = envelope.offset, batch
-        return batch
+    def policy_of(self, group: Group, subject: Subject) -> RetryPolicy:
+        """Return what holds for a group and a subject. May be called from any thread."""
+        told, usual = self._settings.of(group, subject).retry, self._usual
+        delays_ms = told.delays_ms or usual.delays_ms
+        return RetryPolicy(
+            tuple(min(delay, self._longest_delay_ms) for delay in delays_ms),
+            told.jitter_percent / 100 if told.names_jitter else usual.jitter,
+            told.max_attempts or usual.max_attempts,
+        )
 
 
-def origins_of(
-    partition: PartitionName, batch: bytes
-) -> Iterator[tuple[PartitionName, Group, ConsumeSequence]]:
-    """Yield which deliveries the messages of a stored retry batch stem from."""
-    group = owner_of(partition)
-    if group is None:
-        return
+class Origin(NamedTuple):
+    """Which stored message a record of a group's partitions follows."""
+
+    partition: PartitionName
+    sequence: ConsumeSequence
+    due_ms: int
+    """When it was due, if it waited; else 0."""
+
+
+def origins_of(partition: PartitionName, batch: bytes) -> Iterator[Origin]:
+    """Yield which messages those of a stored batch follow, in a partition that a group owns."""
     stored = StoredBatch(
         batch, partition=partition, first_sequence=ConsumeSequence(0), stored_at_ms=0
     )
     for i in range(len(stored)):
-        name, _, sequence = Message(stored, i).headers.get(ORIGIN_HEADER, "").rpartition("/")
-        if name:
-            yield PartitionName(name), group, ConsumeSequence(int(sequence))
+        headers = Message(stored, i).headers
+        found = parse_position(headers.get(ORIGIN_HEADER, ""))
+        if found is not None:
+            yield Origin(*found, int(headers.get(DUE_HEADER, 0)))
 
 
 class Redeliverer:
-    """Performs redeliveries, one group after the other."""
+    """Performs redeliveries. Groups take turns, so that none waits for all of another's."""
 
     def __init__(
         self,
         state: BrokerState,
         around: Surroundings,
-        committer: Committer,
+        appender: Appender,
+        policy_of: PolicyOf,
+        *,
+        waits: Callable[[], None],
     ) -> None:
         self._engine = state.engine
         self._consumption = state.consumption
-        self._committer = committer
+        self._schedule = state.schedule
+        self._extractor = Extractor(state.engine)
+        self._appender = appender
+        self._policy_of = policy_of
+        self._waits = waits
+        """Called when something was put into a waiting partition."""
         self._clock = around.clock
         self._executor = around.executor
         self._warn = around.warn
-        self._effects: asyncio.Queue[Redeliver] = asyncio.Queue()
+        self._todo: dict[tuple[PartitionId, Group], deque[Redelivery]] = {}
+        self._has_work = asyncio.Event()
         self.redelivered = 0
+        self.died = 0
 
     def perform(self, effect: Redeliver) -> None:
         """Begin a redelivery."""
-        self._effects.put_nowait(effect)
+        todo = self._todo.setdefault((effect.partition, effect.group), deque())
+        todo.extend(effect.redeliveries)
+        self._has_work.set()
 
     async def run(self) -> None:
         """Perform redeliveries until cancelled."""
         while True:
-            for effect in self._together(await self._effects.get()):
-                wanted = sorted(effect.redeliveries, key=lambda r: r.sequence)
-                for at in range(0, len(wanted), _MOST_MESSAGES):
-                    await self._redeliver(effect, wanted[at : at + _MOST_MESSAGES])
+            while self._todo:
+                await self._take_turn()
+            self._has_work.clear()
+            await self._has_work.wait()
 
-    def _together(self, first: Redeliver) -> list[Redeliver]:
-        """Take what has come meanwhile, so that many small effects become a few large ones."""
-        effects = [first]
-        while len(effects) < _MOST_MESSAGES and not self._effects.empty():
-            effects.append(self._effects.get_nowait())
-        merged: dict[tuple[PartitionId, Group], dict[ConsumeSequence, Redelivery]] = {}
-        for effect in effects:
-            redeliveries = merged.setdefault((effect.partition, effect.group), {})
-            redeliveries.update((each.sequence, each) for each in effect.redeliveries)
-        return [Redeliver(*key, tuple(found.values())) for key, found in merged.items()]
+    async def _take_turn(self) -> None:
+        """Perform some redeliveries of the group whose turn it is."""
+        key = next(iter(self._todo))
+        todo = self._todo.pop(key)
+        some: dict[ConsumeSequence, Redelivery] = {}
+        while todo and len(some) < _MOST_MESSAGES:
+            each = todo.popleft()
+            some[each.sequence] = each
+        if todo:
+            self._todo[key] = todo  # at the end
+        await self._redeliver(*key, some)
 
-    async def _redeliver(self, effect: Redeliver, wanted: list[Redelivery]) -> None:
-        partition = self._engine.partitions.by_id[effect.partition]
+    async def _redeliver(
+        self, source: PartitionId, group: Group, wanted: Mapping[ConsumeSequence, Redelivery]
+    ) -> None:
+        partition = self._engine.partitions.by_id[source]
         loop = asyncio.get_running_loop()
-        level = level_of(partition.name)
-        target = retry_partition(subject_of(partition.name), effect.group, level)
         try:
             batches, missing = await loop.run_in_executor(
-                self._executor, self._pack, partition, target, wanted
+                self._executor, self._pack, partition, group, wanted
             )
         except StorageError as error:
             self._warn("redelivery_delayed", partition=partition.name, reason=str(error))
             await asyncio.sleep(_TRY_AGAIN_S)
-            self.perform(replace(effect, redeliveries=tuple(wanted)))
+            self.perform(Redeliver(source, group, tuple(wanted.values())))
             return
-        for batch, sequences in batches:
-            await self._append(effect, target, batch, sequences)
+        for packed in batches:
+            await self._append(source, group, packed)
         if missing:
             self._warn("redelivery_impossible", partition=partition.name, sequences=missing[:10])
-            self._consumption.redelivered(effect.partition, effect.group, missing)
+            self._consumption.redelivered(source, group, missing)
 
-    async def _append(
-        self,
-        effect: Redeliver,
-        target: PartitionName,
-        batch: bytes,
-        sequences: list[ConsumeSequence],
-    ) -> None:
-        """Append a retry batch; without room it waits until there is."""
-        while True:
-            try:
-                await self._append_once(effect, target, batch, sequences)
-            except StorageFullError as error:
-                self._warn("redelivery_delayed", partition=target, reason=str(error))
-                await asyncio.sleep(_TRY_AGAIN_S)
+    async def _append(self, source: PartitionId, group: Group, packed: Packed) -> None:
+        def written(appended: Appended) -> None:
+            self._consumption.redelivered(source, group, packed.sequences)
+            if packed.due_ms:
+                first = appended.entry.first_sequence
+                self._schedule.add(appended.partition.id, first, packed.due_ms)
+                self._waits()
+            elif is_dead(packed.target):
+                self.died += len(packed.sequences)
             else:
-                return
+                self.redelivered += len(packed.sequences)
 
-    async def _append_once(
-        self,
-        effect: Redeliver,
-        target: PartitionName,
-        batch: bytes,
-        sequences: list[ConsumeSequence],
-    ) -> None:
-        now_ms = self._clock.now_ms()
-        partition = self._engine.create_partition(target, now_ms, from_reserve=True)
-        appended = self._engine.append(
-            partition,
-            batch,
-            read_header(batch),
-            now_ms=now_ms,
-            wants_disk=False,
-            from_reserve=True,
-        )
-        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def done(_: Appended, error: PulqueError | None) -> None:
-            if error is None:
-                # At once, not when this task has its turn: no checkpoint may come between, or
-                # the messages would be redelivered once more after a restart.
-                self._consumption.redelivered(effect.partition, effect.group, sequences)
-                self.redelivered += len(sequences)
-            if written.done():
-                return
-            if error is None:
-                written.set_result(None)
-            else:
-                written.set_exception(error)
-
-        self._committer.submit(appended, done)
-        await written
+        await self._appender.append(packed.target, packed.batch, written)
 
     def _pack(
-        self, partition: Partition, target: PartitionName, wanted: list[Redelivery]
-    ) -> tuple[list[tuple[bytes, list[ConsumeSequence]]], list[ConsumeSequence]]:
-        """Return retry batches with what they hold, and what is not stored any more."""
-        batches = []
-        missing = {r.sequence for r in wanted}
-        reasons = {r.sequence: r for r in wanted}
-        packer, packed = BatchPacker(), list[ConsumeSequence]()
-        bodies = 0
-        for message in self._read(partition, wanted):
+        self, partition: Partition, group: Group, wanted: Mapping[ConsumeSequence, Redelivery]
+    ) -> tuple[list[Packed], list[ConsumeSequence]]:
+        """Return batches to be appended, and what is not stored any more."""
+        subject = subject_of(partition.name)
+        policy = self._policy_of(group, subject)
+        packing = Packing()
+        missing = set(wanted)
+        for message in self._extractor.messages(partition, sorted(wanted)):
+            redelivery = wanted[message.sequence]
             try:
-                _add(packer, message, partition.name, reasons[message.sequence])
+                self._add(packing, message, subject, group, redelivery, policy)
             except InvalidBatchError:
                 continue  # its producer packed nonsense, which no consumer could read either
             missing.discard(message.sequence)
-            packed.append(message.sequence)
-            bodies += len(message.body)
-            if bodies + packer.extra_size >= _MOST_BYTES:
-                batches.append((_encode(packer, target), packed))
-                packer, packed, bodies = BatchPacker(), [], 0
-        if packed:
-            batches.append((_encode(packer, target), packed))
-        return batches, sorted(missing)
+        return packing.batches(), sorted(missing)
 
-    def _read(self, partition: Partition, wanted: list[Redelivery]) -> Iterator[Message]:
-        """Yield the messages of ascending sequences, run by run."""
-        decoder = _Decoder(partition.name)
-        numbered = enumerate(r.sequence for r in wanted)
-        for _, run in groupby(numbered, key=lambda pair: pair[1] - pair[0]):
-            sequences = [sequence for _, sequence in run]
-            at, end = sequences[0], ConsumeSequence(sequences[-1] + 1)
-            while at < end:
-                span = self._engine.span(
-                    partition, at, max_messages=end - at, max_bytes=_MOST_BYTES, end=end
-                )
-                if not span.pieces:
-                    break
-                records = self._engine.read(partition, span)
-                yield from decoder.messages(records, span.first_sequence, span.end)
-                at = span.end
+    def _add(
+        self,
+        packing: Packing,
+        message: Message,
+        subject: Subject,
+        group: Group,
+        redelivery: Redelivery,
+        policy: RetryPolicy,
+    ) -> None:
+        batch, index = message.source()
+        failed = Failed(message.attempt, batch.id_of(index), message.expires_at_ms)
+        headers = headers_after(message, redelivery)
+        match decide(redelivery, failed, policy, self._clock.now_ms()):
+            case RetryNow(attempt):
+                target = retry_partition(subject, group, level_of(message.partition))
+                packing.add(target, message, headers=headers, attempt=attempt)
+            case RetryAt(attempt, due_ms):
+                target = wait_partition(subject, group, level_of(message.partition))
+                packing.add(target, message, headers=headers, attempt=attempt, due_ms=due_ms)
+            case DeadLetter(reason):
+                headers[DEAD_HEADER] = reason
+                target = dead_partition(subject, group)
+                packing.add(target, message, headers=headers, attempt=message.attempt)
 
 
-def _add(
-    packer: BatchPacker, message: Message, source: PartitionName, redelivery: Redelivery
-) -> None:
+def headers_after(message: Message, redelivery: Redelivery) -> dict[str, str]:
+    """Return the headers of a message after an attempt: where it comes from, and what failed."""
     headers = message.headers
-    headers[ORIGIN_HEADER] = f"{source}/{message.sequence}"
-    headers[REASON_HEADER] = redelivery.reason.replace("\0", " ")
-    batch, index = message.source()
-    packer.add_encoded(
-        message.body,
-        key=batch.part(index, Flag.KEYS),
-        order_key=batch.part(index, Flag.ORDER_KEYS),
-        tags=batch.part(index, Flag.TAGS),
-        headers=encode_headers(headers, is_system=True),
-        expires_at_ms=message.expires_at_ms,
-        created_at_ms=message.created_at_ms,
-        attempt=decide(redelivery, message.attempt).attempt,
-        message_id=batch.id_of(index),
-    )
+    if owner_of(message.partition) is None:
+        # Whoever sent it cannot have tried it before.
+        headers = {name: text for name, text in headers.items() if not name.startswith(_OURS)}
+    here = f"{message.partition}/{message.sequence}"
+    headers[ORIGIN_HEADER] = here
+    headers.setdefault(FIRST_HEADER, here)
+    headers.pop(DUE_HEADER, None)
+    if redelivery.is_failure:
+        reason = redelivery.reason.replace("\0", " ")
+        headers[REASON_HEADER] = reason
+        failure = f"{_instant(redelivery.at_ms)} {reason}"[:_LONGEST_FAILURE]
+        headers[f"{FAILED_HEADER}{message.attempt}"] = failure
+        failures = [name for name in headers if name.startswith(FAILED_HEADER)]
+        for name in failures[:-_MOST_FAILURES]:
+            del headers[name]
+    return headers
 
 
-def _encode(packer: BatchPacker, target: PartitionName) -> bytes:
-    return packer.encode(
-        seed=seed_of(target),
-        ids=b"\0" * (16 * len(packer)),
-        created_at_ms=0,
-        priority=level_of(target),
-    )
+def _instant(at_ms: int) -> str:
+    try:
+        shown = datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    except (OverflowError, ValueError, OSError):
+        return f"{at_ms}ms"
+    return shown.replace("+00:00", "Z")

@@ -15,8 +15,9 @@ from typing import Protocol
 
 import structlog
 
+from pulque.broker.appending import Appender
 from pulque.broker.commit import Committer
-from pulque.broker.config import BrokerSettings
+from pulque.broker.config import BrokerSettings, parse_delays
 from pulque.broker.groups import Registrar
 from pulque.broker.housekeeping import Housekeeper, Rhythm
 from pulque.broker.listener import LoggingListener
@@ -28,15 +29,17 @@ from pulque.broker.read import Browser
 from pulque.broker.receive import Receiver
 from pulque.broker.recovery import Recovered, recover
 from pulque.broker.requests import RequestHandler
-from pulque.broker.retry import Redeliverer
+from pulque.broker.retry import Policies, Redeliverer
 from pulque.broker.settle import Settler
 from pulque.broker.state import BrokerState, PullLimits, SendLimits, Surroundings
 from pulque.broker.status import status_report
+from pulque.broker.waiting import Releaser
 from pulque.clock import Clock, SystemClock
 from pulque.errors import ConfigError, PulqueError, StorageError
 from pulque.model.positions import Epoch, Tenure
 from pulque.net.server import ConnectionLimits, FrameServer
 from pulque.rules.lease import Leases
+from pulque.rules.retry import RetryPolicy
 from pulque.storage.files import FileSystem, OsFileSystem
 from pulque.storage.options import StorageOptions
 from pulque.storage.partitions import Partition
@@ -141,6 +144,7 @@ class Broker:
             self._parts.redeliverer.perform(effect)
         self._tasks = [
             asyncio.create_task(self._supervise(self._parts.redeliverer.run())),
+            asyncio.create_task(self._supervise(self._parts.releaser.run())),
             asyncio.create_task(self._supervise(self._housekeeper.run())),
         ]
         host, port = await self._listen()
@@ -177,6 +181,8 @@ class Broker:
             leases,
             Tenure(Epoch(0), engine.start_count),
             Places(engine.partitions.by_id.values()),
+            schedule=recovered.schedule,
+            dead=recovered.dead,
             max_partitions=settings.limits.max_partitions,
             max_subscriptions=settings.limits.max_subscriptions,
         )
@@ -194,8 +200,18 @@ class Broker:
             fail=self._fail,
             answered=self._write_out,
         )
-        redeliverer = Redeliverer(state, around, self._committer)
-        settler = Settler(state, self._clock, perform=redeliverer.perform)
+        appender = Appender(state, around, self._committer)
+        releaser = Releaser(state, around, appender)
+        policies = Policies(
+            state.consumption.settings, _retry_policy(settings), _longest_delay_ms(settings)
+        )
+        redeliverer = Redeliverer(state, around, appender, policies.policy_of, waits=releaser.wake)
+        settler = Settler(
+            state,
+            self._clock,
+            perform=redeliverer.perform,
+            longest_delay_ms=_longest_delay_ms(settings),
+        )
         self._parts = Parts(
             Receiver(state, around, self._committer, _send_limits(settings)),
             Puller(state, around, _pull_limits(settings), self._committer.sync_facts),
@@ -203,6 +219,7 @@ class Broker:
             Browser(state.engine, self._executor, _pull_limits(settings)),
             redeliverer,
             Registrar(state, around, self._committer),
+            releaser,
         )
         state.engine.partitions.watch(self._partition_added)
         self._housekeeper = Housekeeper(
@@ -215,6 +232,7 @@ class Broker:
             MAX_PAYLOAD,
             settings.limits.max_message,
             state.leases.lease_ms,
+            _longest_delay_ms(settings),
         )
         handler = RequestHandler(welcome, self._parts, state, self._clock, self._report)
         self._server = FrameServer(
@@ -337,6 +355,17 @@ def _pull_limits(settings: BrokerSettings) -> PullLimits:
         # One is left for checkpoints, indexes, retries and reads without a group.
         _READERS - 1,
     )
+
+
+def _retry_policy(settings: BrokerSettings) -> RetryPolicy:
+    retry, longest = settings.retry, _longest_delay_ms(settings)
+    delays_ms = tuple(min(_ms(delay), longest) for delay in parse_delays(retry.delays))
+    return RetryPolicy(delays_ms, retry.jitter_percent / 100, retry.attempts)
+
+
+def _longest_delay_ms(settings: BrokerSettings) -> int:
+    """No message may wait for so long that it is deleted meanwhile."""
+    return min(_ms(settings.retry.longest_delay), _ms(settings.storage.retention) // 2)
 
 
 def _rhythm(settings: BrokerSettings) -> Rhythm:

@@ -9,7 +9,7 @@ from pulque.model.actions import Action, ConsumerLost, NackedDelivery, Settled
 from pulque.model.names import ConsumerId, Group, effective_group, is_broadcast, parse_consumer_id
 from pulque.model.positions import PullSequence
 from pulque.rules.consumption import Effect, check_incarnation
-from pulque.wire.requests import Heartbeat, Settle
+from pulque.wire.requests import GROUP_DECIDES, Heartbeat, Settle
 from pulque.wire.responses import Beaten
 from pulque.wire.responses import Settled as SettledAnswer
 
@@ -28,6 +28,7 @@ class Settler:
         clock: Clock,
         *,
         perform: Callable[[Effect], None],
+        longest_delay_ms: int,
     ) -> None:
         self._state = state
         self._engine = state.engine
@@ -35,6 +36,7 @@ class Settler:
         self._leases = state.leases
         self._clock = clock
         self._perform = perform
+        self._longest_delay_ms = longest_delay_ms
         self.settled = 0
         self.nacked = 0
         self.lost = 0
@@ -63,6 +65,7 @@ class Settler:
                 f"{len(request.nacked)} nacked deliveries in one settle; "
                 f"at most {_MOST_NACKED} are allowed"
             )
+        self._check_delays(request)
         self._leases.renew(group, consumer, self._clock.monotonic_ms())
         sequences = tuple(n.sequence for n in request.nacked)
         first = found.check_settle(request.tenure, request.first, request.last, sequences)
@@ -80,6 +83,15 @@ class Settler:
         self.nacked += len(nacked)
         return SettledAnswer(found.settled)
 
+    def _check_delays(self, request: Settle) -> None:
+        longest = self._longest_delay_ms
+        for nacked in request.nacked:
+            if not GROUP_DECIDES <= nacked.delay_ms <= longest:
+                raise InvalidRequestError(
+                    f"a delay of {nacked.delay_ms} ms for delivery {nacked.sequence}; 0 to "
+                    f"{longest} are allowed, and {GROUP_DECIDES} leaves it to the group"
+                )
+
     def heartbeat(self, request: Heartbeat) -> Beaten:
         """Renew a lease, or take back what a leaving consumer holds.
 
@@ -91,7 +103,7 @@ class Settler:
         for subscription in self._consumption.subscriptions_of(group, consumer):
             check_incarnation(subscription, request.incarnation)
         if request.is_leaving:
-            self._lose(group, consumer, "the consumer left")
+            self._lose(group, consumer, "the consumer left", is_leaving=True)
             return Beaten(self._leases.lease_ms)
         self._leases.renew(group, consumer, self._clock.monotonic_ms())
         return Beaten(self._leases.lease_ms)
@@ -106,7 +118,9 @@ class Settler:
         reason = f"silent for {self._leases.lease_ms} ms"
         return {key: self._lose(*key, reason) for key in expired}
 
-    def _lose(self, group: Group, consumer: ConsumerId, reason: str) -> int:
+    def _lose(
+        self, group: Group, consumer: ConsumerId, reason: str, *, is_leaving: bool = False
+    ) -> int:
         lost = 0
         if is_broadcast(group):
             # There is nobody else for what it holds, and it goes on where it was.
@@ -115,7 +129,8 @@ class Settler:
         for subscription in self._consumption.subscriptions_of(group, consumer):
             if subscription.held_count:
                 lost += subscription.held_count
-                self._record(ConsumerLost(subscription.id, reason, self._clock.now_ms()))
+                now_ms = self._clock.now_ms()
+                self._record(ConsumerLost(subscription.id, reason, now_ms, is_leaving))
         self._leases.end(group, consumer)
         self.lost += lost
         return lost

@@ -7,13 +7,15 @@ from dataclasses import dataclass, field
 from pulque.broker.places import Places
 from pulque.clock import Clock
 from pulque.errors import NotAllowedError, PulqueError
-from pulque.model.actions import Action
+from pulque.model.actions import Action, DeadPurged
 from pulque.model.names import PartitionName
 from pulque.model.positions import Tenure
 from pulque.rules.consumption import Consumption, Effect
+from pulque.rules.dead import DeadLetters
 from pulque.rules.dedup import Dedup
 from pulque.rules.groups import GroupsSettings
 from pulque.rules.lease import Leases
+from pulque.rules.schedule import Schedule
 from pulque.storage.engine import Engine
 from pulque.storage.partitions import Partition
 
@@ -35,6 +37,10 @@ class BrokerState:
     """The epoch and the start that this broker hands out messages under."""
     places: Places = field(default_factory=lambda: Places(()))
     """Which partitions a subscription covers."""
+    schedule: Schedule = field(default_factory=Schedule)
+    """What waits for its next attempt."""
+    dead: DeadLetters = field(default_factory=DeadLetters)
+    """Which dead letters were dealt with."""
     max_partitions: int = 100_000
     max_subscriptions: int = 500_000
 
@@ -65,6 +71,8 @@ class BrokerState:
             StorageError: It is not in the log, so it did not happen.
         """
         self.engine.append_action(fact)
+        if isinstance(fact, DeadPurged):
+            self.dead.handle(fact)
         return self.consumption.handle(fact)
 
 

@@ -379,6 +379,7 @@ class Consumer:
         self._core.connected()
         self._connection = connection
         connection.on_lost = self._lost
+        self._core.limit_delays(connection.welcome.max_delay_ms)
         for settle in self._core.repeat_settles():
             self._post_settle(connection, settle)
         self._lease = connection.welcome.lease_ms / 1000

@@ -367,6 +367,7 @@ class Consumer:
         self._subscribe(connection)
         with self._lock:
             self._core.connected()
+            self._core.limit_delays(connection.welcome.max_delay_ms)
             buffers: list[bytes | memoryview] = []
             for settle in self._core.repeat_settles():
                 buffers += self._settle_frame(connection, settle)

@@ -20,7 +20,14 @@ from dataclasses import dataclass
 
 from pulque.client.holding import UNKNOWN, Subscription
 from pulque.client.kept import Finished, Kept, Progress, finish
-from pulque.client.received import NACKED, Hole, ReceivedBatch, ReceivedMessage, batches_of
+from pulque.client.received import (
+    ANY_DELAY_MS,
+    NACKED,
+    Hole,
+    ReceivedBatch,
+    ReceivedMessage,
+    batches_of,
+)
 from pulque.errors import (
     ErrorCode,
     PulqueError,
@@ -106,6 +113,11 @@ class IncomingCore:
         self._by_partition: dict[PartitionName, Subscription] = {}
         self._waiting: deque[ReceivedBatch] = deque()
         self._pull: Pull | None = None
+        self._max_delay_ms = ANY_DELAY_MS
+
+    def limit_delays(self, max_delay_ms: int) -> None:
+        """Take in the longest delay that the broker lets a nack ask for."""
+        self._max_delay_ms = max_delay_ms
 
     def subscribe(self, partitions: Iterable[PartitionName]) -> None:
         """Have these partitions pulled, too."""
@@ -260,6 +272,7 @@ class IncomingCore:
         for batch in batches_of(each.partition, delivered):
             self._leave_out(each, batch.pull_base + batch.start, delivered.tenure)
             each.expected += batch.end - batch.start
+            batch.max_delay_ms = self._max_delay_ms
             if self._filters(each.partition):
                 self._take_in_wanted(each, batch)
             else:
@@ -450,7 +463,7 @@ class IncomingCore:
             if tenure is not None and batch.tenure != tenure:
                 break
             tenure = batch.tenure
-            until = _limit_nacks(batch, batch.finished_until(), nacked)
+            until = self._limit_nacks(batch, batch.finished_until(), nacked)
             last = batch.pull_base + until - 1
             if until < batch.end:
                 break
@@ -468,17 +481,18 @@ class IncomingCore:
             tuple(nacked),
         )
 
-
-def _limit_nacks(batch: ReceivedBatch | Hole, until: int, nacked: list[Nacked]) -> int:
-    """Collect the nacked ones of ``settled..until``; return where the settle has to end."""
-    at = batch.states.find(NACKED, batch.settled, until)
-    while at >= 0:
-        if len(nacked) >= _MAX_NACKS:
-            return at
-        reason, delay_ms = batch.nacks[at]
-        nacked.append(Nacked(batch.pull_base + at, delay_ms, reason))
-        at = batch.states.find(NACKED, at + 1, until)
-    return until
+    def _limit_nacks(self, batch: ReceivedBatch | Hole, until: int, nacked: list[Nacked]) -> int:
+        """Collect the nacked ones of ``settled..until``; return where the settle has to end."""
+        at = batch.states.find(NACKED, batch.settled, until)
+        while at >= 0:
+            if len(nacked) >= _MAX_NACKS:
+                return at
+            reason, delay_ms = batch.nacks[at]
+            # The broker may allow less by now, and would refuse the whole settle.
+            delay_ms = min(delay_ms, self._max_delay_ms)
+            nacked.append(Nacked(batch.pull_base + at, delay_ms, reason))
+            at = batch.states.find(NACKED, at + 1, until)
+        return until
 
 
 def _finished(held: Iterable[ReceivedBatch | Hole]) -> Iterator[Finished]:

@@ -6,13 +6,17 @@ prefix of finished messages reaches.
 
 import copy
 from collections.abc import Iterator
+from datetime import timedelta
+from math import ceil
 
 from pulque.client.records import check_count, split_records
+from pulque.errors import UsageError
 from pulque.model.batch import Flag
 from pulque.model.groups import Filter
 from pulque.model.message import Message, StoredBatch
 from pulque.model.names import PartitionName
 from pulque.model.positions import ConsumeSequence, PullSequence, Tenure
+from pulque.wire.requests import GROUP_DECIDES
 from pulque.wire.responses import Delivered
 
 __all__ = ["ACKED", "NACKED", "OPEN", "Hole", "ReceivedBatch", "ReceivedMessage", "batches_of"]
@@ -20,8 +24,8 @@ __all__ = ["ACKED", "NACKED", "OPEN", "Hole", "ReceivedBatch", "ReceivedMessage"
 OPEN = 0
 ACKED = 1
 NACKED = 2
-GROUP_DECIDES = -1
-"""As the delay of a nack: what the group's settings say."""
+ANY_DELAY_MS = 2**62
+"""As the longest delay, until a broker says what it allows."""
 _MAX_REASON = 1000
 
 
@@ -35,9 +39,20 @@ class ReceivedBatch(StoredBatch):
         settled: Messages before this index are settled, or were never delivered.
         start: Messages before this index are handed out.
         lost: Ranges of indices that the broker gave to others.
+        max_delay_ms: The longest delay that a nack may ask for.
     """
 
-    __slots__ = ("end", "lost", "nacks", "pull_base", "settled", "start", "states", "tenure")
+    __slots__ = (
+        "end",
+        "lost",
+        "max_delay_ms",
+        "nacks",
+        "pull_base",
+        "settled",
+        "start",
+        "states",
+        "tenure",
+    )
 
     def __init__(  # noqa: PLR0913  # a stored batch, and what of it was delivered
         self,
@@ -65,6 +80,7 @@ class ReceivedBatch(StoredBatch):
         self.end = end
         self.tenure = tenure
         self.lost: tuple[range, ...] = ()
+        self.max_delay_ms = ANY_DELAY_MS
 
     def finished_until(self) -> int:
         """Return the index after the last of the finished ones that follow the settled ones."""
@@ -188,15 +204,21 @@ class ReceivedMessage(Message):
         """Say that it is done. Nothing happens if the broker gave it to another meanwhile."""
         self._batch.states[self._index] = ACKED
 
-    def nack(self, reason: str = "", *, delay: float | None = None) -> None:
+    def nack(self, reason: str = "", *, delay: float | timedelta | None = None) -> None:
         """Say that it could not be done, and is to be delivered again.
+
+        After the last attempt that the group allows it becomes a dead letter instead.
 
         Args:
             reason: Why; it is kept with the message.
-            delay: How many seconds to wait; None leaves it to the group.
+            delay: How long to wait, in seconds or as a timedelta; 0 is at once, and None leaves
+                it to the group's policy.
+
+        Raises:
+            UsageError: The delay is negative, no number, or longer than the broker allows.
         """
         batch = self._batch
-        delay_ms = GROUP_DECIDES if delay is None else max(0, int(delay * 1000))
+        delay_ms = _delay_ms_of(delay, batch.max_delay_ms)
         # The names of files may hold what is no UTF-8, and errors are full of such names.
         text = reason[:_MAX_REASON].encode(errors="backslashreplace").decode()
         batch.nacks[self._index] = (text, delay_ms)
@@ -220,3 +242,17 @@ class ReceivedMessage(Message):
     def pull_sequence(self) -> PullSequence:
         """Its ordinal among all deliveries of this partition to this consumer."""
         return PullSequence(self._batch.pull_base + self._index)
+
+
+def _delay_ms_of(delay: object, longest_ms: int) -> int:
+    if delay is None:
+        return GROUP_DECIDES
+    seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    # What is no number at all, NaN, compares to nothing.
+    if not is_number or not 0 <= seconds * 1000 <= longest_ms:  # type: ignore[operator]
+        raise UsageError(
+            f"a delay of {delay!r}; 0 to {longest_ms / 1000:g} seconds are allowed, also as a "
+            "timedelta, and None leaves it to the group"
+        )
+    return ceil(seconds * 1000)  # type: ignore[operator]

@@ -17,6 +17,7 @@ __all__ = [
     "ALL_OF_THEM",
     "Action",
     "ConsumerLost",
+    "DeadPurged",
     "GroupConfigured",
     "GroupOpened",
     "NackedDelivery",
@@ -105,6 +106,8 @@ class ConsumerLost:
     subscription: SubscriptionId
     reason: str
     at_ms: int
+    is_leaving: bool = False
+    """It handed back what it held: that is no failed attempt, and nobody has to wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +128,16 @@ class GroupConfigured:
     settings: GroupSettings
 
 
+@dataclass(frozen=True, slots=True)
+class DeadPurged:
+    """Somebody gave up dead letters ``first..last`` of a partition, those of before included."""
+
+    partition: PartitionId
+    first: ConsumeSequence
+    last: ConsumeSequence
+    at_ms: int
+
+
 Action = (
     GroupOpened
     | SubscriptionOpened
@@ -133,4 +146,5 @@ Action = (
     | ConsumerLost
     | GroupConfigured
     | PassedOver
+    | DeadPurged
 )

@@ -218,6 +218,13 @@ class Message:
         return 0
 
     @property
+    def due_at_ms(self) -> int:
+        """When it is to be delivered; 0 for at once."""
+        if self._batch.header.flags & Flag.DUE:
+            return self._batch.column("due_at_ms")[self._index]
+        return 0
+
+    @property
     def stored_at_ms(self) -> int:
         """When the broker stored it."""
         return self._batch.stored_at_ms

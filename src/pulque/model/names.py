@@ -27,8 +27,10 @@ __all__ = [
     "dead_partition",
     "effective_group",
     "is_broadcast",
+    "is_dead",
     "is_pattern",
     "is_retry",
+    "is_wait",
     "level_of",
     "level_partition",
     "owner_of",
@@ -175,6 +177,16 @@ def dead_partition(subject: Subject, group: Group, level: int = DEFAULT_LEVEL) -
 def is_retry(partition: PartitionName) -> bool:
     """Say whether redeliveries are pulled from a partition."""
     return partition.startswith("%retry%")
+
+
+def is_wait(partition: PartitionName) -> bool:
+    """Say whether redeliveries wait in a partition until they are due."""
+    return partition.startswith("%wait%")
+
+
+def is_dead(partition: PartitionName) -> bool:
+    """Say whether a partition holds dead letters."""
+    return partition.startswith("%dead%")
 
 
 def subject_of(partition: PartitionName) -> Subject:

@@ -149,6 +149,7 @@ class BatchPacker:
         created_at_ms: int = 0,
         attempt: int = 1,
         message_id: bytes = b"",
+        due_at_ms: int = 0,
     ) -> None:
         """Add a message whose parts are encoded already, such as one taken out of a batch.
 
@@ -170,6 +171,8 @@ class BatchPacker:
             self._append("created_at_ms", created_at_ms, before, 0)
         if attempt != 1:
             self._append("attempt", min(attempt, MAX_ATTEMPT), before, 1)
+        if due_at_ms:
+            self._append("due_at_ms", due_at_ms, before, 0)
         if message_id:
             self._append("id", message_id, before, b"")
         self.extra_size += len(key) + len(order_key) + len(tags) + len(headers)
@@ -244,7 +247,7 @@ class BatchPacker:
         """Return flags, tag union, visible columns after ``size``, and record columns."""
         if not self._columns:
             return 0, 0, [], [ids]
-        flags = 0
+        flags = int(Flag.DUE) if "due_at_ms" in self._columns else 0
         tag_union, visible = self._encode_visible(count)
         own_ids = self._filled("id", b"")
         if own_ids is not None:
@@ -274,6 +277,9 @@ class BatchPacker:
             visible.append(_column(count, "Q").pack(*bits))
         if keys is not None:
             visible.append(_column(count, "I").pack(*map(google_crc32c.value, keys)))
+        dues = self._filled("due_at_ms", 0)
+        if dues is not None:
+            visible.append(_column(count, "q").pack(*dues))
         return tag_union, visible
 
     def _encode_data(self) -> tuple[bytes, list[int]]:

@@ -13,6 +13,7 @@ from pulque.errors import FencedError
 from pulque.model.actions import (
     Action,
     ConsumerLost,
+    DeadPurged,
     GroupConfigured,
     GroupOpened,
     PassedOver,
@@ -40,11 +41,15 @@ class Redelivery:
     delay_ms: int
     """How long to wait before; -1 leaves it to the group's policy."""
     reason: str
+    at_ms: int = 0
+    """When it failed, or was handed back."""
+    is_failure: bool = True
+    """Whether it counts as an attempt; not if it was handed back unread."""
 
 
 @dataclass(frozen=True, slots=True)
 class Redeliver:
-    """Append these messages to the group's retry partition, each once."""
+    """See to it that these messages come to their group again, or are kept as dead, each once."""
 
     partition: PartitionId
     group: Group
@@ -62,7 +67,7 @@ class GroupState:
     def __init__(self, next_sequence: ConsumeSequence) -> None:
         self.next_sequence = next_sequence
         self.pending: dict[ConsumeSequence, Redelivery] = {}
-        """Messages to be redelivered that are not yet in the retry partition."""
+        """Messages to be redelivered of which the message log does not tell yet."""
 
 
 class Consumption:
@@ -78,7 +83,8 @@ class Consumption:
         """What differs from the last checkpoint."""
         self._by_consumer: dict[tuple[PartitionId, Group, ConsumerId], Subscription] = {}
         self._of_consumer: dict[tuple[Group, ConsumerId], list[Subscription]] = {}
-        self._redelivered: set[tuple[PartitionId, Group, ConsumeSequence]] = set()
+        self._redelivered: dict[tuple[PartitionId, Group, ConsumeSequence], int] = {}
+        """Redeliveries in the log for which the fact is yet to come, with how many times."""
         self._next_id = 1
 
     # -- questions ---------------------------------------------------------------------------
@@ -137,7 +143,9 @@ class Consumption:
 
     # -- facts -------------------------------------------------------------------------------
 
-    def handle(self, action: Action) -> list[Effect]:
+    def handle(  # one case per fact
+        self, action: Action
+    ) -> list[Effect]:
         """Take in one fact; return the effects it calls for, in order."""
         match action:
             case Pulled():
@@ -151,13 +159,15 @@ class Consumption:
             case GroupOpened() | PassedOver() | GroupConfigured():
                 self._group_told(action)
                 return []
+            case DeadPurged():
+                return []  # no group's business: DeadLetters takes it
             case _:
                 assert_never(action)
 
     def redelivered(
         self, partition: PartitionId, group: Group, sequences: Iterable[ConsumeSequence]
     ) -> None:
-        """Take note that messages are in the retry partition."""
+        """Take note that the log has what became of messages."""
         state = self.groups.get((partition, group))
         if state is not None:
             for sequence in sequences:
@@ -167,12 +177,23 @@ class Consumption:
     def remember_redelivered(
         self, partition: PartitionId, group: Group, sequences: Iterable[ConsumeSequence]
     ) -> None:
-        """Take note, before a replay, of messages that the log shows in the retry partition."""
-        self._redelivered.update((partition, group, s) for s in sequences)
-        self.redelivered(partition, group, self.pending_of(partition, group) & set(sequences))
+        """Take note, before a replay, of messages that the log shows to be redelivered.
+
+        One that the checkpoint has pending was called for before it. Any other is called for by
+        a fact of the replay, and one such fact is done with it: a group that was reset may be
+        handed a message again, and then nack it again.
+        """
+        pending = self.pending_of(partition, group)
+        self.redelivered(partition, group, pending.intersection(sequences))
+        for sequence in sequences:
+            if sequence in pending:
+                pending.discard(sequence)
+            else:
+                key = (partition, group, sequence)
+                self._redelivered[key] = self._redelivered.get(key, 0) + 1
 
     def pending_of(self, partition: PartitionId, group: Group) -> set[ConsumeSequence]:
-        """Return the messages that must yet be put into the retry partition."""
+        """Return the messages that must yet be redelivered."""
         state = self.groups.get((partition, group))
         return set() if state is None else set(state.pending)
 
@@ -297,7 +318,7 @@ class Consumption:
         if subscription is None or action.last < subscription.settled:
             return []
         redeliveries = [
-            Redelivery(sequence, nacked.delay_ms, nacked.reason)
+            Redelivery(sequence, nacked.delay_ms, nacked.reason, action.at_ms)
             for sequence, nacked in subscription.sequences_of(action.nacked)
         ]
         subscription.settle(action.last)
@@ -309,7 +330,13 @@ class Consumption:
         if subscription is None:
             return []
         redeliveries = [
-            Redelivery(ConsumeSequence(held.first_sequence + i), -1, action.reason)
+            Redelivery(
+                ConsumeSequence(held.first_sequence + i),
+                -1,
+                action.reason,
+                action.at_ms,
+                not action.is_leaving,
+            )
             for held in subscription.held
             for i in range(held.length)
         ]
@@ -322,7 +349,7 @@ class Consumption:
     ) -> list[Effect]:
         partition, group = subscription.partition, subscription.group
         wanted = tuple(
-            r for r in redeliveries if (partition, group, r.sequence) not in self._redelivered
+            r for r in redeliveries if not self._is_redelivered((partition, group, r.sequence))
         )
         if not wanted:
             return []
@@ -330,6 +357,13 @@ class Consumption:
         state.pending.update((r.sequence, r) for r in wanted)
         self.changed_groups.add((partition, group))
         return [Redeliver(partition, group, wanted)]
+
+    def _is_redelivered(self, key: tuple[PartitionId, Group, ConsumeSequence]) -> bool:
+        """Say whether the log has a redelivery already, for which this is the fact."""
+        times = self._redelivered.pop(key, 0)
+        if times > 1:
+            self._redelivered[key] = times - 1
+        return bool(times)
 
 
 def _is_about(action: SubscriptionOpened, found: Subscription) -> bool:

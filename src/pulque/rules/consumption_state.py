@@ -22,7 +22,7 @@ __all__ = ["encode_changes", "load_state"]
 _GROUP_KEY = Struct("<1sI")
 _GROUP = Struct("<QI")
 _SETTINGS_KEY = Struct("<1sB")
-_PENDING = Struct("<QqH")
+_PENDING = Struct("<Qqq?H")
 _SUBSCRIPTION_KEY = Struct("<1sI")
 _SUBSCRIPTION = Struct("<IQQQQQBBI")
 _HELD = Struct("<IIQQII")
@@ -76,7 +76,8 @@ def _encode_group(state: GroupState) -> bytes:
     parts = [_GROUP.pack(state.next_sequence, len(state.pending))]
     for each in state.pending.values():
         reason = each.reason.encode()[:1000]
-        parts += (_PENDING.pack(each.sequence, each.delay_ms, len(reason)), reason)
+        head = (each.sequence, each.delay_ms, each.at_ms, each.is_failure, len(reason))
+        parts += (_PENDING.pack(*head), reason)
     return b"".join(parts)
 
 
@@ -85,10 +86,10 @@ def _decode_group(value: bytes) -> GroupState:
     state = GroupState(ConsumeSequence(next_sequence))
     at = _GROUP.size
     for _ in range(count):
-        sequence, delay_ms, size = _PENDING.unpack_from(value, at)
+        sequence, delay_ms, at_ms, is_failure, size = _PENDING.unpack_from(value, at)
         at += _PENDING.size
         reason = value[at : at + size].decode(errors="replace")
-        state.pending[sequence] = Redelivery(sequence, delay_ms, reason)
+        state.pending[sequence] = Redelivery(sequence, delay_ms, reason, at_ms, is_failure)
         at += size
     return state
 

@@ -26,6 +26,7 @@ from pulque.errors import StorageError, UsageError
 from pulque.model.actions import (
     Action,
     ConsumerLost,
+    DeadPurged,
     GroupConfigured,
     GroupOpened,
     NackedDelivery,
@@ -53,11 +54,13 @@ _SUBSCRIPTION = Struct("<BIIQBB")
 _PULLED = Struct("<BIIIQQIqI")
 _SETTLED = Struct("<BIQQqH")
 _NACKED = Struct("<QqH")
-_LOST = Struct("<BIqH")
+_LOST = Struct("<BIq?H")
 _MARK = Struct("<BQ")
 _CONFIGURED = Struct("<BBB")
+_PURGED = Struct("<BIQQq")
 _GROUP_TYPE, _SUBSCRIPTION_TYPE, _PULLED_TYPE, _SETTLED_TYPE, _LOST_TYPE, _MARK_TYPE = range(1, 7)
 _CONFIGURED_TYPE, _PASSED_TYPE = 7, 8
+_PURGED_TYPE = 10
 _LARGEST = 16 * 1024 * 1024
 _MAX_REASON = 1000
 _MOST_SETTINGS = 256 * 1024
@@ -67,7 +70,7 @@ _SEARCHED_FIRST = 256
 _SEARCHED_AT_ONCE = 1024 * 1024
 
 
-def encode_action(action: Action) -> bytes:  # noqa: PLR0911  # one for each kind
+def encode_action(action: Action) -> bytes:  # noqa: C901, PLR0911  # one case per fact
     """Return a fact as bytes: its type and its fields. Reasons are cut to 1,000 bytes."""
     match action:
         case Pulled(subscription, tenure, first_pull, first_sequence, count, at_ms, matched):
@@ -84,9 +87,9 @@ def encode_action(action: Action) -> bytes:  # noqa: PLR0911  # one for each kin
         case Settled(subscription, first, last, nacked, at_ms):
             head = _SETTLED.pack(_SETTLED_TYPE, subscription, first, last, at_ms, len(nacked))
             return head + b"".join(map(_encode_nacked, nacked))
-        case ConsumerLost(subscription, reason, at_ms):
+        case ConsumerLost(subscription, reason, at_ms, is_leaving):
             text = reason.encode()[:_MAX_REASON]
-            return _LOST.pack(_LOST_TYPE, subscription, at_ms, len(text)) + text
+            return _LOST.pack(_LOST_TYPE, subscription, at_ms, is_leaving, len(text)) + text
         case GroupOpened(partition, group, next_sequence):
             name = group.encode()
             return _GROUP.pack(_GROUP_TYPE, partition, next_sequence, len(name)) + name
@@ -103,6 +106,8 @@ def encode_action(action: Action) -> bytes:  # noqa: PLR0911  # one for each kin
             names = group.encode(), subject.encode()
             head = _CONFIGURED.pack(_CONFIGURED_TYPE, *map(len, names))
             return head + b"".join(names) + encode_settings(settings)
+        case DeadPurged(partition, first, last, at_ms):
+            return _PURGED.pack(_PURGED_TYPE, partition, first, last, at_ms)
 
 
 def decode_action(data: bytes) -> Action:
@@ -117,7 +122,7 @@ def decode_action(data: bytes) -> Action:
         raise ValueError(f"a fact of type {data[0]} has not its whole length") from problem
 
 
-def _decode_action(data: bytes) -> Action:  # noqa: PLR0911  # one for each kind
+def _decode_action(data: bytes) -> Action:  # noqa: C901, PLR0911  # one case per fact
     match data[0]:
         case 3:
             _, subscription, epoch, start, *fields = _PULLED.unpack(data)
@@ -127,9 +132,9 @@ def _decode_action(data: bytes) -> Action:  # noqa: PLR0911  # one for each kind
             nacked = tuple(_decode_nacked(data, _SETTLED.size, count))
             return Settled(subscription, first, last, nacked, at_ms)
         case 5:
-            _, subscription, at_ms, size = _LOST.unpack_from(data)
-            text = data[_LOST.size : _LOST.size + size]
-            return ConsumerLost(subscription, text.decode(errors="replace"), at_ms)
+            _, subscription, at_ms, is_leaving, size = _LOST.unpack_from(data)
+            text = data[_LOST.size : _LOST.size + size].decode(errors="replace")
+            return ConsumerLost(subscription, text, at_ms, is_leaving)
         case 1:
             _, partition, sequence, size = _GROUP.unpack_from(data)
             group = data[_GROUP.size : _GROUP.size + size].decode()
@@ -152,6 +157,8 @@ def _decode_action(data: bytes) -> Action:  # noqa: PLR0911  # one for each kind
             _, partition, sequence, size = _GROUP.unpack_from(data)
             group = data[_GROUP.size : _GROUP.size + size].decode()
             return PassedOver(partition, Group(group), sequence)
+        case 10:
+            return DeadPurged(*_PURGED.unpack(data)[1:])
         case kind:
             raise ValueError(f"a fact of type {kind} is unknown")
 
@@ -483,6 +490,7 @@ def _limits() -> tuple[np.ndarray, np.ndarray]:
         (_MARK_TYPE, _MARK.size, 0),
         (_CONFIGURED_TYPE, _CONFIGURED.size, _MOST_SETTINGS),
         (_PASSED_TYPE, _GROUP.size, 255),
+        (_PURGED_TYPE, _PURGED.size, 0),
     ):
         least[kind], most[kind] = size, size + more
     return least, most

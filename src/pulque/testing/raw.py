@@ -313,9 +313,13 @@ class RawConnection:
         first: int | None = None,
         last: int | None = None,
         nacked: Mapping[int, str] | None = None,
+        delay_ms: int = 0,
         tenure: Tenure | None = None,
     ) -> Settled:
-        """Settle a run, or the part ``first..last`` of it; ``nacked`` gives reasons."""
+        """Settle a run, or the part ``first..last`` of it; ``nacked`` gives reasons.
+
+        What is nacked comes again at once, unless ``delay_ms`` says otherwise.
+        """
         request = Settle(
             run.partition,
             group,
@@ -324,7 +328,7 @@ class RawConnection:
             run.tenure if tenure is None else tenure,
             run.first_pull if first is None else first,
             run.last_pull if last is None else last,
-            tuple(Nacked(pull, -1, reason) for pull, reason in (nacked or {}).items()),
+            tuple(Nacked(pull, delay_ms, reason) for pull, reason in (nacked or {}).items()),
         )
         return await self.ask(request, Settled)
 

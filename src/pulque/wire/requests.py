@@ -20,6 +20,7 @@ from pulque.wire.opcodes import Opcode
 __all__ = [
     "EARLIEST",
     "FROM_SETTLED",
+    "GROUP_DECIDES",
     "LATEST",
     "Acks",
     "Heartbeat",
@@ -49,6 +50,8 @@ FROM_SETTLED = -1
 """As the expected pull sequence: whatever follows what I settled."""
 NO_TIME = -1
 """As an instant: not asked for."""
+GROUP_DECIDES = -1
+"""As the delay of a nack: what the group's policy says."""
 
 
 class Acks(IntEnum):

@@ -48,7 +48,7 @@ class Welcome:
     """The answer to ``Hello``."""
 
     opcode: ClassVar[Opcode] = Opcode.HELLO
-    _form: ClassVar[Struct] = Struct("<BIIIII")
+    _form: ClassVar[Struct] = Struct("<BIIIIIQ")
 
     version: int
     """The protocol version that both sides speak from now on."""
@@ -62,6 +62,8 @@ class Welcome:
     """The largest message that it takes."""
     lease_ms: int
     """How long a consumer may be silent."""
+    max_delay_ms: int
+    """The longest delay that a nack may ask for."""
 
     def write(self, to: Writer) -> None:
         """Append the fields."""
@@ -72,15 +74,16 @@ class Welcome:
             self.max_payload,
             self.max_message,
             self.lease_ms,
+            self.max_delay_ms,
         )
         to.text(self.broker)
 
     @classmethod
     def read(cls, source: Reader) -> Self:
         """Take the fields."""
-        version, epoch, start, payload, message, lease_ms = source.unpack(cls._form)
+        version, epoch, start, *limits = source.unpack(cls._form)
         tenure = Tenure(Epoch(epoch), StartCount(start))
-        return cls(version, source.text(), tenure, payload, message, lease_ms)
+        return cls(version, source.text(), tenure, *limits)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from pulque.broker.appending import Appender
 from pulque.broker.commit import Committer
 from pulque.broker.groups import Registrar
 from pulque.broker.housekeeping import Housekeeper, Rhythm
@@ -18,6 +19,7 @@ from pulque.broker.recovery import recover
 from pulque.broker.retry import Redeliverer
 from pulque.broker.settle import Settler
 from pulque.broker.state import BrokerState, PullLimits, SendLimits, Surroundings
+from pulque.broker.waiting import Releaser
 from pulque.errors import PulqueError, StorageFullError
 from pulque.model.actions import (
     GroupOpened,
@@ -31,6 +33,7 @@ from pulque.model.batch import read_header
 from pulque.model.names import ConsumerId, Group, PartitionName
 from pulque.model.positions import ConsumeSequence, Epoch, PullSequence, StartCount, Tenure
 from pulque.rules.lease import Leases
+from pulque.rules.retry import RetryPolicy
 from pulque.storage.listener import SilentListener
 from pulque.storage.message_log import Appended
 from pulque.storage.options import StorageOptions
@@ -62,15 +65,20 @@ async def workshop() -> AsyncIterator[Workshop]:
     committer = Committer(
         engine, sync_interval_s=60, wake=print, fail=print, answered=lambda: None
     )
-    redeliverer = Redeliverer(state, around, committer)
+    appender = Appender(state, around, committer)
+    releaser = Releaser(state, around, appender)
+    redeliverer = Redeliverer(
+        state, around, appender, lambda _group, _subject: RetryPolicy(), waits=releaser.wake
+    )
     limits = PullLimits(100, 1000, 100)
     parts = Parts(
         Receiver(state, around, committer, SendLimits(1000, 1000, 1000)),
         Puller(state, around, limits, committer.sync_facts),
-        Settler(state, clock, perform=redeliverer.perform),
+        Settler(state, clock, perform=redeliverer.perform, longest_delay_ms=1000),
         Browser(engine, executor, limits),
         redeliverer,
         Registrar(state, around, committer),
+        releaser,
     )
     rhythm = Rhythm(10, 1000, 1000, 10**9, None)
     yield Workshop(files, state, committer, Housekeeper(state, around, parts, committer, rhythm))

@@ -13,6 +13,8 @@ from tests.unit.broker.running import Running, Start, numbered
 
 RETRY = "%retry%orders%g"
 LEASE_MS = 30_000
+AT_ONCE = {"delays": "0s"}
+"""For tests of what is retried, not of when."""
 
 
 async def pull_retries(raw: RawConnection, count: int, consumer: str = "c2") -> Handed:
@@ -113,7 +115,7 @@ async def test_what_a_silent_consumer_held_comes_to_others_and_nobody_is_rewound
     start: Start,
 ) -> None:
     clock = ManualClock()
-    raw = await (await start(clock=clock)).connect()
+    raw = await (await start(clock=clock, retry=AT_ONCE)).connect()
     await raw.send("orders", numbered(6))
     dead = await raw.pull("orders", consumer="dead", max_messages=4)
     await raw.settle(dead.runs[0], consumer="dead", last=0)
@@ -160,7 +162,7 @@ async def test_a_consumer_that_is_heard_of_in_any_way_keeps_what_it_holds(start:
 
 async def test_a_twin_that_is_fenced_off_does_not_keep_its_successors_lease(start: Start) -> None:
     clock = ManualClock()
-    running = await start(clock=clock)
+    running = await start(clock=clock, retry=AT_ONCE)
     raw = await running.connect()
     await raw.send("orders", numbered(2))
     await raw.pull("orders", incarnation=2)
@@ -258,7 +260,7 @@ async def test_a_lease_begins_anew_when_the_broker_starts(running: Running, star
     await running.close()
     clock = ManualClock()
 
-    again = await start(clock=clock)
+    again = await start(clock=clock, retry=AT_ONCE)
     raw = await again.connect()
     clock.advance(LEASE_MS)
     await again.house_kept()

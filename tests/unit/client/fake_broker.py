@@ -313,6 +313,7 @@ class FakeBroker(BrokerModel):
         self.fault: Fault | None = None
         self.max_message = max_message
         self.lease_ms = lease_ms
+        self.max_delay_ms = 3_600_000
         self._peers: set[socket.socket] = set()
         self._is_closed = False
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -466,7 +467,13 @@ class FakeBroker(BrokerModel):
         match request:
             case requests.Hello():
                 return responses.Welcome(
-                    1, "fake", self.tenure, MAX_PAYLOAD, self.max_message, self.lease_ms
+                    1,
+                    "fake",
+                    self.tenure,
+                    MAX_PAYLOAD,
+                    self.max_message,
+                    self.lease_ms,
+                    self.max_delay_ms,
                 )
             case requests.Route(subject):
                 where = PartitionRoute(PartitionName(subject), "fake", "127.0.0.1", self.port)

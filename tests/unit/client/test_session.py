@@ -23,7 +23,7 @@ from pulque.wire.responses import (
 
 
 def welcome(version: int = 1) -> Welcome:
-    return Welcome(version, "b", Tenure(Epoch(9), StartCount(1)), MAX_PAYLOAD, 100, 30_000)
+    return Welcome(version, "b", Tenure(Epoch(9), StartCount(1)), MAX_PAYLOAD, 100, 30_000, 60_000)
 
 
 def feed(session: Session, data: bytes) -> None:

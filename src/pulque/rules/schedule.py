@@ -1,0 +1,200 @@
+"""What waits until when: a compact index from due times to messages.
+
+The messages themselves lie in waiting partitions; the index holds their sequences and nothing
+else, by partition and *tick*, a tenth of a second. A due time is rounded up to its tick, so that
+nothing is ever early::
+
+    tick 17_000_000_123   partition 4   [881, 882, 907, …]   8 bytes each, ascending
+    tick 17_000_000_123   partition 9   [12]
+    tick 17_000_000_160   partition 4   [883, 884]
+
+It is derived: from the due times that waiting partitions are stored with, and from the records
+that say which of them are through. What is due stays in the index until such a record is in the
+log, so that a checkpoint in between forgets nothing.
+"""
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from heapq import heappop, heappush
+from struct import Struct
+from typing import NamedTuple
+
+from pulque.model.positions import ConsumeSequence, PartitionId
+
+__all__ = ["TICK_MS", "Due", "Schedule"]
+
+TICK_MS = 100
+_KEY = Struct("<1sIQ")
+_PREFIX = b"w"
+_Key = tuple[PartitionId, int]
+"""Partition and tick."""
+
+
+class Due(NamedTuple):
+    """Messages of one partition whose time has come."""
+
+    partition: PartitionId
+    due_ms: int
+    """When, rounded up to a tick."""
+    sequences: list[ConsumeSequence]
+    """In ascending order."""
+
+
+class Schedule:
+    """All that waits. Fed with every stored batch, live and in replay."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[_Key, array[int]] = {}
+        self._counts: dict[PartitionId, int] = {}
+        self._ticks: list[tuple[int, PartitionId]] = []
+        """A heap of what is not due yet."""
+        self._queued: set[tuple[int, PartitionId]] = set()
+        """What is in the heap; a bucket that is gone may still be."""
+        self._ready: dict[PartitionId, list[int]] = {}
+        """Heaps of the ticks that are due. Partitions take turns, so that none waits for all."""
+        self._changed: set[_Key] = set()
+
+    def __len__(self) -> int:
+        return sum(self._counts.values())
+
+    def waiting_in(self, partition: PartitionId) -> int:
+        """Return how many messages of a partition wait."""
+        return self._counts.get(partition, 0)
+
+    def add(
+        self, partition: PartitionId, first_sequence: ConsumeSequence, due_ms: Iterable[int]
+    ) -> None:
+        """Take note of messages that follow each other in a partition, by their due times."""
+        changed: set[int] = set()
+        sequence = int(first_sequence)
+        for due in due_ms:
+            tick = _tick_of(due)
+            bucket = self._buckets.get((partition, tick))
+            if bucket is None:
+                bucket = self._new_bucket(partition, tick)
+            if bucket and bucket[-1] >= sequence:
+                self._insert(partition, bucket, sequence)
+            else:
+                bucket.append(sequence)
+                self._counts[partition] = self._counts.get(partition, 0) + 1
+            changed.add(tick)
+            sequence += 1
+        self._changed.update((partition, tick) for tick in changed)
+
+    def due(self, now_ms: int, most: int) -> Due | None:
+        """Return some messages whose time has come, of one partition; None if there are none.
+
+        The next call looks at the next partition first. Messages come until they are removed.
+        """
+        last = now_ms // TICK_MS
+        while self._ticks and self._ticks[0][0] <= last:
+            tick, partition = heappop(self._ticks)
+            self._queued.discard((tick, partition))
+            if (partition, tick) in self._buckets:
+                heappush(self._ready.setdefault(partition, []), tick)
+        while self._ready:
+            partition = next(iter(self._ready))
+            ticks = self._ready.pop(partition)
+            while ticks and (partition, ticks[0]) not in self._buckets:
+                heappop(ticks)
+            if ticks:
+                self._ready[partition] = ticks  # at the end: the others come first
+                found = self._buckets[partition, ticks[0]][:most]
+                return Due(partition, ticks[0] * TICK_MS, [ConsumeSequence(s) for s in found])
+        return None
+
+    def next_due_ms(self) -> int | None:
+        """Return when something is due next; it may be past."""
+        while self._ticks and self._ticks[0][::-1] not in self._buckets:
+            self._queued.discard(heappop(self._ticks))
+        ready = [
+            tick
+            for partition, ticks in self._ready.items()
+            for tick in ticks
+            if (partition, tick) in self._buckets
+        ]
+        ticks = ready + [tick for tick, _ in self._ticks[:1]]
+        return min(ticks) * TICK_MS if ticks else None
+
+    def remove(
+        self, partition: PartitionId, due_ms: int, sequences: Sequence[ConsumeSequence]
+    ) -> None:
+        """Take note that messages are through, which are due at the same time."""
+        key = (partition, _tick_of(due_ms))
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            return
+        before = len(bucket)
+        if bucket[: len(sequences)] == array("Q", sequences):
+            del bucket[: len(sequences)]
+        else:
+            gone = set(sequences)
+            bucket[:] = array("Q", (s for s in bucket if s not in gone))
+        self._shrunk(key, bucket, before)
+
+    def clip(self, ends: Mapping[PartitionId, ConsumeSequence]) -> bool:
+        """Forget what lies beyond the recovered end of its partition, or in one that is gone.
+
+        Returns:
+            Whether anything was forgotten.
+        """
+        is_changed = False
+        for key, bucket in list(self._buckets.items()):
+            before = len(bucket)
+            del bucket[bisect_left(bucket, ends.get(key[0], 0)) :]
+            if len(bucket) < before:
+                is_changed = True
+                self._shrunk(key, bucket, before)
+        return is_changed
+
+    def encode_changes(self) -> dict[bytes, bytes | None]:
+        """Return what changed since the last call, for a checkpoint."""
+        changes: dict[bytes, bytes | None] = {}
+        for key in self._changed:
+            bucket = self._buckets.get(key)
+            changes[_KEY.pack(_PREFIX, *key)] = None if bucket is None else bucket.tobytes()
+        self._changed = set()
+        return changes
+
+    def load(self, state: Mapping[bytes, bytes]) -> None:
+        """Take in what a checkpoint holds."""
+        for name, value in state.items():
+            if name[:1] == _PREFIX and len(name) == _KEY.size:
+                _, number, tick = _KEY.unpack(name)
+                partition = PartitionId(number)
+                bucket = self._new_bucket(partition, tick)
+                bucket.frombytes(value)
+                self._counts[partition] = self._counts.get(partition, 0) + len(bucket)
+
+    def buckets(self) -> Iterator[Due]:
+        """Yield all that waits."""
+        for (partition, tick), bucket in self._buckets.items():
+            yield Due(partition, tick * TICK_MS, [ConsumeSequence(s) for s in bucket])
+
+    def _new_bucket(self, partition: PartitionId, tick: int) -> "array[int]":
+        bucket = self._buckets[partition, tick] = array("Q")
+        if (tick, partition) not in self._queued:
+            self._queued.add((tick, partition))
+            heappush(self._ticks, (tick, partition))
+        return bucket
+
+    def _insert(self, partition: PartitionId, bucket: "array[int]", sequence: int) -> None:
+        """Add what does not come in order; what is there already is not added again."""
+        at = bisect_left(bucket, sequence)
+        if bucket[at] != sequence:
+            bucket.insert(at, sequence)
+            self._counts[partition] += 1
+
+    def _shrunk(self, key: _Key, bucket: "array[int]", before: int) -> None:
+        partition = key[0]
+        self._counts[partition] -= before - len(bucket)
+        if not self._counts[partition]:
+            del self._counts[partition]
+        if not bucket:
+            del self._buckets[key]
+        self._changed.add(key)
+
+
+def _tick_of(due_ms: int) -> int:
+    return max(-(-due_ms // TICK_MS), 0)

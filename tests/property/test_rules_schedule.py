@@ -1,0 +1,122 @@
+"""The due index against a model that is nothing but a set."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from pulque.model.positions import ConsumeSequence, PartitionId
+from pulque.rules.schedule import TICK_MS, Schedule
+
+partitions = st.sampled_from([PartitionId(1), PartitionId(2), PartitionId(3)])
+times = st.integers(0, 3000)
+
+
+class ScheduleMachine(RuleBasedStateMachine):
+    """Adds, releases, restarts and lets time pass, in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.schedule = Schedule()
+        self.saved: dict[bytes, bytes] = {}
+        self.now_ms = 0
+        self.ends: dict[PartitionId, int] = {}
+        self.waiting: dict[tuple[PartitionId, int], int] = {}
+        """Due times, as they were asked for."""
+
+    @rule(partition=partitions, due=st.lists(times, min_size=1, max_size=8))
+    def add(self, partition: PartitionId, due: list[int]) -> None:
+        first = self.ends.get(partition, 0)
+        self.ends[partition] = first + len(due)
+        self.schedule.add(partition, ConsumeSequence(first), due)
+        self.waiting |= {(partition, first + i): ms for i, ms in enumerate(due)}
+
+    @rule(ms=st.integers(0, 700))
+    def pass_time(self, ms: int) -> None:
+        self.now_ms += ms
+
+    @rule(most=st.integers(1, 5), is_through=st.booleans())
+    def release(self, most: int, *, is_through: bool) -> None:
+        due = self.schedule.due(self.now_ms, most)
+        if due is None:
+            # Whatever is left has time, if only a tick.
+            assert all(ms + TICK_MS > self.now_ms for ms in self.waiting.values())
+            return
+        assert 1 <= len(due.sequences) <= most
+        assert due.sequences == sorted(due.sequences)
+        for sequence in due.sequences:
+            assert self.waiting[due.partition, sequence] <= due.due_ms <= self.now_ms
+        if is_through:
+            self.schedule.remove(due.partition, due.due_ms, due.sequences)
+            for sequence in due.sequences:
+                del self.waiting[due.partition, sequence]
+
+    @rule(data=st.data())
+    def remove_one(self, data: st.DataObject) -> None:
+        if self.waiting:
+            key = data.draw(st.sampled_from(sorted(self.waiting)))
+            self.schedule.remove(key[0], self.waiting.pop(key), [ConsumeSequence(key[1])])
+
+    @rule()
+    def add_again(self) -> None:
+        for (partition, sequence), ms in self.waiting.items():
+            self.schedule.add(partition, ConsumeSequence(sequence), [ms])
+
+    @rule(partition=partitions, share=st.floats(0, 1))
+    def clip(self, partition: PartitionId, share: float) -> None:
+        end = int(self.ends.get(partition, 0) * share)
+        ends = {p: ConsumeSequence(e) for p, e in self.ends.items() if p != partition}
+        if end:
+            ends[partition] = ConsumeSequence(end)
+        gone = [key for key in self.waiting if key[0] == partition and key[1] >= end]
+        assert self.schedule.clip(ends) is bool(gone)
+        for key in gone:
+            del self.waiting[key]
+
+    @rule(is_restart=st.booleans())
+    def checkpoint(self, *, is_restart: bool) -> None:
+        for key, value in self.schedule.encode_changes().items():
+            if value is None:
+                self.saved.pop(key, None)
+            else:
+                self.saved[key] = value
+        if is_restart:
+            self.schedule = Schedule()
+            self.schedule.load(self.saved)
+
+    @invariant()
+    def holds_what_waits(self) -> None:
+        found = {(due.partition, s) for due in self.schedule.buckets() for s in due.sequences}
+        assert found == set(self.waiting)
+        assert len(self.schedule) == len(self.waiting)
+        for partition in self.ends:
+            count = sum(key[0] == partition for key in self.waiting)
+            assert self.schedule.waiting_in(partition) == count
+
+    @invariant()
+    def knows_when_the_next_is_due(self) -> None:
+        next_ms = self.schedule.next_due_ms()
+        if not self.waiting:
+            assert next_ms is None
+        else:
+            earliest = min(self.waiting.values())
+            assert next_ms is not None
+            assert earliest <= next_ms < earliest + TICK_MS
+
+
+TestSchedule = ScheduleMachine.TestCase
+TestSchedule.settings = settings(deadline=None)
+
+
+@given(due=st.lists(times, max_size=200), most=st.integers(1, 50))
+def test_everything_is_released_once_and_in_order_of_ticks(due: list[int], most: int) -> None:
+    schedule = Schedule()
+    schedule.add(PartitionId(1), ConsumeSequence(0), due)
+    released: list[int] = []
+    ticks: list[int] = []
+    while (found := schedule.due(10_000, most)) is not None:
+        released += found.sequences
+        ticks.append(found.due_ms)
+        schedule.remove(found.partition, found.due_ms, found.sequences)
+
+    assert sorted(released) == list(range(len(due)))
+    assert ticks == sorted(ticks)
