@@ -235,7 +235,7 @@ class RawClient:
     ) -> Settled:
         """Settle all of a delivery; ``nacked`` are pull sequences."""
         last = delivered.first_pull + delivered.count - 1
-        refused = tuple(Nacked(sequence, -1, "no") for sequence in nacked)
+        refused = tuple(Nacked(sequence, 0, "no") for sequence in nacked)
         return self.expect(
             Settled,
             Settle(
