@@ -13,6 +13,7 @@ from bench.system import (
     restart,
     retries,
     sharing,
+    spark,
     subjects,
     waiting,
     wire,
@@ -33,5 +34,6 @@ BENCHMARKS: dict[str, Benchmark] = {
     "sharing": sharing.measure,
     "waiting": waiting.measure,
     "retries": retries.measure,
+    "spark": spark.measure,
     "profile": profile.measure,
 }

@@ -291,6 +291,8 @@ def _message_id(reading: _Reading) -> pa.Array:
 
 
 def _by_name(reading: _Reading, shown: Callable[[PartitionName], str]) -> pa.Array:
+    if len(reading.placed.names) == 1:
+        return pa.repeat(shown(reading.placed.names[0]), reading.count)
     names = pa.array([shown(name) for name in reading.placed.names], pa.string())
     return names.take(pa.array(reading.per_batch(reading.placed.places["name"])))
 

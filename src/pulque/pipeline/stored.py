@@ -77,6 +77,8 @@ class StoredLog:
         """There is nothing to close between reads."""
 
     def _sort_in(self, found: SegmentMap) -> None:
+        if not len(found.entries):
+            return
         order = np.argsort(found.entries["partition"], kind="stable")
         grouped = found.entries[order]
         ids, firsts = np.unique(grouped["partition"], return_index=True)

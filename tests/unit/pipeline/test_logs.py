@@ -125,6 +125,16 @@ def test_without_their_indexes_segments_are_walked(
     assert rows_of_files(log, whole(log)) == before
 
 
+def test_a_segment_without_a_batch_is_no_trouble(broker: InProcessBroker, tmp_path: Path) -> None:
+    sent = fill(broker)
+    with pulque.connect(broker.url) as client:
+        client.seal()
+    broker.stop()
+    log = StoredLog(str(tmp_path))
+
+    assert len(rows_of_files(log, whole(log))) == sum(map(len, sent.values()))
+
+
 def test_a_damaged_batch_is_named_or_passed_over(broker: InProcessBroker, tmp_path: Path) -> None:
     fill(broker)
     broker.stop()
