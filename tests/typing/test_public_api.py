@@ -5,7 +5,7 @@ of its error: if the checker starts to accept it, the remark is unused, and that
 """
 
 from datetime import UTC, datetime
-from typing import Any, assert_type
+from typing import Any, assert_type, cast
 
 import pulque
 from pulque import aio
@@ -98,6 +98,33 @@ async def awaits() -> None:
             assert_type(seen, pulque.Message)
 
         await client.send("orders", "text")  # type: ignore[arg-type]
+
+
+async def handles() -> None:
+    app = pulque.App("pulque://127.0.0.1:7450", grace=5)
+
+    @app.subscribe(
+        "order.*", group="g", concurrency=8, tags=["vip"], retry=pulque.RetryPolicy([1])
+    )
+    async def handle(message: pulque.ReceivedMessage, order: dict[str, int]) -> int:
+        raise pulque.Retry("later", delay=1)
+
+    _ = assert_type(await handle(cast("pulque.ReceivedMessage", None), {}), int)
+
+    @app.subscribe_batch("orders", group="g", max_messages=10, max_wait=0.1)
+    def handle_many(messages: list[pulque.ReceivedMessage]) -> None:
+        raise pulque.BatchFailed({messages[0]: "poison", 1: ValueError("x")})
+
+    handle_many([1])  # type: ignore[list-item]
+    assert_type(await app.send("orders", {"a": 1}, key="k"), pulque.Receipt)
+    assert_type(app.send_blocking("orders", b"x"), pulque.Receipt)
+    _ = assert_type(app.client, aio.Client)
+    async with app as same:
+        _ = assert_type(same, pulque.App)
+
+    app.subscribe("orders", group="g", ack="never")  # type: ignore[arg-type]
+    app.subscribe("orders", group="g", colour="red")  # type: ignore[call-arg]
+    await app.send("orders", b"", colour="red")  # type: ignore[call-arg]
 
 
 def test_this_file_is_read_by_the_type_checker_and_not_run() -> None:

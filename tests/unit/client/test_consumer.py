@@ -406,3 +406,34 @@ def test_an_answer_that_the_keeper_takes_in_first_is_not_waited_for_again(
 
         assert first.body == b"one"
         assert [message.body for message in found] == [b"two"]
+
+
+@pytest.mark.accepts("000-39")
+def test_without_a_broker_for_the_lease_what_is_not_finished_is_abandoned(tmp_path: Path) -> None:
+    told = threading.Event()
+    with (
+        FakeBroker(lease_ms=300) as broker,
+        pulque.connect(broker.url, name="test", timeout=5, state_dir=tmp_path) as client,
+        client.consumer("orders", group="g") as consumer,
+    ):
+        client.send_many("orders", [b"%d" % number for number in range(5)])
+        messages = consumer.pull(5)
+        broker.stop_listening()
+        broker.drop_all()
+        messages[0].ack()
+        messages[1].nack("not today")
+        messages[3].ack()
+        consumer.on_abandoned(told.set)
+
+        assert told.wait(LIMIT)
+        assert [message.is_abandoned for message in messages] == [False, False, True, True, True]
+        assert consumer.abandoned == 3
+        messages[2].ack()  # too late
+        broker.listen_again()
+        again = consumer.pull(5)
+        assert [message.sequence for message in again] == [2, 3, 4]
+        broker.wait_until(lambda: len(broker.settled) == 2)
+        assert broker.acked == [("orders", 0)]
+        assert broker.nacked == [("orders", 1, "not today", -1)]
+        consumer.ack_all(again)
+    assert [sequence for _, sequence in broker.acked] == [0, 2, 3, 4]
