@@ -223,3 +223,40 @@ async def test_a_pattern_covers_subjects_that_come_later(
         await until(lambda: len(got) == 2)
 
     assert got == [("order.paid", b"one"), ("order.lost", b"two")]
+
+
+async def test_tags_broadcast_and_once_work_for_handlers(
+    pulque_broker: InProcessBroker, pulque_client: pulque.Client
+) -> None:
+    got: dict[str, list[bytes]] = {"tags": [], "all": [], "once": []}
+
+    def application() -> pulque.App:
+        app = pulque.App()
+
+        @app.subscribe("orders", group="vips", tags=["vip"])
+        async def tagged(body: bytes) -> None:
+            got["tags"].append(body)
+
+        @app.subscribe("orders", broadcast=True)
+        async def everything(body: bytes) -> None:
+            got["all"].append(body)
+
+        @app.subscribe("orders", group="once", mode="once")
+        async def once(body: bytes) -> None:
+            got["once"].append(body)
+            raise ValueError("that is the end of it")
+
+        return app
+
+    await asyncio.to_thread(pulque_client.send, "orders", b"plain")
+    await asyncio.to_thread(pulque_client.send, "orders", b"vip", tags=["vip"])
+    async with running(application()), running(application()):
+        await until(lambda: len(got["all"]) == 4)
+        await until(lambda: len(got["once"]) == 2)
+        await until(lambda: got["tags"])
+    async with running(application()):
+        await asyncio.sleep(0.3)
+
+    assert sorted(got["all"]) == [b"plain", b"plain", b"vip", b"vip"]
+    assert sorted(got["once"]) == [b"plain", b"vip"]
+    assert got["tags"] == [b"vip"]
