@@ -112,6 +112,9 @@ def nack(message: ReceivedMessage, verdict: Verdict) -> None:
     """Nack a message, unless its handler settled it already."""
     if message.is_finished:
         return
+    if verdict.is_dead:
+        message.reject(verdict.reason)
+        return
     try:
         message.nack(verdict.reason, delay=verdict.delay)
     except UsageError as problem:

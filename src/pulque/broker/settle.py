@@ -5,11 +5,18 @@ from collections.abc import Callable
 from pulque.broker.state import BrokerState
 from pulque.clock import Clock
 from pulque.errors import InvalidRequestError, StaleSettleError
-from pulque.model.actions import Action, ConsumerLost, NackedDelivery, Settled
+from pulque.model.actions import (
+    GROUP_DECIDES,
+    NO_RETRY,
+    Action,
+    ConsumerLost,
+    NackedDelivery,
+    Settled,
+)
 from pulque.model.names import ConsumerId, Group, effective_group, is_broadcast, parse_consumer_id
 from pulque.model.positions import PullSequence
 from pulque.rules.consumption import Effect, check_incarnation
-from pulque.wire.requests import GROUP_DECIDES, Heartbeat, Settle
+from pulque.wire.requests import Heartbeat, Settle
 from pulque.wire.responses import Beaten
 from pulque.wire.responses import Settled as SettledAnswer
 
@@ -86,10 +93,11 @@ class Settler:
     def _check_delays(self, request: Settle) -> None:
         longest = self._longest_delay_ms
         for nacked in request.nacked:
-            if not GROUP_DECIDES <= nacked.delay_ms <= longest:
+            if not NO_RETRY <= nacked.delay_ms <= longest:
                 raise InvalidRequestError(
                     f"a delay of {nacked.delay_ms} ms for delivery {nacked.sequence}; 0 to "
-                    f"{longest} are allowed, and {GROUP_DECIDES} leaves it to the group"
+                    f"{longest} are allowed, {GROUP_DECIDES} leaves it to the group, and "
+                    f"{NO_RETRY} makes it a dead letter at once"
                 )
 
     def heartbeat(self, request: Heartbeat) -> Beaten:

@@ -11,12 +11,12 @@ from math import ceil
 
 from pulque.client.records import check_count, split_records
 from pulque.errors import UsageError
+from pulque.model.actions import GROUP_DECIDES, NO_RETRY
 from pulque.model.batch import Flag
 from pulque.model.groups import Filter
 from pulque.model.message import Message, StoredBatch
 from pulque.model.names import PartitionName
 from pulque.model.positions import ConsumeSequence, PullSequence, Tenure
-from pulque.wire.requests import GROUP_DECIDES
 from pulque.wire.responses import Delivered
 
 __all__ = ["ACKED", "NACKED", "OPEN", "Hole", "ReceivedBatch", "ReceivedMessage", "batches_of"]
@@ -217,12 +217,21 @@ class ReceivedMessage(Message):
         Raises:
             UsageError: The delay is negative, no number, or longer than the broker allows.
         """
-        batch = self._batch
-        delay_ms = _delay_ms_of(delay, batch.max_delay_ms)
+        self._nack(reason, _delay_ms_of(delay, self._batch.max_delay_ms))
+
+    def reject(self, reason: str = "") -> None:
+        """Say that it can never be done: there is no other attempt, it is a dead letter at once.
+
+        Args:
+            reason: Why; it is kept with the message.
+        """
+        self._nack(reason, NO_RETRY)
+
+    def _nack(self, reason: str, delay_ms: int) -> None:
         # The names of files may hold what is no UTF-8, and errors are full of such names.
         text = reason[:_MAX_REASON].encode(errors="backslashreplace").decode()
-        batch.nacks[self._index] = (text, delay_ms)
-        batch.states[self._index] = NACKED
+        self._batch.nacks[self._index] = (text, delay_ms)
+        self._batch.states[self._index] = NACKED
 
     @property
     def is_finished(self) -> bool:

@@ -15,6 +15,8 @@ from pulque.model.positions import ConsumeSequence, PartitionId, PullSequence, T
 
 __all__ = [
     "ALL_OF_THEM",
+    "GROUP_DECIDES",
+    "NO_RETRY",
     "Action",
     "ConsumerLost",
     "DeadPurged",
@@ -79,12 +81,19 @@ class Pulled:
         return self.count if self.matched == ALL_OF_THEM else self.matched
 
 
+GROUP_DECIDES = -1
+"""As the delay of a nack: what the group's settings say."""
+NO_RETRY = -2
+"""As the delay of a nack: there is no other attempt, the message is a dead letter at once."""
+
+
 @dataclass(frozen=True, slots=True)
 class NackedDelivery:
     """One delivery that the consumer could not process."""
 
     sequence: PullSequence
     delay_ms: int
+    """How long to wait before the next attempt, or one of those below 0."""
     reason: str
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import google_crc32c
 
+from pulque.model.actions import NO_RETRY
 from pulque.model.names import PartitionName
 from pulque.model.positions import ConsumeSequence
 from pulque.rules.consumption import Redelivery
@@ -117,12 +118,14 @@ Decision = RetryNow | RetryAt | DeadLetter
 def decide(redelivery: Redelivery, failed: Failed, policy: RetryPolicy, now_ms: int) -> Decision:
     """Return what follows a failed attempt, or a message that was handed back.
 
-    A delay that the consumer asked for wins over the policy; the number of attempts and the
-    expiry hold in any case. Times count from the failure, not from now: a broker that was down
-    in between does not add to them.
+    A delay that the consumer asked for wins over the policy, and so does its wish that there be
+    no other attempt; the number of attempts and the expiry hold in any case. Times count from
+    the failure, not from now: a broker that was down in between does not add to them.
     """
     attempt = failed.attempt
     if redelivery.is_failure:
+        if redelivery.delay_ms == NO_RETRY:
+            return DeadLetter("rejected")
         if attempt >= min(policy.max_attempts, _MAX_ATTEMPT):
             return DeadLetter(f"{attempt} attempts failed")
         delay_ms = (

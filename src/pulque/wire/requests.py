@@ -20,7 +20,6 @@ from pulque.wire.opcodes import Opcode
 __all__ = [
     "EARLIEST",
     "FROM_SETTLED",
-    "GROUP_DECIDES",
     "LATEST",
     "Acks",
     "Heartbeat",
@@ -50,8 +49,6 @@ FROM_SETTLED = -1
 """As the expected pull sequence: whatever follows what I settled."""
 NO_TIME = -1
 """As an instant: not asked for."""
-GROUP_DECIDES = -1
-"""As the delay of a nack: what the group's policy says."""
 
 
 class Acks(IntEnum):
@@ -262,7 +259,7 @@ class Nacked:
     sequence: int
     """Its pull sequence."""
     delay_ms: int
-    """How long to wait before the next attempt; -1 leaves it to the group."""
+    """How long to wait before the next attempt; -1 leaves it to the group, -2 wants none."""
     reason: str
 
 

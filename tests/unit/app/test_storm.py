@@ -153,3 +153,31 @@ async def test_manual_acks(pulque_broker: InProcessBroker, seed: int) -> None:
                 threading.Timer(draw.random() * 0.02, message.ack).start()
 
     await storm(app, work, pulque_broker, seed)
+
+
+async def test_what_is_rejected_is_a_dead_letter_at_once(pulque_broker: InProcessBroker) -> None:
+    app = pulque.App()
+    attempts: list[tuple[bytes, int]] = []
+
+    @app.subscribe("orders", group="g", retry=AT_ONCE)
+    async def handle(message: pulque.ReceivedMessage) -> None:
+        attempts.append((message.body, message.attempt))
+        if message.body == b"bad":
+            raise pulque.Reject("there is no such order")
+        if message.body == b"worse":
+            message.reject("nor this one")
+
+    async with app:
+        for body in (b"bad", b"worse", b"good"):
+            await app.send("orders", body)
+        await until(lambda: len(attempts) == 3)
+        await asyncio.sleep(0.3)
+        dead = await app.client.read("orders", partition="%dead%orders%g", timeout=5)
+
+    assert attempts == [(b"bad", 1), (b"worse", 1), (b"good", 1)]
+    assert [message.body for message in dead] == [b"bad", b"worse"]
+    assert dead[0].headers["pulque.dead"] == "rejected"
+    assert [message.headers["pulque.reason"] for message in dead] == [
+        "there is no such order",
+        "nor this one",
+    ]

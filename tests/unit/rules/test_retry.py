@@ -50,6 +50,12 @@ def test_after_the_last_attempt_there_is_no_other() -> None:
     assert isinstance(after(1, policy=RetryPolicy(max_attempts=1)), DeadLetter)
 
 
+def test_what_is_rejected_has_no_other_attempt() -> None:
+    assert after(1, delay_ms=-2) == DeadLetter("rejected")
+    assert after(1, delay_ms=-2, expires_at_ms=NOW_MS - 1) == DeadLetter("rejected")
+    assert after(1, delay_ms=-2, is_failure=False) == RetryNow(1)
+
+
 @pytest.mark.accepts("004-13")
 def test_the_usual_table_grows_from_a_second_to_two_hours_over_sixteen_attempts() -> None:
     policy = RetryPolicy()
