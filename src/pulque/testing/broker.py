@@ -39,6 +39,7 @@ __all__ = ["InProcessBroker"]
 
 T = TypeVar("T")
 _PATIENCE_S = 20.0
+_LAST_TURNS = 4
 _LONGEST = timedelta(days=36_500)
 
 
@@ -234,7 +235,8 @@ class _BreakableBroker(Broker):
         self._server.clock = SystemClock()
 
     def vanish(self) -> None:
-        """Tell nobody anything any more."""
+        """Tell nobody anything any more, nor those whose connection is only being made."""
+        self._faults.is_dead = True
         self._server.stop_listening()
         for connection in list(self._server.connections):
             connection.abort()
@@ -380,3 +382,7 @@ class _Running:
             await self.broker.stopped()
         finally:
             await self.broker.close()
+            for _ in range(_LAST_TURNS):
+                # A process that ends closes what has just been accepted; a loop does not.
+                await asyncio.sleep(0)
+                self.broker.vanish()

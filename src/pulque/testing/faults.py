@@ -116,6 +116,8 @@ class BreakableHandler:
         self._inner = inner
         self._failing: _Failing | None = None
         self._heard_of: dict[Connection, set[tuple[Group, ConsumerId]]] = {}
+        self.is_dead = False
+        """Whether nobody is to hear anything any more."""
 
     @property
     def connected(self) -> set[tuple[Group, ConsumerId]]:
@@ -128,6 +130,9 @@ class BreakableHandler:
 
     def handle(self, connection: Connection, frame: Frame) -> None:
         """Answer a frame, or not."""
+        if self.is_dead:
+            connection.abort()
+            return
         if frame.opcode == Opcode.SEND and self._failing is not None:
             self._fail(connection, frame, self._failing)
             return

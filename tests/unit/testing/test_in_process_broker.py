@@ -212,6 +212,33 @@ class TestItsEnd:
             assert [int(m.body) for m in consumer.pull(timeout=10)] == list(range(5, 20))
             client.close()
 
+    def test_kills_under_load_lose_nothing_that_was_confirmed(
+        self, pulque_broker: InProcessBroker, pulque_client: pulque.Client
+    ) -> None:
+        confirmed: list[bytes] = []
+        is_over = threading.Event()
+
+        def produce(name: str) -> None:
+            with pulque.connect(pulque_broker.url) as client:
+                while not is_over.is_set():
+                    body = f"{name}{len(confirmed)}".encode()
+                    client.send("orders", body)
+                    confirmed.append(body)
+
+        producers = [threading.Thread(target=produce, args=(name,)) for name in "ab"]
+        for producer in producers:
+            producer.start()
+        for _ in range(10):
+            time.sleep(0.02)
+            pulque_broker.kill()
+            pulque_broker.restart()
+        is_over.set()
+        for producer in producers:
+            producer.join()
+
+        stored = [m.body for m in pulque_client.read("orders", max_messages=10_000)]
+        assert sorted(stored) == sorted(confirmed)
+
     def test_a_paused_broker_can_be_killed_and_stores_nothing_of_what_it_did_not_answer(
         self, pulque_broker: InProcessBroker, impatient: pulque.Client
     ) -> None:
