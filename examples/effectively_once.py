@@ -20,7 +20,7 @@ def sell(message: pulque.Message) -> None:
         is_first = checker.mark(connection, message)
         if is_first:
             connection.execute(tickets.insert().values(seat=message.body.decode()))
-    print(f"attempt {message.attempt}: {'sold' if is_first else 'was sold before'}")
+    print("sold" if is_first else "was sold before")
 
 
 with pulque.connect() as client:

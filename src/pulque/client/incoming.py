@@ -318,7 +318,7 @@ class IncomingCore:
             else:
                 log.info("finished before the restart: %s count=%d", each.partition, end - start)
                 finish(part, found)
-        self._kept.pass_over(each.partition, each.expected)
+        self._kept.pass_over(each.partition, batch.pull_base + batch.end)
 
     def _leave_out(self, each: Subscription, until: int, tenure: Tenure) -> None:
         """Take note that there are no messages for the deliveries before ``until``."""

@@ -54,7 +54,9 @@ class InProcessBroker:
     """
 
     def __init__(self, directory: Path | None = None, **settings: dict[str, Any]) -> None:
-        self.clock = ManualClock(SystemClock().now_ms())
+        # A whole second, as what waits is due by tenths of one: a delay has passed when the test
+        # says so.
+        self.clock = ManualClock(SystemClock().now_ms() // 1000 * 1000)
         """Begins at the time on the wall; ``advance_time`` moves it."""
         self.url = ""
         """Where it listens."""
@@ -254,6 +256,7 @@ class _BreakableBroker(Broker):
     async def advance(self, ms: int, *, heartbeats: bool) -> None:
         """Move the clock in steps, the first ones small: what follows can be due by then, too."""
         step = self._settings.consumption.lease_check // timedelta(milliseconds=1)
+        await self._settle_down()
         while True:
             step = min(step, ms)
             ms -= step
@@ -275,10 +278,15 @@ class _BreakableBroker(Broker):
                 leases.renew(group, consumer, now_ms)
 
     async def _settle_down(self) -> None:
-        """Wait until what is to be redelivered is there."""
+        """Wait until what is to be redelivered waits, and what is due is there."""
         async with asyncio.timeout(_PATIENCE_S):
-            while self._state.consumption.pending():  # noqa: ASYNC110  # nobody sets an event
+            while self._is_busy():  # noqa: ASYNC110  # there is nobody to set an event
                 await asyncio.sleep(0.001)
+
+    def _is_busy(self) -> bool:
+        due_ms = self._state.schedule.next_due_ms()
+        is_due = due_ms is not None and due_ms <= self._clock.now_ms()
+        return is_due or bool(self._state.consumption.pending())
 
 
 class _Running:

@@ -82,6 +82,36 @@ class TestTime:
         assert not waiting.is_alive()
         assert [message.attempt for message in found] == [2]
 
+    @pytest.mark.parametrize("delay", [1, 60, 7200])
+    def test_a_delay_has_passed_when_the_test_says_so(
+        self, pulque_broker: InProcessBroker, pulque_client: pulque.Client, delay: int
+    ) -> None:
+        pulque_client.send("orders", b"tea")
+        consumer = pulque_client.consumer("orders", group="kitchen")
+        (message,) = consumer.pull(timeout=10)
+        message.nack("no milk", delay=delay)
+        consumer.settle()
+
+        pulque_broker.advance_time(delay - 0.1)
+        assert consumer.pull(timeout=0.05) == []
+        pulque_broker.advance_time(0.1)
+
+        (again,) = consumer.pull(timeout=0.05)
+        assert again.attempt == 2
+
+    def test_a_lost_consumer_and_the_wait_after_it_fit_into_one_step(
+        self, pulque_broker: InProcessBroker, pulque_client: pulque.Client
+    ) -> None:
+        pulque_client.send("orders", b"tea")
+        silent = pulque_client.consumer("orders", group="kitchen", consumer_id="silent")
+        silent.pull(timeout=10)
+
+        pulque_broker.advance_time(timedelta(hours=1), heartbeats=False)
+
+        other = pulque_client.consumer("orders", group="kitchen", consumer_id="other")
+        (again,) = other.pull(timeout=10)
+        assert again.attempt == 2
+
     def test_messages_grow_old(self, pulque_broker: InProcessBroker) -> None:
         with pulque.connect(pulque_broker.url) as client:
             client.send("orders", b"old")
