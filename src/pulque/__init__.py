@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from pulque.app.outcomes import BatchFailed, Reject, Retry
 from pulque.client.client import Client, connect
 from pulque.client.consumer import Consumer
+from pulque.client.groups import ConsumerState, GroupState, PartitionReset
 from pulque.client.looking import PartitionPositions
 from pulque.client.pending import PendingSend, PendingSends
 from pulque.client.producer import Producer
@@ -70,10 +71,12 @@ __all__ = [
     "ConfigError",
     "ConsumeSequence",
     "Consumer",
+    "ConsumerState",
     "CorruptionError",
     "DisconnectedError",
     "ErrorCode",
     "FencedError",
+    "GroupState",
     "InvalidBatchError",
     "InvalidNameError",
     "InvalidRequestError",
@@ -85,6 +88,7 @@ __all__ = [
     "Outgoing",
     "OverloadedError",
     "PartitionPositions",
+    "PartitionReset",
     "PayloadError",
     "PendingSend",
     "PendingSends",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pulque.errors import ErrorCode, NotLeaderError, PulqueError
 from pulque.model.batch import Codec, seed_of
 from pulque.model.groups import Filter, FilterKind, Mode, RetrySettings, Start, StartKind
-from pulque.model.names import PartitionName, Pattern
+from pulque.model.names import ConsumerId, Group, PartitionName, Pattern
 from pulque.model.pack import BatchPacker, ProducedBy, encode_headers, encode_tags
 from pulque.model.positions import (
     ConsumeSequence,
@@ -24,6 +24,7 @@ from pulque.wire.requests import (
     EARLIEST,
     FROM_SETTLED,
     Acks,
+    Groups,
     Heartbeat,
     Hello,
     Nacked,
@@ -31,6 +32,7 @@ from pulque.wire.requests import (
     Pull,
     Read,
     Request,
+    Reset,
     Route,
     Seal,
     Send,
@@ -40,13 +42,16 @@ from pulque.wire.requests import (
     Wanted,
     encode_request,
 )
+from pulque.wire.resets import GroupConsumer, GroupPosition, ResetRow
 from pulque.wire.responses import (
     Beaten,
     Delivered,
+    GroupsReport,
     Located,
     Outcome,
     Pulled,
     ReadBack,
+    ResetDone,
     Response,
     Routed,
     Sealed,
@@ -203,6 +208,10 @@ REQUESTS: dict[str, Request] = {
     "heartbeat": Heartbeat("billing", "host:app/0", 7, is_leaving=True),
     "read": Read("orders", 2**40, 10, 65_536, 0),
     "positions": Positions("orders", 1_763_000_000_000),
+    "reset": Reset(
+        "billing", "orders.*", "orders.eu", Start(StartKind.TIME, 1_763_000_000_000), True
+    ),
+    "groups": Groups("orders", "#host:app/0"),
     "subscribe": Subscribe(
         "billing",
         "host:app/0",
@@ -258,6 +267,36 @@ RESPONSES: dict[str, Response] = {
         ConsumeSequence(41), 3, ConsumeSequence(7), ConsumeSequence(2**40), b"records as stored"
     ),
     "positions": Located(ConsumeSequence(7), ConsumeSequence(2**40), ConsumeSequence(41)),
+    "reset": ResetDone(
+        (
+            ResetRow(
+                PartitionName("orders.eu"),
+                ConsumeSequence(90),
+                ConsumeSequence(41),
+                ConsumeSequence(7),
+                ConsumeSequence(2**40),
+                3,
+            ),
+        )
+    ),
+    "groups": GroupsReport(
+        (
+            GroupPosition(
+                PartitionName("%retry%orders#p9%billing"),
+                Group("billing"),
+                Mode.SHARED,
+                ConsumeSequence(90),
+                ConsumeSequence(7),
+                ConsumeSequence(2**40),
+                2,
+                (
+                    GroupConsumer(ConsumerId("host:app/0"), 3, 1_500),
+                    GroupConsumer(ConsumerId("host:app/1"), 0, -1),
+                ),
+            ),
+        ),
+        True,
+    ),
     "subscribe": Subscribed(
         "#host:app/0",
         Mode.BROADCAST,

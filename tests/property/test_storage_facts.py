@@ -11,6 +11,7 @@ from pulque.model.actions import (
     DeadPurged,
     GroupConfigured,
     GroupOpened,
+    GroupReset,
     NackedDelivery,
     PassedOver,
     Pulled,
@@ -73,6 +74,7 @@ facts: st.SearchStrategy[Action] = st.one_of(
     st.builds(GroupConfigured, names.map(Group), names.map(Pattern), group_settings),
     st.builds(ConsumerLost, subscriptions, reasons, time_ms, st.booleans()),
     st.builds(DeadPurged, partitions, sequences, sequences, time_ms),
+    st.builds(GroupReset, partitions, names.map(Group), sequences, time_ms),
 )
 
 

@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 
 from pulque.errors import ErrorCode
 from pulque.model.groups import Filter, FilterKind, Mode, RetrySettings, Start, StartKind
-from pulque.model.names import PartitionName, Pattern
+from pulque.model.names import ConsumerId, Group, PartitionName, Pattern
 from pulque.model.positions import Tenure
 from pulque.model.routes import PartitionRoute
 from pulque.model.routes import Route as RouteOfSubject
 from pulque.wire.frame import Frame, FrameReader
 from pulque.wire.requests import (
     Acks,
+    Groups,
     Heartbeat,
     Hello,
     Nacked,
@@ -22,6 +23,7 @@ from pulque.wire.requests import (
     Pull,
     Read,
     Request,
+    Reset,
     Route,
     Seal,
     Send,
@@ -30,13 +32,16 @@ from pulque.wire.requests import (
     Subscribe,
     Wanted,
 )
+from pulque.wire.resets import GroupConsumer, GroupPosition, ResetRow
 from pulque.wire.responses import (
     Beaten,
     Delivered,
+    GroupsReport,
     Located,
     Outcome,
     Pulled,
     ReadBack,
+    ResetDone,
     Response,
     Routed,
     Sealed,
@@ -120,6 +125,15 @@ REQUESTS: dict[type[Request], st.SearchStrategy[Request]] = {
         Read, partition=text, sequence=u64, max_messages=u32, max_bytes=u32, timeout_ms=u32
     ),
     Positions: st.builds(Positions, partition=text, at_ms=i64),
+    Reset: st.builds(
+        Reset,
+        group=text,
+        subject=text,
+        partition=text,
+        target=st.builds(Start, st.sampled_from(StartKind), i64),
+        is_dry_run=st.booleans(),
+    ),
+    Groups: st.builds(Groups, subject=text, group=text),
     Subscribe: st.builds(
         Subscribe,
         group=text,
@@ -201,6 +215,26 @@ RESPONSES: dict[type[Response], st.SearchStrategy[Response]] = {
         records=st.one_of(blob, _few(blob)),
     ),
     Located: st.builds(Located, start=u64, end=u64, at=u64),
+    ResetDone: st.builds(
+        ResetDone, _few(st.builds(ResetRow, text.map(PartitionName), u64, u64, u64, u64, u32))
+    ),
+    GroupsReport: st.builds(
+        GroupsReport,
+        _few(
+            st.builds(
+                GroupPosition,
+                text.map(PartitionName),
+                text.map(Group),
+                st.sampled_from(Mode),
+                u64,
+                u64,
+                u64,
+                u32,
+                _few(st.builds(GroupConsumer, text.map(ConsumerId), u32, i64)),
+            )
+        ),
+        st.booleans(),
+    ),
     Subscribed: st.builds(
         Subscribed, group=text, mode=st.sampled_from(Mode), filter=filters, retry=retries
     ),

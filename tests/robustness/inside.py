@@ -18,6 +18,7 @@ from pulque.broker.pull import Puller
 from pulque.broker.read import Browser
 from pulque.broker.receive import Receiver
 from pulque.broker.recovery import recover
+from pulque.broker.reset import Resetter
 from pulque.broker.retry import Redeliverer
 from pulque.broker.settle import Settler
 from pulque.broker.state import BrokerState, PullLimits, SendLimits, Surroundings
@@ -115,6 +116,7 @@ async def open_inside(files: MemoryFileSystem) -> AsyncIterator[Inside]:
         redeliverer,
         Registrar(state, around, committer),
         releaser,
+        Resetter(state, around, committer, wake=wake),
     )
     rhythm = Rhythm(10_000, 60_000, 60_000, 2**40, None)
     inside = Inside(

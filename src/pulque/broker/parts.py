@@ -6,6 +6,7 @@ from pulque.broker.groups import Registrar
 from pulque.broker.pull import Puller
 from pulque.broker.read import Browser
 from pulque.broker.receive import Receiver
+from pulque.broker.reset import Resetter
 from pulque.broker.retry import Redeliverer
 from pulque.broker.settle import Settler
 from pulque.broker.waiting import Releaser
@@ -24,3 +25,4 @@ class Parts:
     redeliverer: Redeliverer
     registrar: Registrar
     releaser: Releaser
+    resetter: Resetter

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import lru_cache
 
 from pulque.broker.cold import ColdReads
+from pulque.broker.cold_pull import ColdFound, ColdPull
 from pulque.broker.commit import Synced
 from pulque.broker.lines import Lines, WaitingPull
 from pulque.broker.places import Place
@@ -23,7 +24,6 @@ from pulque.errors import (
     NotAllowedError,
     OverloadedError,
     PulqueError,
-    StorageError,
 )
 from pulque.model.actions import ALL_OF_THEM, GroupOpened, Pulled, Settled, SubscriptionOpened
 from pulque.model.groups import Mode
@@ -62,37 +62,6 @@ _COLD_PATIENCE_S = 1.0
 _cover = lru_cache(maxsize=4096)(parse_pattern)
 
 
-class _ColdPull:
-    """Reads from the disk what a pull needs."""
-
-    def __init__(self, puller: "Puller", planner: PullPlanner, waiting: WaitingPull) -> None:
-        self._puller = puller
-        self._planner = planner
-        self._waiting = waiting
-        self._basis: tuple[object, ...] = ()
-
-    def begin(self) -> bool:
-        """Look what the plan will be made from; nothing is done for a pull that is over."""
-        self._basis = self._planner.basis(self._waiting)
-        return self._puller.is_cold_wanted(self._waiting)
-
-    def run(self) -> PullPlan | PulqueError | None:
-        """Make a plan, and read all that belongs to it."""
-        try:
-            return self._planner.plan(self._waiting, may_block=True)
-        except PulqueError as error:
-            return error
-        except OSError as error:
-            return StorageError(f"the messages cannot be read: {error}")
-        except RuntimeError:
-            return None  # something changed under its eyes
-
-    def finish(self, found: PullPlan | PulqueError | None) -> None:
-        """Hand out what was read, if that is still what the consumer should get."""
-        is_current = self._planner.basis(self._waiting) == self._basis
-        self._puller.was_cold(self._waiting, found, is_current=is_current)
-
-
 class Puller:
     """Hands messages to consumers."""
 
@@ -110,7 +79,7 @@ class Puller:
         self._consumption = state.consumption
         self._clock = around.clock
         self._turns = Turns(limits.low_priority_share)
-        self._cold = ColdReads[PullPlan | PulqueError | None](around.executor, limits.cold_reads)
+        self._cold = ColdReads[ColdFound](around.executor, limits.cold_reads)
         self._planner = PullPlanner(state, limits, self._turns)
         self._loop = asyncio.get_running_loop()
         self._lines = Lines()
@@ -246,9 +215,10 @@ class Puller:
             self._time_is_up(waiting)
         else:
             waiting.cold_tries += 1
-            self._cold.submit(waiting.group, _ColdPull(self, self._planner, waiting))
+            read = ColdPull(self._planner, waiting, self._is_cold_wanted, self._was_cold)
+            self._cold.submit(waiting.group, read)
 
-    def is_cold_wanted(self, waiting: WaitingPull) -> bool:
+    def _is_cold_wanted(self, waiting: WaitingPull) -> bool:
         """Say whether it is worth the while to read for a pull, now that its turn has come."""
         if waiting.is_over:
             return False
@@ -257,13 +227,7 @@ class Puller:
             return False
         return True
 
-    def was_cold(
-        self,
-        waiting: WaitingPull,
-        found: PullPlan | PulqueError | None,
-        *,
-        is_current: bool,
-    ) -> None:
+    def _was_cold(self, waiting: WaitingPull, found: ColdFound, is_current: bool) -> None:  # noqa: FBT001  # ours
         """Go on with a pull after a thread has read for it."""
         if waiting.is_over:
             return  # its connection is gone: nobody would get what it is handed

@@ -29,12 +29,14 @@ from pulque.model.routes import Route as RouteOf
 from pulque.net.server import Connection
 from pulque.wire.frame import Frame
 from pulque.wire.requests import (
+    Groups,
     Heartbeat,
     Hello,
     Positions,
     Pull,
     Read,
     Request,
+    Reset,
     Route,
     Seal,
     Send,
@@ -106,6 +108,7 @@ class RequestHandler:
         self._settler = parts.settler
         self._browser = parts.browser
         self._registrar = parts.registrar
+        self._resetter = parts.resetter
         self._engine = state.engine
         self._places = state.places
         self._clock = clock
@@ -141,7 +144,7 @@ class RequestHandler:
         connection.welcome()
         answerer.answer(replace(self._welcome, version=version))
 
-    def _dispatch(  # noqa: C901  # one case per opcode
+    def _dispatch(  # noqa: C901, PLR0912  # one case per opcode
         self, connection: Connection, request: Request, answerer: _Answerer
     ) -> None:
         match request:
@@ -172,6 +175,10 @@ class RequestHandler:
                 self._browser.positions(request, answerer.answer, answerer.refuse)
             case Subscribe():
                 self._registrar.subscribe(request, answerer.answer, answerer.refuse)
+            case Reset():
+                self._resetter.reset(request, answerer.answer, answerer.refuse)
+            case Groups():
+                answerer.answer(self._resetter.groups(request))
             case Route():
                 answerer.answer(self._route(connection, request))
             case Status():

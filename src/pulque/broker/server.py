@@ -29,6 +29,7 @@ from pulque.broker.read import Browser
 from pulque.broker.receive import Receiver
 from pulque.broker.recovery import Recovered, recover
 from pulque.broker.requests import RequestHandler
+from pulque.broker.reset import Resetter
 from pulque.broker.retry import Policies, Redeliverer
 from pulque.broker.settle import Settler
 from pulque.broker.state import BrokerState, PullLimits, SendLimits, Surroundings
@@ -220,6 +221,7 @@ class Broker:
             redeliverer,
             Registrar(state, around, self._committer),
             releaser,
+            Resetter(state, around, self._committer, wake=self._wake),
         )
         state.engine.partitions.watch(self._partition_added)
         self._housekeeper = Housekeeper(

@@ -12,6 +12,13 @@ from typing import Any, Self, TypeVar
 from pulque.client.calls import Calls
 from pulque.client.connection import Connection
 from pulque.client.consumer import Consumer
+from pulque.client.groups import (
+    GroupState,
+    PartitionReset,
+    groups_of,
+    reset_request,
+    resets_of,
+)
 from pulque.client.identity import application_name
 from pulque.client.lanes import (
     Lane,
@@ -50,7 +57,7 @@ from pulque.model.ids import IdSource
 from pulque.model.message import Message
 from pulque.model.names import DEFAULT_LEVEL, PartitionName, parse_subject
 from pulque.model.positions import ConsumeSequence
-from pulque.wire.requests import Read, Route, Seal, Status
+from pulque.wire.requests import Groups, Read, Route, Seal, Status
 from pulque.wire.single import SingleStored
 
 __all__ = ["Client", "connect"]
@@ -391,6 +398,44 @@ class Client:
                 if len(targets.all) == 1:
                     raise  # else it has messages of other priorities
         return found
+
+    def reset(
+        self,
+        subject: str,
+        group: str,
+        to: StartAt,
+        *,
+        partition: str | None = None,
+        dry_run: bool = False,
+    ) -> list[PartitionReset]:
+        """Have a group go on from another place; return what that means for each partition.
+
+        It is on disk when this returns, and consumers notice at once: what they hold is
+        abandoned, and is not retried. What waits for a retry still comes.
+
+        Args:
+            subject: A subject, or a pattern such as ``order.*``.
+            group: The group; of a broadcast consumer, ``#`` and its id.
+            to: ``"earliest"``, ``"latest"``, a ``datetime`` with a time zone (the first message
+                stored at or after it, to the millisecond), or a sequence.
+            partition: Only this partition.
+            dry_run: Only say what would happen.
+
+        Raises:
+            UnknownGroupError: The group never consumed the subject here.
+            UnknownSubjectError: There is no such subject or partition here.
+        """
+        request = reset_request(subject, group, to, partition, dry_run=dry_run)
+        return self._calls.ask(request, self._timeout, resets_of)
+
+    def groups(self, subject: str | None = None, *, group: str | None = None) -> list[GroupState]:
+        """Return where groups are, in each partition that they ever pulled from.
+
+        Args:
+            subject: Only those of this subject, or of a pattern such as ``order.*``.
+            group: Only this group.
+        """
+        return self._calls.ask(Groups(subject or "", group or ""), self._timeout, groups_of)
 
     def status(self) -> dict[str, Any]:
         """Return how the broker is doing; fields are added without notice."""

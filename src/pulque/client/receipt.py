@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import NamedTuple, TypedDict
 
 from pulque.errors import UsageError
@@ -11,6 +11,10 @@ from pulque.model.pack import NEVER
 from pulque.model.positions import ConsumeSequence, Position
 
 __all__ = ["Outgoing", "Parts", "Receipt", "as_body", "check_priority", "ms_of"]
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
 
 
 class Receipt(NamedTuple):
@@ -101,4 +105,5 @@ def ms_of(instant: datetime | None) -> int:
         return NEVER
     if instant.tzinfo is None:
         raise UsageError(f"{instant!r} has no time zone; use datetime.now(timezone.utc) or alike")
-    return int(instant.timestamp() * 1000)
+    # Whole numbers throughout: a float would lose a millisecond now and then.
+    return (instant - _EPOCH) // _MILLISECOND

@@ -22,6 +22,7 @@ __all__ = [
     "DeadPurged",
     "GroupConfigured",
     "GroupOpened",
+    "GroupReset",
     "NackedDelivery",
     "PassedOver",
     "Pulled",
@@ -147,6 +148,19 @@ class DeadPurged:
     at_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class GroupReset:
+    """Somebody set a group to another sequence of a partition: it goes on from there.
+
+    What its consumers held of the partition is not theirs any more, and is not retried.
+    """
+
+    partition: PartitionId
+    group: Group
+    next_sequence: ConsumeSequence
+    at_ms: int
+
+
 Action = (
     GroupOpened
     | SubscriptionOpened
@@ -156,4 +170,5 @@ Action = (
     | GroupConfigured
     | PassedOver
     | DeadPurged
+    | GroupReset
 )

@@ -16,6 +16,7 @@ from pulque.model.actions import (
     DeadPurged,
     GroupConfigured,
     GroupOpened,
+    GroupReset,
     PassedOver,
     Pulled,
     Settled,
@@ -83,6 +84,7 @@ class Consumption:
         """What differs from the last checkpoint."""
         self._by_consumer: dict[tuple[PartitionId, Group, ConsumerId], Subscription] = {}
         self._of_consumer: dict[tuple[Group, ConsumerId], list[Subscription]] = {}
+        self._of_group: dict[GroupKey, dict[SubscriptionId, Subscription]] = {}
         self._redelivered: dict[tuple[PartitionId, Group, ConsumeSequence], int] = {}
         """Redeliveries in the log for which the fact is yet to come, with how many times."""
         self._next_id = 1
@@ -98,6 +100,10 @@ class Consumption:
     def subscriptions_of(self, group: Group, consumer: ConsumerId) -> list[Subscription]:
         """Return what a consumer holds, over all partitions."""
         return self._of_consumer.get((group, consumer), [])
+
+    def consumers_of(self, partition: PartitionId, group: Group) -> list[Subscription]:
+        """Return what each consumer of a group holds of a partition."""
+        return list(self._of_group.get((partition, group), {}).values())
 
     @property
     def next_id(self) -> SubscriptionId:
@@ -143,9 +149,7 @@ class Consumption:
 
     # -- facts -------------------------------------------------------------------------------
 
-    def handle(  # one case per fact
-        self, action: Action
-    ) -> list[Effect]:
+    def handle(self, action: Action) -> list[Effect]:  # noqa: PLR0911  # one case per fact
         """Take in one fact; return the effects it calls for, in order."""
         match action:
             case Pulled():
@@ -159,6 +163,8 @@ class Consumption:
             case GroupOpened() | PassedOver() | GroupConfigured():
                 self._group_told(action)
                 return []
+            case GroupReset():
+                return self._reset(action)
             case DeadPurged():
                 return []  # no group's business: DeadLetters takes it
             case _:
@@ -230,6 +236,7 @@ class Consumption:
         key = (subscription.partition, subscription.group, subscription.consumer)
         self._by_consumer[key] = subscription
         self._of_consumer.setdefault(key[1:], []).append(subscription)
+        self._of_group.setdefault(key[:2], {})[subscription.id] = subscription
         self._next_id = max(self._next_id, subscription.id + 1)
 
     def _clip_group(self, key: GroupKey, end: ConsumeSequence | None) -> bool:
@@ -258,6 +265,9 @@ class Consumption:
         del self.subscriptions[subscription.id]
         key = (subscription.partition, subscription.group, subscription.consumer)
         del self._by_consumer[key]
+        del self._of_group[key[:2]][subscription.id]
+        if not self._of_group[key[:2]]:
+            del self._of_group[key[:2]]
         self._of_consumer[key[1:]].remove(subscription)
         if not self._of_consumer[key[1:]]:
             del self._of_consumer[key[1:]]
@@ -343,6 +353,21 @@ class Consumption:
         subscription.lose()
         self.changed_subscriptions.add(subscription.id)
         return self._redeliver(subscription, redeliveries)
+
+    def _reset(self, action: GroupReset) -> list[Effect]:
+        """Go on from another sequence; what consumers hold of the partition is forgotten.
+
+        What waits to be redelivered comes all the same: it failed before, and nobody took it back.
+        """
+        key = (action.partition, action.group)
+        state = self.groups.setdefault(key, GroupState(action.next_sequence))
+        state.next_sequence = action.next_sequence
+        self.changed_groups.add(key)
+        for each in self.consumers_of(*key):
+            if each.held_count:
+                each.lose()
+                self.changed_subscriptions.add(each.id)
+        return []
 
     def _redeliver(
         self, subscription: Subscription, redeliveries: list[Redelivery]

@@ -23,6 +23,11 @@ class Leases:
         """Take note that a consumer lives."""
         self._seen_at_ms[group, consumer] = now_ms
 
+    def silent_ms(self, group: Group, consumer: ConsumerId, now_ms: int) -> int | None:
+        """Return how long a consumer was silent; None if it is gone, or was never here."""
+        seen_at_ms = self._seen_at_ms.get((group, consumer))
+        return None if seen_at_ms is None else now_ms - seen_at_ms
+
     def end(self, group: Group, consumer: ConsumerId) -> None:
         """Take note that a consumer left, or is lost."""
         self._seen_at_ms.pop((group, consumer), None)

@@ -140,8 +140,9 @@ class Subscription:
         _check_range(first, last, nacked)
         if first < self.lost_end and last >= self.lost_start:
             raise StaleSettleError(
-                f"deliveries {self.lost_start}..{self.lost_end} were given to others, "
-                f"as {self.consumer} was lost: {first}..{last} cannot be settled"
+                f"deliveries {self.lost_start}..{self.lost_end} were taken from {self.consumer}, "
+                f"which was lost (they were given to others), or its group was reset: "
+                f"{first}..{last} cannot be settled"
             )
         if last < self.settled:
             return None

@@ -23,21 +23,16 @@ import google_crc32c
 import numpy as np
 
 from pulque.errors import StorageError, UsageError
-from pulque.model.actions import (
-    Action,
-    ConsumerLost,
-    DeadPurged,
-    GroupConfigured,
-    GroupOpened,
-    NackedDelivery,
-    PassedOver,
-    Pulled,
-    Settled,
-    SubscriptionOpened,
+from pulque.model.actions import Action
+from pulque.model.positions import ActionOffset
+from pulque.storage.facts import (
+    LARGEST_FACT,
+    MARK,
+    MARK_TYPE,
+    decode_action,
+    encode_action,
+    size_limits,
 )
-from pulque.model.groups import decode_settings, encode_settings
-from pulque.model.names import ConsumerId, Group, Pattern
-from pulque.model.positions import ActionOffset, Epoch, StartCount, Tenure
 from pulque.storage.files import FileSystem
 from pulque.storage.layout import ACTIONS, base_of
 from pulque.storage.listener import Listener
@@ -49,118 +44,10 @@ __all__ = ["DIRECTORY", "ActionLog", "decode_action", "encode_action", "walk_act
 DIRECTORY = ACTIONS
 _HEAD = Struct("<II")
 _WHERE = Struct("<QI")
-_GROUP = Struct("<BIQB")
-_SUBSCRIPTION = Struct("<BIIQBB")
-_PULLED = Struct("<BIIIQQIqI")
-_SETTLED = Struct("<BIQQqH")
-_NACKED = Struct("<QqH")
-_LOST = Struct("<BIq?H")
-_MARK = Struct("<BQ")
-_CONFIGURED = Struct("<BBB")
-_PURGED = Struct("<BIQQq")
-_GROUP_TYPE, _SUBSCRIPTION_TYPE, _PULLED_TYPE, _SETTLED_TYPE, _LOST_TYPE, _MARK_TYPE = range(1, 7)
-_CONFIGURED_TYPE, _PASSED_TYPE = 7, 8
-_PURGED_TYPE = 10
-_LARGEST = 16 * 1024 * 1024
-_MAX_REASON = 1000
-_MOST_SETTINGS = 256 * 1024
 _SEARCH_FACTOR = 32
 """How often a byte may be read, on average, to find the next record behind a damage."""
 _SEARCHED_FIRST = 256
 _SEARCHED_AT_ONCE = 1024 * 1024
-
-
-def encode_action(action: Action) -> bytes:  # noqa: C901, PLR0911  # one case per fact
-    """Return a fact as bytes: its type and its fields. Reasons are cut to 1,000 bytes."""
-    match action:
-        case Pulled(subscription, tenure, first_pull, first_sequence, count, at_ms, matched):
-            return _PULLED.pack(
-                _PULLED_TYPE,
-                subscription,
-                *tenure,
-                first_pull,
-                first_sequence,
-                count,
-                at_ms,
-                matched,
-            )
-        case Settled(subscription, first, last, nacked, at_ms):
-            head = _SETTLED.pack(_SETTLED_TYPE, subscription, first, last, at_ms, len(nacked))
-            return head + b"".join(map(_encode_nacked, nacked))
-        case ConsumerLost(subscription, reason, at_ms, is_leaving):
-            text = reason.encode()[:_MAX_REASON]
-            return _LOST.pack(_LOST_TYPE, subscription, at_ms, is_leaving, len(text)) + text
-        case GroupOpened(partition, group, next_sequence):
-            name = group.encode()
-            return _GROUP.pack(_GROUP_TYPE, partition, next_sequence, len(name)) + name
-        case SubscriptionOpened(subscription, partition, group, consumer, incarnation):
-            names = group.encode(), consumer.encode()
-            head = _SUBSCRIPTION.pack(
-                _SUBSCRIPTION_TYPE, subscription, partition, incarnation, *map(len, names)
-            )
-            return head + b"".join(names)
-        case PassedOver(partition, group, next_sequence):
-            name = group.encode()
-            return _GROUP.pack(_PASSED_TYPE, partition, next_sequence, len(name)) + name
-        case GroupConfigured(group, subject, settings):
-            names = group.encode(), subject.encode()
-            head = _CONFIGURED.pack(_CONFIGURED_TYPE, *map(len, names))
-            return head + b"".join(names) + encode_settings(settings)
-        case DeadPurged(partition, first, last, at_ms):
-            return _PURGED.pack(_PURGED_TYPE, partition, first, last, at_ms)
-
-
-def decode_action(data: bytes) -> Action:
-    """Return the fact that ``encode_action`` made ``data`` from.
-
-    Raises:
-        ValueError: It made it from none.
-    """
-    try:
-        return _decode_action(data)
-    except error as problem:
-        raise ValueError(f"a fact of type {data[0]} has not its whole length") from problem
-
-
-def _decode_action(data: bytes) -> Action:  # noqa: C901, PLR0911  # one case per fact
-    match data[0]:
-        case 3:
-            _, subscription, epoch, start, *fields = _PULLED.unpack(data)
-            return Pulled(subscription, Tenure(Epoch(epoch), StartCount(start)), *fields)
-        case 4:
-            _, subscription, first, last, at_ms, count = _SETTLED.unpack_from(data)
-            nacked = tuple(_decode_nacked(data, _SETTLED.size, count))
-            return Settled(subscription, first, last, nacked, at_ms)
-        case 5:
-            _, subscription, at_ms, is_leaving, size = _LOST.unpack_from(data)
-            text = data[_LOST.size : _LOST.size + size].decode(errors="replace")
-            return ConsumerLost(subscription, text, at_ms, is_leaving)
-        case 1:
-            _, partition, sequence, size = _GROUP.unpack_from(data)
-            group = data[_GROUP.size : _GROUP.size + size].decode()
-            return GroupOpened(partition, Group(group), sequence)
-        case 2:
-            _, subscription, partition, incarnation, *sizes = _SUBSCRIPTION.unpack_from(data)
-            at = _SUBSCRIPTION.size
-            group = data[at : at + sizes[0]].decode()
-            consumer = data[at + sizes[0] : at + sum(sizes)].decode()
-            return SubscriptionOpened(
-                subscription, partition, Group(group), ConsumerId(consumer), incarnation
-            )
-        case 7:
-            _, *sizes = _CONFIGURED.unpack_from(data)
-            at = _CONFIGURED.size
-            group = data[at : at + sizes[0]].decode()
-            pattern = Pattern(data[at + sizes[0] : at + sum(sizes)].decode())
-            return GroupConfigured(Group(group), pattern, decode_settings(data[at + sum(sizes) :]))
-        case 8:
-            _, partition, sequence, size = _GROUP.unpack_from(data)
-            group = data[_GROUP.size : _GROUP.size + size].decode()
-            return PassedOver(partition, Group(group), sequence)
-        case 10:
-            return DeadPurged(*_PURGED.unpack(data)[1:])
-        case kind:
-            raise ValueError(f"a fact of type {kind} is unknown")
 
 
 class ActionLog:
@@ -331,12 +218,14 @@ class ActionLog:
         except error as problem:
             raise UsageError(f"a fact cannot be written down: {problem}") from None
         if self.synced > self._marked:
-            payloads.insert(0, _MARK.pack(_MARK_TYPE, self.synced))
+            payloads.insert(0, MARK.pack(MARK_TYPE, self.synced))
         records = []
         offset = int(self.end)
         for payload in payloads:
-            if len(payload) > _LARGEST:
-                raise UsageError(f"a fact of {len(payload)} bytes; at most {_LARGEST} are allowed")
+            if len(payload) > LARGEST_FACT:
+                raise UsageError(
+                    f"a fact of {len(payload)} bytes; at most {LARGEST_FACT} are allowed"
+                )
             where = _WHERE.pack(offset, len(payload))
             crc = google_crc32c.value(where + payload)
             records.append(_HEAD.pack(len(payload), crc) + payload)
@@ -358,8 +247,8 @@ class ActionLog:
                 place = segment.base + at
                 if fact is None:
                     damages.append((i, place))
-                elif fact[0] == _MARK_TYPE and len(fact) == _MARK.size:
-                    (synced,) = _MARK.unpack(fact)[1:]
+                elif fact[0] == MARK_TYPE and len(fact) == MARK.size:
+                    (synced,) = MARK.unpack(fact)[1:]
                     highest = max(highest, min(synced, place))
             offset = segment.end
         torn = next(((i, place) for i, place in damages if place >= highest), None)
@@ -389,7 +278,7 @@ def walk_actions(data: bytes, base: int, at: int = 0) -> Iterator[tuple[int, int
     The fact is None for a range that cannot be read. Marks are left out.
     """
     for place, size, fact in _walk(data, base, at):
-        if fact is None or fact[0] != _MARK_TYPE:
+        if fact is None or fact[0] != MARK_TYPE:
             yield place, size, fact
 
 
@@ -416,19 +305,6 @@ def _decoded(fact: bytes | None) -> Action | str:
         return str(problem)
 
 
-def _encode_nacked(nacked: NackedDelivery) -> bytes:
-    reason = nacked.reason.encode()[:_MAX_REASON]
-    return _NACKED.pack(nacked.sequence, nacked.delay_ms, len(reason)) + reason
-
-
-def _decode_nacked(data: bytes, at: int, count: int) -> Iterator[NackedDelivery]:
-    for _ in range(count):
-        sequence, delay_ms, size = _NACKED.unpack_from(data, at)
-        at += _NACKED.size
-        yield NackedDelivery(sequence, delay_ms, data[at : at + size].decode(errors="replace"))
-        at += size
-
-
 def _valid_size(data: bytes, at: int, base: int) -> int | None:
     """Return the size of the record at ``at``, or None if there is no valid one."""
     try:
@@ -436,7 +312,7 @@ def _valid_size(data: bytes, at: int, base: int) -> int | None:
     except error:
         return None
     end = at + _HEAD.size + size
-    if not 0 < size <= _LARGEST or end > len(data):
+    if not 0 < size <= LARGEST_FACT or end > len(data):
         return None
     where = _WHERE.pack(base + at, size)
     payload = data[at + _HEAD.size : end]
@@ -477,23 +353,4 @@ def _candidates(data: bytes, start: int, end: int) -> Iterator[tuple[int, int]]:
         yield start + int(i), int(sizes[i])
 
 
-def _limits() -> tuple[np.ndarray, np.ndarray]:
-    """Return the smallest and the largest size of a record of each type."""
-    least = np.full(256, _LARGEST + 1, np.uint32)
-    most = np.zeros(256, np.uint32)
-    for kind, size, more in (
-        (_GROUP_TYPE, _GROUP.size, 255),
-        (_SUBSCRIPTION_TYPE, _SUBSCRIPTION.size, 510),
-        (_PULLED_TYPE, _PULLED.size, 0),
-        (_SETTLED_TYPE, _SETTLED.size, _LARGEST - _SETTLED.size),
-        (_LOST_TYPE, _LOST.size, _MAX_REASON),
-        (_MARK_TYPE, _MARK.size, 0),
-        (_CONFIGURED_TYPE, _CONFIGURED.size, _MOST_SETTINGS),
-        (_PASSED_TYPE, _GROUP.size, 255),
-        (_PURGED_TYPE, _PURGED.size, 0),
-    ):
-        least[kind], most[kind] = size, size + more
-    return least, most
-
-
-_LEAST, _MOST = _limits()
+_LEAST, _MOST = size_limits()

@@ -20,7 +20,7 @@ from pulque.model.groups import (
 from pulque.wire.codec import Reader, Writer
 from pulque.wire.opcodes import Opcode
 
-__all__ = ["Subscribe", "Subscribed"]
+__all__ = ["Subscribe", "Subscribed", "known"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +62,9 @@ class Subscribe:
         subject = source.text()
         wanted = _read_filter(source)
         kind, value = source.unpack(cls._start)
-        start = Start(_known(StartKind, kind, "start"), value)
+        start = Start(known(StartKind, kind, "start"), value)
         retry = _read_retry(source)
-        found = _known(Mode, mode, "mode")
+        found = known(Mode, mode, "mode")
         return cls(group, consumer, incarnation, subject, found, wanted, start, retry)
 
 
@@ -93,16 +93,16 @@ class Subscribed:
         """Take the fields."""
         group = source.text()
         (mode,) = source.unpack(cls._form)
-        return cls(group, _known(Mode, mode, "mode"), _read_filter(source), _read_retry(source))
+        return cls(group, known(Mode, mode, "mode"), _read_filter(source), _read_retry(source))
 
 
-_KnownT = TypeVar("_KnownT", bound=IntEnum)
+KnownT = TypeVar("KnownT", bound=IntEnum)
 _KIND = Struct("<B")
 _DELAY = Struct("<I")
 _ATTEMPTS = Struct("<BH")
 
 
-def _known(kinds: type[_KnownT], value: int, what: str) -> _KnownT:
+def known(kinds: type[KnownT], value: int, what: str) -> KnownT:
     """Return one of several kinds.
 
     Raises:
@@ -128,7 +128,7 @@ def _read_filter(source: Reader) -> Filter:
     """Take a filter."""
     (kind,) = source.unpack(_KIND)
     tags = [tuple(source.text() for _ in range(source.count())) for _ in range(2)]
-    return Filter(_known(FilterKind, kind, "a filter of kind"), *tags)
+    return Filter(known(FilterKind, kind, "a filter of kind"), *tags)
 
 
 def _write_retry(retry: RetrySettings, to: Writer) -> None:

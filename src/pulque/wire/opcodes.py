@@ -19,3 +19,5 @@ class Opcode(IntEnum):
     SUBSCRIBE = 9
     STATUS = 32
     SEAL = 33
+    RESET = 34
+    GROUPS = 35

@@ -16,12 +16,14 @@ from pulque.wire.codec import Reader, Writer
 from pulque.wire.frame import Frame, pack_frame_header
 from pulque.wire.groups import Subscribe
 from pulque.wire.opcodes import Opcode
+from pulque.wire.resets import Groups, Reset
 
 __all__ = [
     "EARLIEST",
     "FROM_SETTLED",
     "LATEST",
     "Acks",
+    "Groups",
     "Heartbeat",
     "Hello",
     "Nacked",
@@ -30,6 +32,7 @@ __all__ = [
     "Pull",
     "Read",
     "Request",
+    "Reset",
     "Route",
     "Seal",
     "Send",
@@ -413,7 +416,19 @@ class Seal:
 
 
 Request = (
-    Hello | Route | Send | Pull | Settle | Heartbeat | Read | Positions | Subscribe | Status | Seal
+    Hello
+    | Route
+    | Send
+    | Pull
+    | Settle
+    | Heartbeat
+    | Read
+    | Positions
+    | Subscribe
+    | Status
+    | Seal
+    | Reset
+    | Groups
 )
 _KINDS: dict[int, type[Request]] = {
     kind.opcode: kind
@@ -429,6 +444,8 @@ _KINDS: dict[int, type[Request]] = {
         Subscribe,
         Status,
         Seal,
+        Reset,
+        Groups,
     )
 }
 VERSION = 1

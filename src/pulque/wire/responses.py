@@ -12,16 +12,19 @@ from pulque.wire.codec import Reader, Writer
 from pulque.wire.frame import Frame, pack_frame_header
 from pulque.wire.groups import Subscribed
 from pulque.wire.opcodes import Opcode
+from pulque.wire.resets import GroupsReport, ResetDone
 
 __all__ = [
     "ANSWER",
     "ERROR",
     "Beaten",
     "Delivered",
+    "GroupsReport",
     "Located",
     "Outcome",
     "Pulled",
     "ReadBack",
+    "ResetDone",
     "Response",
     "Routed",
     "Sealed",
@@ -393,6 +396,8 @@ Response = (
     | ReadBack
     | Located
     | Subscribed
+    | ResetDone
+    | GroupsReport
     | StatusReport
     | Sealed
 )
@@ -408,6 +413,8 @@ _KINDS: dict[int, type[Response]] = {
         ReadBack,
         Located,
         Subscribed,
+        ResetDone,
+        GroupsReport,
         StatusReport,
         Sealed,
     )

@@ -16,6 +16,7 @@ from pulque.broker.pull import Puller
 from pulque.broker.read import Browser
 from pulque.broker.receive import Receiver
 from pulque.broker.recovery import recover
+from pulque.broker.reset import Resetter
 from pulque.broker.retry import Redeliverer
 from pulque.broker.settle import Settler
 from pulque.broker.state import BrokerState, PullLimits, SendLimits, Surroundings
@@ -79,6 +80,7 @@ async def workshop() -> AsyncIterator[Workshop]:
         redeliverer,
         Registrar(state, around, committer),
         releaser,
+        Resetter(state, around, committer, wake=print),
     )
     rhythm = Rhythm(10, 1000, 1000, 10**9, None)
     yield Workshop(files, state, committer, Housekeeper(state, around, parts, committer, rhythm))

@@ -1,0 +1,214 @@
+"""``pulque group``: where groups are, and how they are set to another place."""
+
+import time
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pulque.broker.foreign import quoted
+from pulque.broker.units import parse_duration
+from pulque.cli.exits import ExitCode
+from pulque.cli.options import OutputOption, Timeout, Url, open_client
+from pulque.cli.output import Output, print_json, print_line, print_table
+from pulque.errors import UnknownGroupError, UsageError
+
+if TYPE_CHECKING:
+    from pulque import GroupState, PartitionReset
+    from pulque.client.wishes import StartAt
+
+__all__ = ["app", "parse_place"]
+
+app = typer.Typer(
+    help="See where groups are, and set them to another place.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+_WAYS = (
+    "earliest, latest, a sequence (1200), an instant (2026-11-16T09:30:00.250Z) or how long ago "
+    "(2h30m)"
+)
+
+
+@app.command("list")
+def list_groups(
+    context: typer.Context,
+    subject: Annotated[
+        str | None,
+        typer.Argument(metavar="[SUBJECT]", help="Only of this subject, or of order.* say."),
+    ] = None,
+    *,
+    url: Url = None,
+    timeout: Timeout = 10.0,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """List groups with what they have not settled yet.
+
+    Exits with 4 if there are none.
+    """
+    with open_client(context, url, timeout) as client:
+        found = client.groups(subject)
+    rows = _summed(found)
+    if output is Output.JSON:
+        for row in rows:
+            print_json(row)
+    elif rows:
+        print_table(list(rows[0]), [[str(cell) for cell in row.values()] for row in rows])
+    if not rows:
+        raise typer.Exit(ExitCode.NOTHING)
+
+
+@app.command()
+def show(
+    context: typer.Context,
+    group: Annotated[str, typer.Argument(metavar="GROUP", help="Which.", show_default=False)],
+    *,
+    subject: Annotated[
+        str | None, typer.Option(help="Only of this subject, or of order.* say.")
+    ] = None,
+    url: Url = None,
+    timeout: Timeout = 10.0,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show where a group is in each partition, and what each consumer holds."""
+    with open_client(context, url, timeout) as client:
+        found = client.groups(subject, group=group)
+    if not found:
+        where = "here" if subject is None else f"{subject} here"
+        raise UnknownGroupError(f"group {group} never consumed {where}")
+    if output is Output.JSON:
+        for state in found:
+            print_json(_fields(state))
+        return
+    print_table(
+        ("partition", "mode", "next", "end", "lag", "held"),
+        [
+            (s.partition, s.mode, str(s.next_sequence), str(s.end), str(s.lag), str(s.held))
+            for s in found
+        ],
+    )
+    consumers = [(state.partition, each) for state in found for each in state.consumers]
+    if consumers:
+        print_line("")
+        print_line("consumers:")
+        print_table(
+            ("partition", "consumer", "held", "last heard"),
+            [
+                (partition, each.consumer, str(each.held), _heard(each.silent))
+                for partition, each in consumers
+            ],
+        )
+
+
+@app.command()
+def reset(
+    context: typer.Context,
+    subject: Annotated[
+        str,
+        typer.Argument(metavar="SUBJECT", help="Of which subject, or order.*", show_default=False),
+    ],
+    *,
+    group: Annotated[str, typer.Option(help="Which group.", show_default=False)],
+    to: Annotated[str, typer.Option(metavar="PLACE", help=f"{_WAYS}.", show_default=False)],
+    partition: Annotated[str | None, typer.Option(help="Only this partition.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would happen.")
+    ] = False,
+    url: Url = None,
+    timeout: Timeout = 10.0,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Have a group go on from another place.
+
+    What its consumers hold is taken from them, and is not retried.
+    """
+    place = parse_place(to, now_ms=time.time_ns() // 1_000_000)
+    with open_client(context, url, timeout) as client:
+        rows = client.reset(subject, group, place, partition=partition, dry_run=dry_run)
+    if output is Output.JSON:
+        for row in rows:
+            print_json(row._asdict())
+        return
+    print_table(
+        ("partition", "now" if dry_run else "was", "target", "reread", "skipped", "taken back"),
+        [
+            (r.partition, *map(str, (r.position, r.target, r.reread, r.skipped, r.held)))
+            for r in rows
+        ],
+    )
+    print_line(_summary(group, rows, dry_run=dry_run))
+
+
+def parse_place(text: str, *, now_ms: int) -> "StartAt":
+    """Return where to go on.
+
+    Raises:
+        UsageError: It is no place.
+    """
+    if text == "earliest":
+        return "earliest"
+    if text == "latest":
+        return "latest"
+    if text.isascii() and text.isdigit():
+        return int(text)
+    found = _instant(text) or _ago(text, now_ms)
+    if found is None:
+        raise UsageError(f"--to {quoted(text)}: allowed are {_WAYS}")
+    if found.tzinfo is None:
+        raise UsageError(
+            f"--to {quoted(text)}: which time zone? Write {text}Z for UTC, or {text}+01:00"
+        )
+    return found
+
+
+def _instant(text: str) -> datetime | None:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        return None
+
+
+def _ago(text: str, now_ms: int) -> datetime | None:
+    try:
+        ago = parse_duration(text)
+    except ValueError:
+        return None
+    return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=now_ms) - ago
+
+
+def _summary(group: str, rows: Iterable["PartitionReset"], *, dry_run: bool) -> str:
+    found = list(rows)
+    reread, skipped = sum(row.reread for row in found), sum(row.skipped for row in found)
+    would = "would read" if dry_run else "reads"
+    also = "skip" if dry_run else "skips"
+    return f"{group} {would} {reread:,} messages again and {also} {skipped:,}"
+
+
+def _summed(states: Iterable["GroupState"]) -> list[dict[str, object]]:
+    """Add up the partitions of each group."""
+    groups: dict[str, list[GroupState]] = {}
+    for state in states:
+        groups.setdefault(state.group, []).append(state)
+    return [
+        {
+            "group": group,
+            "mode": found[0].mode,
+            "partitions": len(found),
+            "lag": sum(state.lag for state in found),
+            "held": sum(state.held for state in found),
+            "consumers": len(
+                {each.consumer for s in found for each in s.consumers if each.silent is not None}
+            ),
+        }
+        for group, found in sorted(groups.items())
+    ]
+
+
+def _fields(state: "GroupState") -> dict[str, object]:
+    return {**state._asdict(), "consumers": [each._asdict() for each in state.consumers]}
+
+
+def _heard(silent: float | None) -> str:
+    return "gone" if silent is None else f"{silent:.1f} s ago"

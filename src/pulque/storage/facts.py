@@ -1,0 +1,180 @@
+"""Facts as bytes: the type of a fact, then its fields.
+
+Types are never given anew. Texts come last, after their lengths; reasons are cut.
+"""
+
+from collections.abc import Iterator
+from struct import Struct, error
+
+import numpy as np
+
+from pulque.model.actions import (
+    Action,
+    ConsumerLost,
+    DeadPurged,
+    GroupConfigured,
+    GroupOpened,
+    GroupReset,
+    NackedDelivery,
+    PassedOver,
+    Pulled,
+    Settled,
+    SubscriptionOpened,
+)
+from pulque.model.groups import decode_settings, encode_settings
+from pulque.model.names import ConsumerId, Group, Pattern
+from pulque.model.positions import Epoch, StartCount, Tenure
+
+__all__ = ["LARGEST_FACT", "MARK", "MARK_TYPE", "decode_action", "encode_action", "size_limits"]
+
+_GROUP = Struct("<BIQB")
+_SUBSCRIPTION = Struct("<BIIQBB")
+_PULLED = Struct("<BIIIQQIqI")
+_SETTLED = Struct("<BIQQqH")
+_NACKED = Struct("<QqH")
+_LOST = Struct("<BIq?H")
+MARK = Struct("<BQ")
+"""No fact, but how far the log was on disk."""
+_RESET = Struct("<BIQqH")
+_CONFIGURED = Struct("<BBB")
+_PURGED = Struct("<BIQQq")
+_GROUP_TYPE, _SUBSCRIPTION_TYPE, _PULLED_TYPE, _SETTLED_TYPE, _LOST_TYPE, MARK_TYPE = range(1, 7)
+_CONFIGURED_TYPE, _PASSED_TYPE = 7, 8
+_RESET_TYPE, _PURGED_TYPE = 9, 10
+LARGEST_FACT = 16 * 1024 * 1024
+"""The most bytes of a fact."""
+_MAX_REASON = 1000
+_MOST_SETTINGS = 256 * 1024
+
+
+def encode_action(action: Action) -> bytes:  # noqa: C901, PLR0911  # one case per fact
+    """Return a fact as bytes: its type and its fields. Reasons are cut to 1,000 bytes."""
+    match action:
+        case Pulled(subscription, tenure, first_pull, first_sequence, count, at_ms, matched):
+            return _PULLED.pack(
+                _PULLED_TYPE,
+                subscription,
+                *tenure,
+                first_pull,
+                first_sequence,
+                count,
+                at_ms,
+                matched,
+            )
+        case Settled(subscription, first, last, nacked, at_ms):
+            head = _SETTLED.pack(_SETTLED_TYPE, subscription, first, last, at_ms, len(nacked))
+            return head + b"".join(map(_encode_nacked, nacked))
+        case ConsumerLost(subscription, reason, at_ms, is_leaving):
+            text = reason.encode()[:_MAX_REASON]
+            return _LOST.pack(_LOST_TYPE, subscription, at_ms, is_leaving, len(text)) + text
+        case GroupOpened(partition, group, next_sequence):
+            name = group.encode()
+            return _GROUP.pack(_GROUP_TYPE, partition, next_sequence, len(name)) + name
+        case SubscriptionOpened(subscription, partition, group, consumer, incarnation):
+            names = group.encode(), consumer.encode()
+            head = _SUBSCRIPTION.pack(
+                _SUBSCRIPTION_TYPE, subscription, partition, incarnation, *map(len, names)
+            )
+            return head + b"".join(names)
+        case PassedOver(partition, group, next_sequence):
+            name = group.encode()
+            return _GROUP.pack(_PASSED_TYPE, partition, next_sequence, len(name)) + name
+        case GroupConfigured(group, subject, settings):
+            names = group.encode(), subject.encode()
+            head = _CONFIGURED.pack(_CONFIGURED_TYPE, *map(len, names))
+            return head + b"".join(names) + encode_settings(settings)
+        case DeadPurged(partition, first, last, at_ms):
+            return _PURGED.pack(_PURGED_TYPE, partition, first, last, at_ms)
+        case GroupReset(partition, group, next_sequence, at_ms):
+            name = group.encode()
+            return _RESET.pack(_RESET_TYPE, partition, next_sequence, at_ms, len(name)) + name
+
+
+def decode_action(data: bytes) -> Action:
+    """Return the fact that ``encode_action`` made ``data`` from.
+
+    Raises:
+        ValueError: It made it from none.
+    """
+    try:
+        return _decode_action(data)
+    except error as problem:
+        raise ValueError(f"a fact of type {data[0]} has not its whole length") from problem
+
+
+def _decode_action(data: bytes) -> Action:  # noqa: C901, PLR0911, PLR0915  # one case per fact
+    match data[0]:
+        case 3:
+            _, subscription, epoch, start, *fields = _PULLED.unpack(data)
+            return Pulled(subscription, Tenure(Epoch(epoch), StartCount(start)), *fields)
+        case 4:
+            _, subscription, first, last, at_ms, count = _SETTLED.unpack_from(data)
+            nacked = tuple(_decode_nacked(data, _SETTLED.size, count))
+            return Settled(subscription, first, last, nacked, at_ms)
+        case 5:
+            _, subscription, at_ms, is_leaving, size = _LOST.unpack_from(data)
+            text = data[_LOST.size : _LOST.size + size].decode(errors="replace")
+            return ConsumerLost(subscription, text, at_ms, is_leaving)
+        case 1:
+            _, partition, sequence, size = _GROUP.unpack_from(data)
+            group = data[_GROUP.size : _GROUP.size + size].decode()
+            return GroupOpened(partition, Group(group), sequence)
+        case 2:
+            _, subscription, partition, incarnation, *sizes = _SUBSCRIPTION.unpack_from(data)
+            at = _SUBSCRIPTION.size
+            group = data[at : at + sizes[0]].decode()
+            consumer = data[at + sizes[0] : at + sum(sizes)].decode()
+            return SubscriptionOpened(
+                subscription, partition, Group(group), ConsumerId(consumer), incarnation
+            )
+        case 7:
+            _, *sizes = _CONFIGURED.unpack_from(data)
+            at = _CONFIGURED.size
+            group = data[at : at + sizes[0]].decode()
+            pattern = Pattern(data[at + sizes[0] : at + sum(sizes)].decode())
+            return GroupConfigured(Group(group), pattern, decode_settings(data[at + sum(sizes) :]))
+        case 8:
+            _, partition, sequence, size = _GROUP.unpack_from(data)
+            group = data[_GROUP.size : _GROUP.size + size].decode()
+            return PassedOver(partition, Group(group), sequence)
+        case 9:
+            _, partition, sequence, at_ms, size = _RESET.unpack_from(data)
+            group = data[_RESET.size : _RESET.size + size].decode()
+            return GroupReset(partition, Group(group), sequence, at_ms)
+        case 10:
+            return DeadPurged(*_PURGED.unpack(data)[1:])
+        case kind:
+            raise ValueError(f"a fact of type {kind} is unknown")
+
+
+def _encode_nacked(nacked: NackedDelivery) -> bytes:
+    reason = nacked.reason.encode()[:_MAX_REASON]
+    return _NACKED.pack(nacked.sequence, nacked.delay_ms, len(reason)) + reason
+
+
+def _decode_nacked(data: bytes, at: int, count: int) -> Iterator[NackedDelivery]:
+    for _ in range(count):
+        sequence, delay_ms, size = _NACKED.unpack_from(data, at)
+        at += _NACKED.size
+        yield NackedDelivery(sequence, delay_ms, data[at : at + size].decode(errors="replace"))
+        at += size
+
+
+def size_limits() -> tuple[np.ndarray, np.ndarray]:
+    """Return the smallest and the largest size of a record of each type."""
+    least = np.full(256, LARGEST_FACT + 1, np.uint32)
+    most = np.zeros(256, np.uint32)
+    for kind, size, more in (
+        (_GROUP_TYPE, _GROUP.size, 255),
+        (_SUBSCRIPTION_TYPE, _SUBSCRIPTION.size, 510),
+        (_PULLED_TYPE, _PULLED.size, 0),
+        (_SETTLED_TYPE, _SETTLED.size, LARGEST_FACT - _SETTLED.size),
+        (_LOST_TYPE, _LOST.size, _MAX_REASON),
+        (MARK_TYPE, MARK.size, 0),
+        (_CONFIGURED_TYPE, _CONFIGURED.size, _MOST_SETTINGS),
+        (_PASSED_TYPE, _GROUP.size, 255),
+        (_PURGED_TYPE, _PURGED.size, 0),
+        (_RESET_TYPE, _RESET.size, 256),
+    ):
+        least[kind], most[kind] = size, size + more
+    return least, most
