@@ -16,10 +16,10 @@ lose the last ones with its power. Its answers say so, and what is not ours is *
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 
 from pulque.client.holding import UNKNOWN, Subscription
 from pulque.client.kept import Finished, Kept, Progress, finish
+from pulque.client.pull_options import PullOptions
 from pulque.client.received import (
     ANY_DELAY_MS,
     NACKED,
@@ -36,15 +36,9 @@ from pulque.errors import (
     error_from_wire,
 )
 from pulque.model.groups import (
-    BROKERS_CHOICE,
-    EVERYTHING,
-    FROM_EARLIEST,
-    Filter,
     Mode,
-    RetrySettings,
-    Start,
 )
-from pulque.model.names import ConsumerId, Group, PartitionName, owner_of
+from pulque.model.names import PartitionName, owner_of
 from pulque.model.positions import Tenure
 from pulque.wire.requests import (
     EARLIEST,
@@ -65,28 +59,11 @@ from pulque.wire.responses import (
     Subscribed,
 )
 
-__all__ = ["IncomingCore", "PullOptions"]
+__all__ = ["IncomingCore"]
 
 log = logging.getLogger("pulque.client")
 
 _MAX_NACKS = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class PullOptions:
-    """Who pulls, and how."""
-
-    subject: str
-    group: Group
-    consumer: ConsumerId
-    incarnation: int
-    max_messages: int
-    max_bytes: int
-    max_held: int
-    mode: Mode = Mode.SHARED
-    filter: Filter = EVERYTHING
-    start: Start = FROM_EARLIEST
-    retry: RetrySettings = BROKERS_CHOICE
 
 
 class IncomingCore:

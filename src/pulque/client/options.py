@@ -7,8 +7,9 @@ from typing import Literal
 from pulque.client.batches import WINDOW
 from pulque.client.dispatch import SendOptions
 from pulque.client.identity import Identity, state_folder
-from pulque.client.incoming import IncomingCore, PullOptions
+from pulque.client.incoming import IncomingCore
 from pulque.client.local_state import LocalState
+from pulque.client.pull_options import PullOptions
 from pulque.client.wishes import RetryPolicy, StartAt, mode_of, retry_of, start_of
 from pulque.errors import UsageError
 from pulque.model.batch import MAX_COUNT, Codec

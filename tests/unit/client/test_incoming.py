@@ -13,7 +13,8 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from pulque.client.incoming import IncomingCore, PullOptions
+from pulque.client.incoming import IncomingCore
+from pulque.client.pull_options import PullOptions
 from pulque.client.received import ReceivedMessage
 from pulque.errors import (
     CorruptionError,

@@ -1,0 +1,33 @@
+"""Who pulls, what, and how: what a consumer was told when it was made."""
+
+from dataclasses import dataclass
+
+from pulque.model.groups import (
+    BROKERS_CHOICE,
+    EVERYTHING,
+    FROM_EARLIEST,
+    Filter,
+    Mode,
+    RetrySettings,
+    Start,
+)
+from pulque.model.names import ConsumerId, Group
+
+__all__ = ["PullOptions"]
+
+
+@dataclass(frozen=True, slots=True)
+class PullOptions:
+    """Who pulls, and how."""
+
+    subject: str
+    group: Group
+    consumer: ConsumerId
+    incarnation: int
+    max_messages: int
+    max_bytes: int
+    max_held: int
+    mode: Mode = Mode.SHARED
+    filter: Filter = EVERYTHING
+    start: Start = FROM_EARLIEST
+    retry: RetrySettings = BROKERS_CHOICE
