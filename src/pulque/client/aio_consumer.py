@@ -112,7 +112,10 @@ class Consumer:
             index = batch.start
             try:
                 for index in range(batch.start, batch.end):  # where it was left is used below
-                    yield ReceivedMessage(batch, index)
+                    message = ReceivedMessage(batch, index)
+                    if batch.lost and message.is_abandoned:
+                        continue  # others have it by now
+                    yield message
             finally:
                 self._core.put_back(batch, index + 1)
 

@@ -122,6 +122,8 @@ class Consumer:
                     message = new(ReceivedMessage)
                     message._batch = batch  # noqa: SLF001
                     message._index = index  # noqa: SLF001
+                    if batch.lost and message.is_abandoned:
+                        continue  # others have it by now
                     yield message
             finally:
                 with self._lock:

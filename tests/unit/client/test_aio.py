@@ -450,3 +450,28 @@ async def test_closing_a_client_closes_what_came_from_it(
     assert (await pending).sequence == 0
     assert [message async for message in consumer] == []
     await until(lambda: not broker.connections)
+
+
+@pytest.mark.accepts("000-39")
+async def test_what_was_lost_meanwhile_is_not_handed_out(tmp_path: Path) -> None:
+    lost = asyncio.Event()
+    with FakeBroker(lease_ms=300) as broker:
+        async with (
+            aio.connect(broker.url, name="test", timeout=5, state_dir=tmp_path) as client,
+            client.consumer("orders", group="g") as consumer,
+        ):
+            await client.send_many("orders", [b"%d" % number for number in range(5)])
+            consumer.on_abandoned(lost.set)
+            messages = aiter(consumer)
+            first = await anext(messages)
+            broker.stop_listening()
+            broker.drop_all()
+            async with asyncio.timeout(LIMIT):
+                await lost.wait()
+            broker.lose_consumers()
+            broker.listen_again()
+            await client.send("orders", b"next")
+            second = await anext(messages)
+
+    assert (first.body, first.is_abandoned) == (b"0", True)
+    assert (second.body, second.is_abandoned) == (b"next", False)
