@@ -287,7 +287,7 @@ class App:
     ) -> Receipt:
         """``send`` for handlers that are not async: it waits, in their thread."""
         loop = self._running().loop
-        if _is_within(loop):
+        if _is_on_a_loop():
             raise UsageError("an async handler is to use: await app.send(…)")
         sending = self.send(subject, payload, timeout=timeout, **parts)
         return asyncio.run_coroutine_threadsafe(sending, loop).result()
@@ -307,8 +307,11 @@ class App:
         that exits (``sys.exit``) does as the first signal, and its exit goes on from here.
 
         Raises:
+            UsageError: Nothing is registered, it runs already, or this thread has a loop.
             PulqueError: There is no way to go on.
         """
+        if _is_on_a_loop():
+            raise UsageError("there is an event loop in this thread: await app.serve() instead")
         asyncio.run(self._run())
 
     async def _run(self) -> None:
@@ -397,9 +400,10 @@ class App:
             self._serving = None
 
 
-def _is_within(loop: asyncio.AbstractEventLoop) -> bool:
-    """Whether the caller runs on this loop, and would block it by waiting."""
+def _is_on_a_loop() -> bool:
+    """Whether the caller runs on an event loop, and would block it by waiting."""
     try:
-        return asyncio.get_running_loop() is loop
+        asyncio.get_running_loop()
     except RuntimeError:
         return False
+    return True

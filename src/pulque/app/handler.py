@@ -1,6 +1,7 @@
 """A handler and what was said about it: subject, group, how many at once, for how long."""
 
 import contextlib
+import inspect
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -105,7 +106,9 @@ class Handler:
                 if message == []:
                     return None
                 with _named_places(message):
-                    return await call(function, message, payload)
+                    result = await call(function, message, payload)
+                    # A forgotten await: without this, the work would be acked and never done.
+                    return await result if inspect.isawaitable(result) else result
 
             return handle
 

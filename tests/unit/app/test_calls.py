@@ -231,6 +231,30 @@ async def test_a_plain_wrapper_around_an_async_handler_is_awaited(
     assert broker.nacked == [("orders", 1, "ValueError: from within", -1)]
 
 
+async def test_a_forgotten_await_is_made_good(
+    broker: FakeBroker, app: pulque.App, send: Send
+) -> None:
+    done: list[bytes] = []
+
+    async def work(body: bytes) -> None:
+        done.append(body)
+
+    @app.subscribe("orders", group="g")
+    async def handle(body: bytes) -> object:
+        return work(body)
+
+    send(b"one")
+    async with running(app):
+        await until(lambda: broker.acked)
+    assert done == [b"one"]
+
+
+async def test_run_is_not_for_a_thread_with_a_loop(app: pulque.App) -> None:
+    app.subscribe("orders", group="g")(lambda message: None)
+    with pytest.raises(UsageError, match=r"await app\.serve"):
+        app.run()
+
+
 async def test_manual_acks_may_come_later_from_any_thread(
     broker: FakeBroker, app: pulque.App, send: Send
 ) -> None:
@@ -361,6 +385,21 @@ async def test_another_with_the_same_id_ends_the_application(
     broker.fault = Times(requests.Pull, FencedError("another consumer has this id"))
     with pytest.raises(FencedError):
         await asyncio.wait_for(app.serve(), 5)
+
+
+async def test_a_broker_that_comes_later_is_waited_for(
+    broker: FakeBroker, app: pulque.App, send: Send, caplog: pytest.LogCaptureFixture
+) -> None:
+    @app.subscribe("orders", group="g")
+    async def handle(_: bytes) -> None: ...
+
+    send(b"one")
+    broker.stop_listening()
+    broker.drop_all()
+    async with running(app):
+        await until(lambda: "no connection to the broker; trying on" in caplog.text)
+        broker.listen_again()
+        await until(lambda: broker.acked)
 
 
 async def test_a_lost_broker_is_told_and_found_again(
