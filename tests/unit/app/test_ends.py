@@ -12,6 +12,7 @@ import pytest
 
 import pulque
 from pulque.errors import UsageError
+from pulque.testing.broker import InProcessBroker
 from tests.unit.app.conftest import running, until
 from tests.unit.client.fake_broker import FakeBroker
 
@@ -391,3 +392,30 @@ async def test_a_running_call_can_see_that_its_message_went_to_others(
 
     assert seen == [False, True]
     assert not broker.nacked
+
+
+async def test_a_reset_of_the_group_is_noticed_by_handlers(pulque_broker: InProcessBroker) -> None:
+    app = pulque.App()
+    began: list[bytes] = []
+    cancelled: list[bool] = []
+
+    @app.subscribe("orders", group="g", concurrency=2, on_abandon="cancel")
+    async def handle(message: pulque.ReceivedMessage) -> None:
+        began.append(message.body)
+        if len(began) == 4:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                cancelled.append(message.is_abandoned)
+                raise
+
+    async with app:
+        for number in range(4):
+            await app.send("orders", b"%d" % number)
+        await until(lambda: len(began) == 4)
+        await app.client.reset("orders", "g", "earliest")
+        await until(lambda: len(began) == 8)
+        await until(lambda: cancelled)
+
+    assert cancelled == [True]
+    assert sorted(began[4:]) == [b"0", b"1", b"2", b"3"]
