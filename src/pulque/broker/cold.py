@@ -73,12 +73,14 @@ class ColdReads(Generic[T]):
         read = line.popleft()
         self.waiting -= 1
         if line:
-            self._lines[group] = line  # behind all others
+            self._lines[group] = line
         return read
 
     def _finisher(self, group: Group, read: ColdRead[T]) -> Callable[["asyncio.Future[T]"], None]:
         def finish(future: "asyncio.Future[T]") -> None:
             self._reading.discard(group)
+            if group in self._lines:
+                self._lines[group] = self._lines.pop(group)  # it had its turn: behind all others
             try:
                 read.finish(future.result())
             finally:

@@ -13,6 +13,7 @@ from pulque.errors import (
     ProtocolError,
     PulqueError,
     RemoteProtocolError,
+    RequestTimeoutError,
     UnsupportedError,
 )
 from pulque.model.names import (
@@ -144,11 +145,12 @@ class RequestHandler:
         connection.welcome()
         answerer.answer(replace(self._welcome, version=version))
 
-    def _dispatch(  # noqa: C901, PLR0912  # one case per opcode
+    def _dispatch(  # noqa: C901, PLR0912, PLR0915  # one case per opcode
         self, connection: Connection, request: Request, answerer: _Answerer
     ) -> None:
         match request:
             case Send():
+                _check_time(connection, request)
                 self._receiver.send(request, answerer.answer)
             case Pull():
                 self._hold(
@@ -228,6 +230,16 @@ class RequestHandler:
         if self._engine.open_batches:
             self._engine.roll(self._clock.now_ms())
         return Sealed(self._engine.segments[-1].base)
+
+
+def _check_time(connection: Connection, request: Send) -> None:
+    """Refuse what its sender has given up by now: nothing is stored for nobody."""
+    waited_ms = connection.waited_ms
+    if waited_ms and waited_ms > request.timeout_ms > 0:
+        raise RequestTimeoutError(
+            f"a send with a limit of {request.timeout_ms} ms waited {waited_ms} ms for its turn, "
+            "as its connection did not read answers; nothing of it was stored"
+        )
 
 
 def _consumer_of(request: Settle | Heartbeat) -> tuple[Group, ConsumerId]:

@@ -87,6 +87,16 @@ class Connection(asyncio.BufferedProtocol):
         self._active_at_ms = self.opened_at_ms
         self._frame_began_at_ms: int | None = None
         self._stalled_at_ms: int | None = None
+        self._received_at_ms = self.opened_at_ms
+        self._is_behind = False
+        """Frames are handled later than they came."""
+
+    @property
+    def waited_ms(self) -> int:
+        """How long the request that is handled now has waited here."""
+        if not self._is_behind:
+            return 0
+        return self._server.clock.monotonic_ms() - self._received_at_ms
 
     def welcome(self) -> None:
         """Take note that the handshake is done, and allow larger frames."""
@@ -170,7 +180,7 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """Take in bytes, and handle the frames that are whole now."""
         self._reader.received(nbytes)
-        self._active_at_ms = self._server.clock.monotonic_ms()
+        self._active_at_ms = self._received_at_ms = self._server.clock.monotonic_ms()
         self._handle_frames()
 
     def _handle_frames(self) -> None:
@@ -222,7 +232,9 @@ class Connection(asyncio.BufferedProtocol):
         if self._stalled_at_ms is not None:
             return
         transport.resume_reading()
+        self._is_behind = True
         self._handle_frames()
+        self._is_behind = False
 
     def _failed(self, error: Exception, request_id: int) -> None:
         """Say that there is a bug here, without its details."""
