@@ -24,6 +24,7 @@ from pulque.wire.requests import (
     EARLIEST,
     FROM_SETTLED,
     Acks,
+    ChangeGroup,
     Groups,
     Heartbeat,
     Hello,
@@ -46,6 +47,7 @@ from pulque.wire.resets import GroupConsumer, GroupPosition, ResetRow
 from pulque.wire.responses import (
     Beaten,
     Delivered,
+    GroupChanged,
     GroupsReport,
     Located,
     Outcome,
@@ -224,6 +226,15 @@ REQUESTS: dict[str, Request] = {
     ),
     "status": Status(),
     "seal": Seal(),
+    "change-group": ChangeGroup(
+        "billing",
+        "orders.*",
+        True,
+        Mode.ONCE,
+        True,
+        Filter(FilterKind.TAGS, (), ("vip",)),
+        RetrySettings((), 255, 3),
+    ),
 }
 RESPONSES: dict[str, Response] = {
     "hello": Welcome(1, "broker-a", TENURE, 17_825_792, 4_194_304, 60_000, 3_600_000),
@@ -305,6 +316,9 @@ RESPONSES: dict[str, Response] = {
     ),
     "status": StatusReport(b'{"broker": "broker-a"}'),
     "seal": Sealed(1_073_741_824),
+    "change-group": GroupChanged(
+        Mode.ONCE, Filter(FilterKind.TAGS, (), ("vip",)), RetrySettings((), 255, 3)
+    ),
 }
 ERROR: PulqueError = NotLeaderError("broker-b leads orders#1 — ask there")
 

@@ -400,3 +400,66 @@ def test_no_consumer_of_a_group_idles(pulque_client: pulque.Client) -> None:
 
     assert [len(messages) for messages in got] == [10] * 19
     assert len({message.body for messages in got for message in messages}) == 190
+
+
+# -- changing a group ---------------------------------------------------------------------------
+
+
+def test_a_changed_filter_counts_for_what_nobody_was_handed(
+    pulque_client: pulque.Client, pulque_broker: InProcessBroker
+) -> None:
+    send_tagged(pulque_client, 30)
+    with pulque_client.consumer("orders", "g", tags=["red"], max_messages=4) as consumer:
+        assert [int(m.body) for m in consumer.pull(4, timeout=PATIENCE)] == [0, 3, 6, 9]
+        pulque_client.change_group("orders", "g", tags=["big"])
+        with pytest.raises(pulque.NotAllowedError, match="changed"):
+            consumer.pull(timeout=PATIENCE)
+    with pytest.raises(pulque.NotAllowedError, match="big"):
+        pulque_client.consumer("orders", "g", tags=["red"]).pull(timeout=PATIENCE)
+    pulque_broker.kill()
+    pulque_broker.start()
+    with (
+        pulque.connect(pulque_broker.url) as client,
+        client.consumer("orders", "g", tags=["big"]) as consumer,
+    ):
+        found = {int(m.body) for m in consumer.pull(timeout=PATIENCE)}
+    assert found >= {10, 15, 20, 25}
+    assert not found & {12, 18, 21, 24, 27}
+
+
+def test_a_filter_can_be_taken_away(pulque_client: pulque.Client) -> None:
+    send_tagged(pulque_client, 9)
+    with pulque_client.consumer("orders", "g", tags=["red"]) as consumer:
+        assert len(drain(consumer, 3)) == 3
+    pulque_client.change_group("orders", "g", tags=[])
+    send_tagged(pulque_client, 9)
+    with pulque_client.consumer("orders", "g") as consumer:
+        assert drain(consumer, 9) == numbered(9)  # what was passed over stays so
+
+
+def test_a_mode_is_switched_only_while_nothing_is_held(pulque_client: pulque.Client) -> None:
+    pulque_client.send_many("jobs", numbered(4))
+    with pulque_client.consumer("jobs", "g") as consumer:
+        consumer.pull(2, timeout=PATIENCE)
+        with pytest.raises(pulque.NotAllowedError, match=r"holds 2 messages.*stop"):
+            pulque_client.change_group("jobs", "g", mode="once")
+    pulque_client.change_group("jobs", "g", mode="once")
+    with pulque_client.consumer("jobs", "g", mode="once") as consumer:
+        assert consumer.pull(timeout=PATIENCE)
+    with pytest.raises(pulque.NotAllowedError, match="broadcast"):
+        pulque_client.change_group("jobs", "g", mode="broadcast")
+
+
+def test_an_unknown_group_cannot_be_changed(pulque_client: pulque.Client) -> None:
+    with pytest.raises(pulque.UnknownGroupError, match="never"):
+        pulque_client.change_group("jobs", "nobody", tags=["a"])
+
+
+async def test_the_asyncio_twin_changes_groups_too(pulque_aio_client: pulque.aio.Client) -> None:
+    await pulque_aio_client.send("orders", b"x", tags=["red"])
+    async with pulque_aio_client.consumer("orders", "g", tags=["blue"]) as consumer:
+        assert not await consumer.pull(timeout=0.1)
+    await pulque_aio_client.change_group("orders", "g", tags=["red"])
+    await pulque_aio_client.send("orders", b"y", tags=["red"])
+    async with pulque_aio_client.consumer("orders", "g", tags=["red"]) as consumer:
+        assert [m.body for m in await consumer.pull(timeout=PATIENCE)] == [b"y"]

@@ -15,6 +15,7 @@ from pulque.model.routes import Route as RouteOfSubject
 from pulque.wire.frame import Frame, FrameReader
 from pulque.wire.requests import (
     Acks,
+    ChangeGroup,
     Groups,
     Heartbeat,
     Hello,
@@ -36,6 +37,7 @@ from pulque.wire.resets import GroupConsumer, GroupPosition, ResetRow
 from pulque.wire.responses import (
     Beaten,
     Delivered,
+    GroupChanged,
     GroupsReport,
     Located,
     Outcome,
@@ -146,6 +148,16 @@ REQUESTS: dict[type[Request], st.SearchStrategy[Request]] = {
         retry=retries,
     ),
     Status: st.builds(Status),
+    ChangeGroup: st.builds(
+        ChangeGroup,
+        group=text,
+        subject=text,
+        has_mode=st.booleans(),
+        mode=st.sampled_from(Mode),
+        has_filter=st.booleans(),
+        filter=filters,
+        retry=retries,
+    ),
     Seal: st.builds(Seal),
 }
 RESPONSES: dict[type[Response], st.SearchStrategy[Response]] = {
@@ -237,6 +249,9 @@ RESPONSES: dict[type[Response], st.SearchStrategy[Response]] = {
     ),
     Subscribed: st.builds(
         Subscribed, group=text, mode=st.sampled_from(Mode), filter=filters, retry=retries
+    ),
+    GroupChanged: st.builds(
+        GroupChanged, mode=st.sampled_from(Mode), filter=filters, retry=retries
     ),
     StatusReport: st.builds(StatusReport, report=blob),
     Sealed: st.builds(Sealed, end=u64),

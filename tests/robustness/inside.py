@@ -114,7 +114,7 @@ async def open_inside(files: MemoryFileSystem) -> AsyncIterator[Inside]:
         settler,
         Browser(engine, executor, PullLimits(1000, _MIB, 1000)),
         redeliverer,
-        Registrar(state, around, committer),
+        Registrar(state, around, committer, puller.dismiss),
         releaser,
         Resetter(state, around, committer, wake=wake),
     )

@@ -5,11 +5,17 @@ that exists, here and now; what comes into being later is read from its start.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from pulque.broker.commit import Committer
 from pulque.broker.state import BrokerState, Surroundings
-from pulque.errors import InvalidRequestError, PulqueError, UsageError
+from pulque.errors import (
+    InvalidRequestError,
+    NotAllowedError,
+    PulqueError,
+    UnknownGroupError,
+    UsageError,
+)
 from pulque.model.actions import GroupConfigured, GroupOpened
 from pulque.model.groups import (
     MAX_DELAYS,
@@ -32,10 +38,10 @@ from pulque.model.names import (
 )
 from pulque.model.positions import ConsumeSequence
 from pulque.rules.consumption import check_incarnation
-from pulque.rules.groups import agreed
+from pulque.rules.groups import agreed, changed
 from pulque.storage.partitions import Partition
-from pulque.wire.requests import Subscribe
-from pulque.wire.responses import Subscribed
+from pulque.wire.requests import ChangeGroup, Subscribe
+from pulque.wire.responses import GroupChanged, Subscribed
 
 __all__ = ["Registrar"]
 
@@ -46,8 +52,16 @@ Opening = tuple[Partition, ConsumeSequence]
 class Registrar:
     """Takes in what groups want."""
 
-    def __init__(self, state: BrokerState, around: Surroundings, committer: Committer) -> None:
+    def __init__(
+        self,
+        state: BrokerState,
+        around: Surroundings,
+        committer: Committer,
+        dismiss: Callable[[Collection[tuple[Group, ConsumerId]]], None],
+    ) -> None:
         self._state = state
+        self._answer_waiting = dismiss
+        """Answers the waiting pulls of consumers, with nothing."""
         self._engine = state.engine
         self._committer = committer
         self._executor = around.executor
@@ -78,6 +92,7 @@ class Registrar:
             # Another consumer may have come first while the disk was asked.
             fact = self._agreed(asked, group, subject)
             self._record(group, openings, fact)
+            self._state.outdated.discard((group, consumer))
             settings = self._recorded(group, subject) or asked
 
             def synced(error: PulqueError | None) -> None:
@@ -98,6 +113,67 @@ class Registrar:
             self._ask_disk(lambda: self._openings(group, subject, request.start), finish, refuse)
         else:
             finish(self._openings(group, subject, request.start))
+
+    def change(
+        self,
+        request: ChangeGroup,
+        answer: Callable[[GroupChanged], None],
+        refuse: Callable[[PulqueError], None],
+    ) -> None:
+        """Change on purpose what a group said, and answer when that is on disk.
+
+        A consumer that subscribed before would throw away what only the new filter wants, so it
+        gets nothing more until it subscribes anew.
+
+        Raises:
+            RejectedError: It cannot be.
+        """
+        group, subject = parse_group(request.group), parse_pattern(request.subject)
+        recorded = self._recorded(group, subject)
+        if recorded is None:
+            raise UnknownGroupError(f"group {group} never subscribed to {subject} here")
+        mode = request.mode if request.has_mode else recorded.mode
+        wanted = _checked_filter(request.filter) if request.has_filter else recorded.filter
+        settings = GroupSettings(mode, wanted, _checked_retry(request.retry))
+        if mode != recorded.mode:
+            self._check_switch(mode, group, subject)
+        fact = changed(recorded, settings, group, subject)
+        if fact is None:
+            answer(GroupChanged(*recorded))
+            return
+        self._state.record(fact)
+        if fact.settings[:2] != recorded[:2]:
+            self._dismiss(group)
+
+        def synced(error: PulqueError | None) -> None:
+            if error is None:
+                answer(GroupChanged(*fact.settings))
+            else:
+                refuse(error)
+
+        self._committer.sync_facts(synced)
+
+    def _check_switch(self, mode: Mode, group: Group, subject: Pattern) -> None:
+        """Refuse to switch the mode while consumers hold messages, or to a broadcast at all."""
+        if mode is Mode.BROADCAST:
+            raise NotAllowedError(
+                f"group {group} cannot be switched to broadcast: a broadcast consumer is a group "
+                "of its own and needs no other"
+            )
+        covered = set(self._state.places.covered(subject, group))
+        partitions = self._engine.partitions.by_id
+        for each in self._state.consumption.subscriptions.values():
+            if each.group == group and each.held and partitions[each.partition].name in covered:
+                raise NotAllowedError(
+                    f"consumer {each.consumer} of group {group} holds {each.held_count} messages "
+                    f"of {subject}: stop the group's consumers, then switch its mode"
+                )
+
+    def _dismiss(self, group: Group) -> None:
+        """Have all consumers of a group subscribe anew before they get anything more."""
+        consumers = self._state.leases.of_group(group)
+        self._state.outdated.update((group, consumer) for consumer in consumers)
+        self._answer_waiting([(group, consumer) for consumer in consumers])
 
     def _recorded(self, group: Group, subject: Pattern) -> GroupSettings | None:
         return self._state.groups_settings.recorded(group, subject)

@@ -115,6 +115,11 @@ class Puller:
         self._check(request, waiting.group)
         self._check_waiting(request, owner)
         self._check_fence(waiting)
+        if (waiting.group, consumer) in self._state.outdated:
+            raise NotAllowedError(
+                f"group {waiting.group} was changed since consumer {consumer} subscribed: it must "
+                "be started anew, with the group's mode and filter of now"
+            )
         self._look_for_unnamed(waiting)
         if request.start_at == LATEST:
             self._begin_at_end(waiting)

@@ -30,6 +30,7 @@ from pulque.model.routes import Route as RouteOf
 from pulque.net.server import Connection
 from pulque.wire.frame import Frame
 from pulque.wire.requests import (
+    ChangeGroup,
     Groups,
     Heartbeat,
     Hello,
@@ -181,6 +182,8 @@ class RequestHandler:
                 self._resetter.reset(request, answerer.answer, answerer.refuse)
             case Groups():
                 answerer.answer(self._resetter.groups(request))
+            case ChangeGroup():
+                self._registrar.change(request, answerer.answer, answerer.refuse)
             case Route():
                 answerer.answer(self._route(connection, request))
             case Status():

@@ -213,13 +213,14 @@ class Broker:
             perform=redeliverer.perform,
             longest_delay_ms=_longest_delay_ms(settings),
         )
+        puller = Puller(state, around, _pull_limits(settings), self._committer.sync_facts)
         self._parts = Parts(
             Receiver(state, around, self._committer, _send_limits(settings)),
-            Puller(state, around, _pull_limits(settings), self._committer.sync_facts),
+            puller,
             settler,
             Browser(state.engine, self._executor, _pull_limits(settings)),
             redeliverer,
-            Registrar(state, around, self._committer),
+            Registrar(state, around, self._committer, puller.dismiss),
             releaser,
             Resetter(state, around, self._committer, wake=self._wake),
         )

@@ -8,7 +8,7 @@ from pulque.broker.places import Places
 from pulque.clock import Clock
 from pulque.errors import NotAllowedError, PulqueError
 from pulque.model.actions import Action, DeadPurged
-from pulque.model.names import PartitionName
+from pulque.model.names import ConsumerId, Group, PartitionName
 from pulque.model.positions import Tenure
 from pulque.rules.consumption import Consumption, Effect
 from pulque.rules.dead import DeadLetters
@@ -41,6 +41,8 @@ class BrokerState:
     """What waits for its next attempt."""
     dead: DeadLetters = field(default_factory=DeadLetters)
     """Which dead letters were dealt with."""
+    outdated: set[tuple[Group, ConsumerId]] = field(default_factory=set)
+    """Consumers that must subscribe anew, as their group was changed."""
     max_partitions: int = 100_000
     max_subscriptions: int = 500_000
 

@@ -44,7 +44,14 @@ from pulque.client.options import (
 from pulque.client.receipt import Outgoing, Parts, Receipt
 from pulque.client.routes import Targets, targets_of
 from pulque.client.url import Address, addresses_of
-from pulque.client.wishes import ModeName, RetryPolicy, StartAt, start_of
+from pulque.client.wishes import (
+    ModeName,
+    RetryPolicy,
+    StartAt,
+    change_request,
+    changed_of,
+    start_of,
+)
 from pulque.errors import PulqueError, UnknownSubjectError, UsageError
 from pulque.model.ids import IdSource
 from pulque.model.message import Message
@@ -401,6 +408,38 @@ class Client:
             group: Only this group.
         """
         return await self._ask(Groups(subject or "", group or ""), self._timeout, groups_of)
+
+    async def change_group(
+        self,
+        subject: str,
+        group: str,
+        *,
+        mode: ModeName | None = None,
+        tags: Iterable[str] | None = None,
+        all_tags: Iterable[str] | None = None,
+        retry: RetryPolicy | None = None,
+    ) -> None:
+        """Change what a group said about a subject, for all its consumers.
+
+        A new filter counts for messages that nobody was handed yet. Consumers that run are
+        refused from then on, until they are started with the group's mode and filter of now.
+
+        Args:
+            subject: The subject or the pattern that the group subscribed to.
+            group: The group.
+            mode: ``"shared"`` or ``"once"``; its consumers must hold nothing.
+            tags: The filter from now on: any of these; empty for none …
+            all_tags: … and all of these.
+            retry: How failed messages come again; what it does not say stays as it is.
+
+        Raises:
+            UnknownGroupError: The group never subscribed to it.
+            NotAllowedError: A consumer holds messages, so that the mode cannot be switched.
+        """
+        request = change_request(
+            subject, group, mode=mode, tags=tags, all_tags=all_tags, retry=retry
+        )
+        await self._ask(request, self._timeout, changed_of)
 
     async def status(self) -> dict[str, Any]:
         """Return how the broker is doing; fields are added without notice."""

@@ -6,19 +6,33 @@ from datetime import datetime
 from typing import Literal
 
 from pulque.client.receipt import ms_of
-from pulque.errors import UsageError
+from pulque.errors import RemoteProtocolError, UsageError
 from pulque.model.groups import (
     BROKERS_CHOICE,
     FROM_EARLIEST,
     MAX_DELAY_MS,
     MAX_DELAYS,
+    GroupSettings,
     Mode,
     RetrySettings,
     Start,
     StartKind,
+    tag_filter,
 )
+from pulque.wire.requests import ChangeGroup
+from pulque.wire.responses import GroupChanged, Response
 
-__all__ = ["ModeName", "RetryPolicy", "StartAt", "StartName", "mode_of", "retry_of", "start_of"]
+__all__ = [
+    "ModeName",
+    "RetryPolicy",
+    "StartAt",
+    "StartName",
+    "change_request",
+    "changed_of",
+    "mode_of",
+    "retry_of",
+    "start_of",
+]
 
 ModeName = Literal["shared", "broadcast", "once"]
 StartName = Literal["earliest", "latest"]
@@ -104,6 +118,39 @@ def retry_of(retry: RetryPolicy | None) -> RetrySettings:
         BROKERS_CHOICE.jitter_percent if jitter is None else round(jitter * 100),
         attempts or 0,
     )
+
+
+def change_request(  # the arguments of Client.change_group
+    subject: str,
+    group: str,
+    *,
+    mode: str | None,
+    tags: Iterable[str] | None,
+    all_tags: Iterable[str] | None,
+    retry: RetryPolicy | None,
+) -> ChangeGroup:
+    """Return the request that changes what a group said.
+
+    Raises:
+        UsageError: There is no such mode, or no such filter.
+    """
+    found = mode_of(mode, group, broadcast=None)
+    return ChangeGroup(
+        group,
+        subject,
+        mode is not None,
+        found,
+        tags is not None or all_tags is not None,
+        tag_filter(tags or (), all_tags or ()),
+        retry_of(retry),
+    )
+
+
+def changed_of(response: Response) -> GroupSettings:
+    """Return what is in force, after a change."""
+    if not isinstance(response, GroupChanged):
+        raise RemoteProtocolError(f"a change of a group got {response!r}")
+    return GroupSettings(response.mode, response.filter, response.retry)
 
 
 def _delays_ms(delays: Iterable[float]) -> list[int]:

@@ -28,6 +28,10 @@ class Leases:
         seen_at_ms = self._seen_at_ms.get((group, consumer))
         return None if seen_at_ms is None else now_ms - seen_at_ms
 
+    def of_group(self, group: Group) -> list[ConsumerId]:
+        """Return the consumers of a group that live."""
+        return [consumer for found, consumer in self._seen_at_ms if found == group]
+
     def end(self, group: Group, consumer: ConsumerId) -> None:
         """Take note that a consumer left, or is lost."""
         self._seen_at_ms.pop((group, consumer), None)

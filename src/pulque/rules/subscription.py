@@ -173,6 +173,7 @@ class Subscription:
             if self.is_direct and first_pull < self.settled:
                 # The group was set back: these messages are to come again.
                 self.settled = self.next_pull = first_pull
+                self.lost_end = min(self.lost_end, first_pull)
         elif first_pull > self.next_pull:
             self.next_pull = first_pull
             if not self.held:

@@ -20,7 +20,7 @@ from pulque.model.groups import (
 from pulque.wire.codec import Reader, Writer
 from pulque.wire.opcodes import Opcode
 
-__all__ = ["Subscribe", "Subscribed", "known"]
+__all__ = ["ChangeGroup", "GroupChanged", "Subscribe", "Subscribed", "known"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +94,67 @@ class Subscribed:
         group = source.text()
         (mode,) = source.unpack(cls._form)
         return cls(group, known(Mode, mode, "mode"), _read_filter(source), _read_retry(source))
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeGroup:
+    """Change on purpose what a group said, for all its consumers."""
+
+    opcode: ClassVar[Opcode] = Opcode.CHANGE_GROUP
+    _form: ClassVar[Struct] = Struct("<?B?")
+
+    group: str
+    subject: str
+    """The subject or the pattern that it was said about."""
+    has_mode: bool = False
+    """Whether the mode is to be changed …"""
+    mode: Mode = Mode.SHARED
+    has_filter: bool = False
+    """… and whether the filter is."""
+    filter: Filter = EVERYTHING
+    retry: RetrySettings = BROKERS_CHOICE
+    """What it does not say stays as it is."""
+
+    def write(self, to: Writer) -> None:
+        """Append the fields."""
+        to.text(self.group)
+        to.text(self.subject)
+        to.pack(self._form, self.has_mode, self.mode, self.has_filter)
+        _write_filter(self.filter, to)
+        _write_retry(self.retry, to)
+
+    @classmethod
+    def read(cls, source: Reader) -> Self:
+        """Take the fields."""
+        group, subject = source.text(), source.text()
+        has_mode, mode, has_filter = source.unpack(cls._form)
+        found = known(Mode, mode, "mode")
+        wanted, retry = _read_filter(source), _read_retry(source)
+        return cls(group, subject, has_mode, found, has_filter, wanted, retry)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupChanged:
+    """The answer to ``ChangeGroup``: what is in force now."""
+
+    opcode: ClassVar[Opcode] = Opcode.CHANGE_GROUP
+    _form: ClassVar[Struct] = Struct("<B")
+
+    mode: Mode
+    filter: Filter
+    retry: RetrySettings
+
+    def write(self, to: Writer) -> None:
+        """Append the fields."""
+        to.pack(self._form, self.mode)
+        _write_filter(self.filter, to)
+        _write_retry(self.retry, to)
+
+    @classmethod
+    def read(cls, source: Reader) -> Self:
+        """Take the fields."""
+        (mode,) = source.unpack(cls._form)
+        return cls(known(Mode, mode, "mode"), _read_filter(source), _read_retry(source))
 
 
 KnownT = TypeVar("KnownT", bound=IntEnum)

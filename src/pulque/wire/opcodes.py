@@ -21,3 +21,4 @@ class Opcode(IntEnum):
     SEAL = 33
     RESET = 34
     GROUPS = 35
+    CHANGE_GROUP = 40

@@ -14,7 +14,7 @@ from pulque.errors import RemoteProtocolError, UnsupportedError
 from pulque.model.positions import Epoch, StartCount, Tenure
 from pulque.wire.codec import Reader, Writer
 from pulque.wire.frame import Frame, pack_frame_header
-from pulque.wire.groups import Subscribe
+from pulque.wire.groups import ChangeGroup, Subscribe
 from pulque.wire.opcodes import Opcode
 from pulque.wire.resets import Groups, Reset
 
@@ -23,6 +23,7 @@ __all__ = [
     "FROM_SETTLED",
     "LATEST",
     "Acks",
+    "ChangeGroup",
     "Groups",
     "Heartbeat",
     "Hello",
@@ -429,6 +430,7 @@ Request = (
     | Seal
     | Reset
     | Groups
+    | ChangeGroup
 )
 _KINDS: dict[int, type[Request]] = {
     kind.opcode: kind
@@ -446,6 +448,7 @@ _KINDS: dict[int, type[Request]] = {
         Seal,
         Reset,
         Groups,
+        ChangeGroup,
     )
 }
 VERSION = 1

@@ -10,7 +10,7 @@ from pulque.model.positions import ConsumeSequence, Epoch, PullSequence, StartCo
 from pulque.model.routes import PartitionRoute, Route
 from pulque.wire.codec import Reader, Writer
 from pulque.wire.frame import Frame, pack_frame_header
-from pulque.wire.groups import Subscribed
+from pulque.wire.groups import GroupChanged, Subscribed
 from pulque.wire.opcodes import Opcode
 from pulque.wire.resets import GroupsReport, ResetDone
 
@@ -19,6 +19,7 @@ __all__ = [
     "ERROR",
     "Beaten",
     "Delivered",
+    "GroupChanged",
     "GroupsReport",
     "Located",
     "Outcome",
@@ -400,6 +401,7 @@ Response = (
     | GroupsReport
     | StatusReport
     | Sealed
+    | GroupChanged
 )
 _KINDS: dict[int, type[Response]] = {
     kind.opcode | ANSWER: kind
@@ -417,6 +419,7 @@ _KINDS: dict[int, type[Response]] = {
         GroupsReport,
         StatusReport,
         Sealed,
+        GroupChanged,
     )
 }
 _ERROR = Struct("<H")

@@ -78,7 +78,7 @@ async def workshop() -> AsyncIterator[Workshop]:
         Settler(state, clock, perform=redeliverer.perform, longest_delay_ms=1000),
         Browser(engine, executor, limits),
         redeliverer,
-        Registrar(state, around, committer),
+        Registrar(state, around, committer, print),
         releaser,
         Resetter(state, around, committer, wake=print),
     )
