@@ -463,3 +463,46 @@ async def test_the_asyncio_twin_changes_groups_too(pulque_aio_client: pulque.aio
     await pulque_aio_client.send("orders", b"y", tags=["red"])
     async with pulque_aio_client.consumer("orders", "g", tags=["red"]) as consumer:
         assert [m.body for m in await consumer.pull(timeout=PATIENCE)] == [b"y"]
+
+
+# -- messages that are delivered once -----------------------------------------------------------
+
+
+@pytest.mark.accepts("000-12")
+@pytest.mark.parametrize("ending", ["nack", "lost"])
+def test_an_unreliable_message_is_delivered_once(
+    pulque_broker: InProcessBroker, pulque_client: pulque.Client, ending: str
+) -> None:
+    pulque_client.send("jobs", b"once", reliable=False)
+    pulque_client.send_many("jobs", [pulque.Outgoing(b"once", reliable=False), b"reliable"])
+    with pulque_client.producer() as producer:
+        producer.send("jobs", b"once", reliable=False)
+    consumer = pulque_client.consumer("jobs", "g", consumer_id="c")
+    messages = consumer.pull(timeout=PATIENCE)
+    assert [message.body for message in messages] == [b"once", b"once", b"reliable", b"once"]
+    if ending == "nack":
+        for message in messages:
+            message.nack("no", delay=0)
+    else:
+        pulque_broker.advance_time(timedelta(hours=1), heartbeats=False)
+    consumer.close()
+    pulque_broker.advance_time(timedelta(hours=1))
+
+    with pulque_client.consumer("jobs", "g", consumer_id="d") as other:
+        assert drain(other, 1) == [b"reliable"]
+    assert pulque_client.status()["groups"][0]["redeliveries_pending"] == 0
+
+
+def test_what_a_lost_consumer_held_is_redelivered_if_the_filter_wants_it(
+    pulque_broker: InProcessBroker, pulque_client: pulque.Client
+) -> None:
+    send_tagged(pulque_client, 100)
+    lost = pulque_client.consumer("orders", "g", tags=["big"], consumer_id="lost")
+    assert len(lost.pull(timeout=PATIENCE)) == 20
+    pulque_broker.advance_time(timedelta(hours=1), heartbeats=False)
+    pulque_broker.advance_time(timedelta(hours=1))
+
+    with pulque_client.consumer("orders", "g", tags=["big"], consumer_id="other") as other:
+        assert sorted(map(int, drain(other, 20))) == list(range(0, 100, 5))
+    status = pulque_client.status()
+    assert sum(group["redeliveries_pending"] for group in status["groups"]) == 0

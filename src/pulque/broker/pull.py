@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import lru_cache
 
+from pulque.broker.checks import MOST_PARTITIONS, check_pull
 from pulque.broker.cold import ColdReads
 from pulque.broker.cold_pull import ColdFound, ColdPull
 from pulque.broker.commit import Synced
@@ -20,7 +21,6 @@ from pulque.broker.plan import NewRun, PullPlan, PullPlanner
 from pulque.broker.state import BrokerState, PullLimits, Surroundings
 from pulque.errors import (
     ErrorCode,
-    InvalidRequestError,
     NotAllowedError,
     OverloadedError,
     PulqueError,
@@ -30,9 +30,7 @@ from pulque.model.groups import Mode
 from pulque.model.names import (
     ConsumerId,
     Group,
-    PartitionName,
     effective_group,
-    is_retry,
     owner_of,
     parse_consumer_id,
     parse_partition,
@@ -52,9 +50,7 @@ from pulque.wire.responses import Pulled as PulledAnswer
 __all__ = ["Puller", "WaitingPull"]
 
 _LONGEST_WAIT_MS = 60_000
-_MOST_PARTITIONS = 10_000
 _FEW_PARTITIONS = 10
-_MOST_COVERS = 1000
 _MOST_COLD = 10_000
 _MOST_COLD_TRIES = 5
 _COLD_PATIENCE_S = 1.0
@@ -112,7 +108,7 @@ class Puller:
             now,
             now + min(request.timeout_ms, _LONGEST_WAIT_MS) / 1000,
         )
-        self._check(request, waiting.group)
+        check_pull(request, waiting.group)
         self._check_waiting(request, owner)
         self._check_fence(waiting)
         if (waiting.group, consumer) in self._state.outdated:
@@ -372,31 +368,12 @@ class Puller:
         plan.states = [ErrorCode.NONE] * len(waiting.request.wanted)
         return plan
 
-    def _check(self, request: Pull, group: Group) -> None:
-        fewest = 0 if request.covers else 1
-        if not fewest <= len(request.wanted) <= _MOST_PARTITIONS:
-            raise InvalidRequestError(
-                f"a pull from {len(request.wanted)} partitions; "
-                f"{fewest} to {_MOST_PARTITIONS} are allowed"
-            )
-        if len(request.covers) > _MOST_COVERS:
-            raise InvalidRequestError(
-                f"a pull covers {len(request.covers)} subjects and patterns; "
-                f"at most {_MOST_COVERS} are allowed"
-            )
-        if not request.max_messages or not request.max_bytes:
-            raise InvalidRequestError("a pull must ask for at least one message and one byte")
-        if len({wanted.partition for wanted in request.wanted}) < len(request.wanted):
-            raise InvalidRequestError("a pull names a partition twice")
-        for wanted in request.wanted:
-            _check_owner(parse_partition(wanted.partition), group)
-
     def _check_waiting(self, request: Pull, owner: object) -> None:
         """Refuse what would have the owner wait for too much at once."""
         if len(request.wanted) <= _FEW_PARTITIONS:
             return
         waited_for = sum(len(each.request.wanted) for each in self._lines.of_owner(owner))
-        if waited_for + len(request.wanted) > _MOST_PARTITIONS:
+        if waited_for + len(request.wanted) > MOST_PARTITIONS:
             raise OverloadedError(f"this connection waits for {waited_for} partitions already")
 
     def _check_fence(self, waiting: WaitingPull) -> None:
@@ -455,16 +432,3 @@ def _answer_synced(waiting: WaitingPull, answer: PulledAnswer, error: PulqueErro
         waiting.answer(answer)
     else:
         waiting.refuse(error)
-
-
-def _check_owner(name: PartitionName, group: Group) -> None:
-    """Refuse what belongs to another group, and what waits or is dead."""
-    owner = owner_of(name)
-    if owner is None:
-        return
-    if owner != group:
-        raise NotAllowedError(f"{name} belongs to group {owner}, not {group}")
-    if not is_retry(name):
-        raise NotAllowedError(
-            f"{name} cannot be pulled from: it can be read, and dead letters resent"
-        )

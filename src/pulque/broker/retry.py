@@ -17,6 +17,7 @@ from pulque.broker.appending import Appender
 from pulque.broker.extract import Extractor, Packed, Packing
 from pulque.broker.state import BrokerState, Surroundings
 from pulque.errors import InvalidBatchError, StorageError
+from pulque.model.groups import EVERYTHING
 from pulque.model.message import Message, StoredBatch
 from pulque.model.names import (
     Group,
@@ -30,6 +31,7 @@ from pulque.model.names import (
     subject_of,
     wait_partition,
 )
+from pulque.model.pack import ONCE_HEADER
 from pulque.model.positions import ConsumeSequence, PartitionId
 from pulque.rules.consumption import Redeliver, Redelivery
 from pulque.rules.groups import GroupsSettings
@@ -171,7 +173,7 @@ class Redeliverer:
         partition = self._engine.partitions.by_id[source]
         loop = asyncio.get_running_loop()
         try:
-            batches, missing = await loop.run_in_executor(
+            batches, missing, dropped = await loop.run_in_executor(
                 self._executor, self._pack, partition, group, wanted
             )
         except StorageError as error:
@@ -181,6 +183,8 @@ class Redeliverer:
             return
         for packed in batches:
             await self._append(source, group, packed)
+        if dropped:
+            self._consumption.redelivered(source, group, dropped)
         if missing:
             self._warn("redelivery_impossible", partition=partition.name, sequences=missing[:10])
             self._consumption.redelivered(source, group, missing)
@@ -201,20 +205,30 @@ class Redeliverer:
 
     def _pack(
         self, partition: Partition, group: Group, wanted: Mapping[ConsumeSequence, Redelivery]
-    ) -> tuple[list[Packed], list[ConsumeSequence]]:
-        """Return batches to be appended, and what is not stored any more."""
+    ) -> tuple[list[Packed], list[ConsumeSequence], list[ConsumeSequence]]:
+        """Return batches to be appended, what is not stored any more, and what ends here.
+
+        A lost consumer held whole stretches of the partition, of which its group's filter may
+        not want all; and what was sent to be delivered once is not delivered again.
+        """
         subject = subject_of(partition.name)
         policy = self._policy_of(group, subject)
+        is_fresh = owner_of(partition.name) is None
+        wishes = self._consumption.settings.of(group, subject).filter if is_fresh else EVERYTHING
         packing = Packing()
         missing = set(wanted)
+        dropped: list[ConsumeSequence] = []
         for message in self._extractor.messages(partition, sorted(wanted)):
             redelivery = wanted[message.sequence]
             try:
-                self._add(packing, message, subject, group, redelivery, policy)
+                if not wishes.matches(message.tags) or ONCE_HEADER in message.headers:
+                    dropped.append(message.sequence)
+                else:
+                    self._add(packing, message, subject, group, redelivery, policy)
             except InvalidBatchError:
                 continue  # its producer packed nonsense, which no consumer could read either
             missing.discard(message.sequence)
-        return packing.batches(), sorted(missing)
+        return packing.batches(), sorted(missing), dropped
 
     def _add(
         self,

@@ -155,7 +155,7 @@ class Client:
             body: What.
             timeout: How long to wait, in seconds; else the client's.
             **parts: What the message has beside: ``key``, ``order_key``, ``tags``, ``headers``,
-                ``expires_at``, ``priority``.
+                ``expires_at``, ``priority``, ``reliable``.
 
         Raises:
             PulqueError: It is not confirmed; after an ``UnavailableError`` it may be stored

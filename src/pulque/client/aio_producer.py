@@ -125,7 +125,7 @@ class Producer:
             subject: Where to.
             body: What.
             **parts: What the message has beside: ``key``, ``order_key``, ``tags``, ``headers``,
-                ``expires_at``, ``priority``.
+                ``expires_at``, ``priority``, ``reliable``.
 
         Raises:
             MessageTooLargeError: The broker would refuse it; it was not taken in.

@@ -156,6 +156,7 @@ class Client:
         headers: Mapping[str, str] | None = None,
         expires_at: datetime | None = None,
         priority: int = DEFAULT_LEVEL,
+        reliable: bool = True,
         timeout: float | None = None,
     ) -> Receipt:
         """Send one message, and return its receipt once it is confirmed.
@@ -172,6 +173,7 @@ class Client:
             headers: Names and values that travel with it.
             expires_at: When it is no longer worth delivering; with a time zone.
             priority: 0 to 9, higher first.
+            reliable: False for a message that is delivered once, whatever becomes of it.
             timeout: How long to wait, in seconds; else the client's.
 
         Raises:
@@ -179,9 +181,10 @@ class Client:
                 all the same.
         """
         targets = self._targets.get(subject) or self._find_targets(subject, timeout)
-        if key or order_key or tags or headers or expires_at or priority != DEFAULT_LEVEL:
+        is_usual = reliable and priority == DEFAULT_LEVEL
+        if key or order_key or tags or headers or expires_at or not is_usual:
             level = check_priority(priority)
-            message = Outgoing(body, key, order_key, tags, headers, expires_at)
+            message = Outgoing(body, key, order_key, tags, headers, expires_at, reliable=reliable)
             packer = pack_messages((message,), self._calls.max_message)
             lane = self._calls.take_lane()
             packed = lane.pack(targets.pick(order_key, level), packer)

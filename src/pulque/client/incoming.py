@@ -105,17 +105,7 @@ class IncomingCore:
 
     def subscribe_request(self) -> Subscribe:
         """Return what must be said on each connection before the first pull."""
-        options = self.options
-        return Subscribe(
-            "" if options.mode is Mode.BROADCAST else options.group,
-            options.consumer,
-            options.incarnation,
-            options.subject,
-            options.mode,
-            options.filter,
-            options.start,
-            options.retry,
-        )
+        return self.options.subscribe_request()
 
     def subscribed(self, response: Response) -> None:
         """Take in the answer to that.

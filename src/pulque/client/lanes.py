@@ -100,7 +100,7 @@ def pack_messages(messages: Sequence[bytes | Outgoing], max_message: int) -> Bat
                 key=message.key,
                 order_key=message.order_key,
                 tags=message.tags,
-                headers=message.headers,
+                headers=message.all_headers(),
                 expires_at_ms=ms_of(message.expires_at),
             )
         else:

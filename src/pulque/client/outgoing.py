@@ -178,7 +178,7 @@ class OutgoingCore(Generic[P]):
                     key=message.key,
                     order_key=message.order_key,
                     tags=message.tags,
-                    headers=message.headers,
+                    headers=message.all_headers(),
                     expires_at_ms=expires_at_ms,
                 )
             except BaseException:

@@ -12,6 +12,7 @@ from pulque.model.groups import (
     Start,
 )
 from pulque.model.names import ConsumerId, Group
+from pulque.wire.requests import Subscribe
 
 __all__ = ["PullOptions"]
 
@@ -31,3 +32,16 @@ class PullOptions:
     filter: Filter = EVERYTHING
     start: Start = FROM_EARLIEST
     retry: RetrySettings = BROKERS_CHOICE
+
+    def subscribe_request(self) -> Subscribe:
+        """Return what must be said on each connection before the first pull."""
+        return Subscribe(
+            "" if self.mode is Mode.BROADCAST else self.group,
+            self.consumer,
+            self.incarnation,
+            self.subject,
+            self.mode,
+            self.filter,
+            self.start,
+            self.retry,
+        )

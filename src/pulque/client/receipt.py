@@ -7,7 +7,7 @@ from typing import NamedTuple, TypedDict
 
 from pulque.errors import UsageError
 from pulque.model.names import DEFAULT_LEVEL, MAX_LEVEL, PartitionName
-from pulque.model.pack import NEVER
+from pulque.model.pack import NEVER, ONCE_HEADER
 from pulque.model.positions import ConsumeSequence, Position
 
 __all__ = ["Outgoing", "Parts", "Receipt", "as_body", "check_priority", "ms_of"]
@@ -53,6 +53,8 @@ class Parts(TypedDict, total=False):
     """When it is no longer worth delivering; with a time zone."""
     priority: int
     """0 to 9, higher first."""
+    reliable: bool
+    """False for a message that is delivered once, whatever becomes of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,12 @@ class Outgoing:
     """When it is no longer worth delivering; with a time zone."""
     priority: int = DEFAULT_LEVEL
     """0 to 9, higher first. Messages of one order key keep their order within a priority."""
+    reliable: bool = True
+    """False for a message that is delivered once, whatever becomes of it."""
+
+    def all_headers(self) -> Mapping[str, str] | None:
+        """Return the headers as they travel."""
+        return self.headers if self.reliable else {**(self.headers or {}), ONCE_HEADER: "1"}
 
 
 def check_priority(priority: object) -> int:

@@ -30,6 +30,8 @@ MAX_HEADERS_SIZE = 65536
 MAX_PRIORITY = MAX_LEVEL
 DEFAULT_PRIORITY = DEFAULT_LEVEL
 MAX_ATTEMPT = 0xFFFF
+ONCE_HEADER = "pulque.once"
+"""On a message that is delivered once: whatever becomes of it, it does not come again."""
 NEVER = 0
 """As an instant of expiry: none."""
 _MAX_INSTANT = 2**63 - 1
