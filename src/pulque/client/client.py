@@ -4,21 +4,15 @@ import functools
 import os
 import secrets
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
+from pulque.client.administration import Administration
 from pulque.client.calls import Calls
 from pulque.client.connection import Connection
 from pulque.client.consumer import Consumer
-from pulque.client.groups import (
-    GroupState,
-    PartitionReset,
-    groups_of,
-    reset_request,
-    resets_of,
-)
 from pulque.client.identity import application_name
 from pulque.client.lanes import (
     Lane,
@@ -35,8 +29,6 @@ from pulque.client.looking import (
     messages_of,
     positions_of,
     positions_request,
-    report_of,
-    sealed_end_of,
 )
 from pulque.client.options import (
     DEFAULT_TIMEOUT,
@@ -55,8 +47,6 @@ from pulque.client.wishes import (
     ModeName,
     RetryPolicy,
     StartAt,
-    change_request,
-    changed_of,
     start_of,
 )
 from pulque.errors import PulqueError, UnknownSubjectError
@@ -64,7 +54,8 @@ from pulque.model.ids import IdSource
 from pulque.model.message import Message
 from pulque.model.names import DEFAULT_LEVEL, PartitionName, parse_subject
 from pulque.model.positions import ConsumeSequence
-from pulque.wire.requests import Groups, Read, Route, Seal, Status
+from pulque.wire.requests import Read, Request, Route
+from pulque.wire.responses import Response
 from pulque.wire.single import SingleStored
 
 __all__ = ["Client", "connect"]
@@ -110,7 +101,7 @@ def connect(
     return client
 
 
-class Client:
+class Client(Administration):
     """One application's way to a broker. Made by ``connect``.
 
     All methods may be called from any number of threads. Calls that wait for an answer use a
@@ -409,84 +400,6 @@ class Client:
                     raise  # else it has messages of other priorities
         return found
 
-    def reset(
-        self,
-        subject: str,
-        group: str,
-        to: StartAt,
-        *,
-        partition: str | None = None,
-        dry_run: bool = False,
-    ) -> list[PartitionReset]:
-        """Have a group go on from another place; return what that means for each partition.
-
-        It is on disk when this returns, and consumers notice at once: what they hold is
-        abandoned, and is not retried. What waits for a retry still comes.
-
-        Args:
-            subject: A subject, or a pattern such as ``order.*``.
-            group: The group; of a broadcast consumer, ``#`` and its id.
-            to: ``"earliest"``, ``"latest"``, a ``datetime`` with a time zone (the first message
-                stored at or after it, to the millisecond), or a sequence.
-            partition: Only this partition.
-            dry_run: Only say what would happen.
-
-        Raises:
-            UnknownGroupError: The group never consumed the subject here.
-            UnknownSubjectError: There is no such subject or partition here.
-        """
-        request = reset_request(subject, group, to, partition, dry_run=dry_run)
-        return self._calls.ask(request, self._timeout, resets_of)
-
-    def groups(self, subject: str | None = None, *, group: str | None = None) -> list[GroupState]:
-        """Return where groups are, in each partition that they ever pulled from.
-
-        Args:
-            subject: Only those of this subject, or of a pattern such as ``order.*``.
-            group: Only this group.
-        """
-        return self._calls.ask(Groups(subject or "", group or ""), self._timeout, groups_of)
-
-    def change_group(
-        self,
-        subject: str,
-        group: str,
-        *,
-        mode: ModeName | None = None,
-        tags: Iterable[str] | None = None,
-        all_tags: Iterable[str] | None = None,
-        retry: RetryPolicy | None = None,
-    ) -> None:
-        """Change what a group said about a subject, for all its consumers.
-
-        A new filter counts for messages that nobody was handed yet. Consumers that run are
-        refused from then on, until they are started with the group's mode and filter of now.
-
-        Args:
-            subject: The subject or the pattern that the group subscribed to.
-            group: The group.
-            mode: ``"shared"`` or ``"once"``; its consumers must hold nothing.
-            tags: The filter from now on: any of these; empty for none …
-            all_tags: … and all of these.
-            retry: How failed messages come again; what it does not say stays as it is.
-
-        Raises:
-            UnknownGroupError: The group never subscribed to it.
-            NotAllowedError: A consumer holds messages, so that the mode cannot be switched.
-        """
-        request = change_request(
-            subject, group, mode=mode, tags=tags, all_tags=all_tags, retry=retry
-        )
-        self._calls.ask(request, self._timeout, changed_of)
-
-    def status(self) -> dict[str, Any]:
-        """Return how the broker is doing; fields are added without notice."""
-        return self._calls.ask(Status(), self._timeout, report_of)
-
-    def seal(self) -> int:
-        """Close the broker's open segment, so that it can be archived; return where it ends."""
-        return self._calls.ask(Seal(), self._timeout, sealed_end_of)
-
     # ── the end ────────────────────────────────────────────────────────────────────────────
 
     def close(self) -> None:
@@ -507,6 +420,9 @@ class Client:
         self.close()
 
     # ── underneath ─────────────────────────────────────────────────────────────────────────
+
+    def _ask(self, request: Request, timeout: float, convert: Callable[[Response], T]) -> T:
+        return self._calls.ask(request, timeout, convert)
 
     def _find_targets(self, subject: str, timeout: float | None = None) -> Targets:
         targets = self._targets.get(subject)

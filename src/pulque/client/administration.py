@@ -1,0 +1,101 @@
+"""What administrators ask of a broker: groups, status, segments."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from pulque.client.groups import GroupState, PartitionReset, groups_of, reset_request, resets_of
+from pulque.client.looking import report_of, sealed_end_of
+from pulque.client.wishes import ModeName, RetryPolicy, StartAt, change_request, changed_of
+from pulque.wire.requests import Groups, Request, Seal, Status
+from pulque.wire.responses import Response
+
+__all__ = ["Administration"]
+
+T = TypeVar("T")
+
+
+class Administration:
+    """What a client can do beside sending and receiving."""
+
+    _timeout: float
+
+    def _ask(self, request: Request, timeout: float, convert: Callable[[Response], T]) -> T:
+        raise NotImplementedError
+
+    def reset(
+        self,
+        subject: str,
+        group: str,
+        to: StartAt,
+        *,
+        partition: str | None = None,
+        dry_run: bool = False,
+    ) -> list[PartitionReset]:
+        """Have a group go on from another place; return what that means for each partition.
+
+        It is on disk when this returns, and consumers notice at once: what they hold is
+        abandoned, and is not retried. What waits for a retry still comes.
+
+        Args:
+            subject: A subject, or a pattern such as ``order.*``.
+            group: The group; of a broadcast consumer, ``#`` and its id.
+            to: ``"earliest"``, ``"latest"``, a ``datetime`` with a time zone (the first message
+                stored at or after it, to the millisecond), or a sequence.
+            partition: Only this partition.
+            dry_run: Only say what would happen.
+
+        Raises:
+            UnknownGroupError: The group never consumed the subject here.
+            UnknownSubjectError: There is no such subject or partition here.
+        """
+        request = reset_request(subject, group, to, partition, dry_run=dry_run)
+        return self._ask(request, self._timeout, resets_of)
+
+    def groups(self, subject: str | None = None, *, group: str | None = None) -> list[GroupState]:
+        """Return where groups are, in each partition that they ever pulled from.
+
+        Args:
+            subject: Only those of this subject, or of a pattern such as ``order.*``.
+            group: Only this group.
+        """
+        return self._ask(Groups(subject or "", group or ""), self._timeout, groups_of)
+
+    def change_group(
+        self,
+        subject: str,
+        group: str,
+        *,
+        mode: ModeName | None = None,
+        tags: Iterable[str] | None = None,
+        all_tags: Iterable[str] | None = None,
+        retry: RetryPolicy | None = None,
+    ) -> None:
+        """Change what a group said about a subject, for all its consumers.
+
+        A new filter counts for messages that nobody was handed yet. Consumers that run are
+        refused from then on, until they are started with the group's mode and filter of now.
+
+        Args:
+            subject: The subject or the pattern that the group subscribed to.
+            group: The group.
+            mode: ``"shared"`` or ``"once"``; its consumers must hold nothing.
+            tags: The filter from now on: any of these; empty for none …
+            all_tags: … and all of these.
+            retry: How failed messages come again; what it does not say stays as it is.
+
+        Raises:
+            UnknownGroupError: The group never subscribed to it.
+            NotAllowedError: A consumer holds messages, so that the mode cannot be switched.
+        """
+        request = change_request(
+            subject, group, mode=mode, tags=tags, all_tags=all_tags, retry=retry
+        )
+        self._ask(request, self._timeout, changed_of)
+
+    def status(self) -> dict[str, Any]:
+        """Return how the broker is doing; fields are added without notice."""
+        return self._ask(Status(), self._timeout, report_of)
+
+    def seal(self) -> int:
+        """Close the broker's open segment, so that it can be archived; return where it ends."""
+        return self._ask(Seal(), self._timeout, sealed_end_of)
