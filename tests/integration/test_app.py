@@ -20,7 +20,7 @@ pytestmark = pytest.mark.server
 
 StartBroker = Callable[..., BrokerProcess]
 
-SHORT_LEASE = {"consumption.lease": "1s", "consumption.lease_check": "100ms"}
+SHORT_LEASE = {"consumption.lease": "2s", "consumption.lease_check": "100ms"}
 WITHIN = 30
 
 SHOP = """
@@ -39,17 +39,17 @@ def tell(what, *about):
 SLOW = """
 @app.subscribe("orders", group="g", concurrency=2)
 async def handle(message: pulque.ReceivedMessage):
-    tell("began", message.sequence)
+    tell("began", message.body.decode())
     await asyncio.sleep({work})
-    tell("ended", message.sequence)
+    tell("ended", message.body.decode())
 """
 
 SLOW_IN_THREADS = """
 @app.subscribe("orders", group="g", concurrency=2)
 def handle(message: pulque.ReceivedMessage):
-    tell("began", message.sequence)
+    tell("began", message.body.decode())
     time.sleep({work})
-    tell("ended", message.sequence)
+    tell("ended", message.body.decode())
 """
 
 
@@ -105,8 +105,9 @@ class Apps:
 
 
 @pytest.fixture
-def broker(start_broker: StartBroker) -> BrokerProcess:
-    return start_broker(arguments=flags(SHORT_LEASE))
+def broker(start_broker: StartBroker, request: pytest.FixtureRequest) -> BrokerProcess:
+    """A broker with the usual settings, or with those that a test gives it."""
+    return start_broker(arguments=flags(getattr(request, "param", {})))
 
 
 @pytest.fixture
@@ -125,13 +126,13 @@ def send(broker: BrokerProcess, count: int, subject: str = "orders") -> None:
         client.send_many(subject, [b"%d" % number for number in range(count)])
 
 
-def left(broker: BrokerProcess, tmp_path: Path, group: str = "g") -> list[int]:
+def left(broker: BrokerProcess, tmp_path: Path, group: str = "g") -> list[bytes]:
     """Return which messages a group has not settled."""
     with (
         pulque.connect(broker.url, name="looks", state_dir=tmp_path) as client,
         client.consumer("orders", group, consumer_id="looks") as consumer,
     ):
-        return [message.sequence for message in consumer.pull(timeout=1.5)]
+        return [message.body for message in consumer.pull(timeout=1.5)]
 
 
 @pytest.mark.parametrize("code", [SLOW, SLOW_IN_THREADS], ids=["async", "threads"])
@@ -168,7 +169,7 @@ def test_a_second_signal_does_not_wait(
     process.send_signal(signal.SIGTERM)
 
     assert process.wait(WITHIN) == 0
-    assert sorted(left(broker, tmp_path)) == [0, 1, 2]
+    assert sorted(left(broker, tmp_path)) == [b"0", b"1", b"2"]
 
 
 def test_a_handler_that_ends_the_process_loses_nothing(
@@ -218,6 +219,7 @@ def handle(message: pulque.ReceivedMessage):
 
 
 @pytest.mark.accepts("000-39")
+@pytest.mark.parametrize("broker", [SHORT_LEASE], indirect=True, ids=["short lease"])
 def test_an_application_that_slept_too_long_abandons_what_others_do(
     broker: BrokerProcess, apps: Apps, tmp_path: Path
 ) -> None:

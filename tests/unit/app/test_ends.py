@@ -334,7 +334,7 @@ async def test_without_a_broker_for_the_lease_what_is_not_done_is_abandoned(
 ) -> None:
     began: list[tuple[bytes, pulque.ReceivedMessage]] = []
     cancelled: list[bytes] = []
-    with FakeBroker(lease_ms=300) as broker:
+    with FakeBroker(lease_ms=1500) as broker:
         app = pulque.App(broker.url, name="test", timeout=5, grace=5, state_dir=tmp_path)
 
         @app.subscribe_batch("orders", group="g", max_messages=1, on_abandon="cancel")

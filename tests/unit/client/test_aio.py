@@ -455,7 +455,7 @@ async def test_closing_a_client_closes_what_came_from_it(
 @pytest.mark.accepts("000-39")
 async def test_what_was_lost_meanwhile_is_not_handed_out(tmp_path: Path) -> None:
     lost = asyncio.Event()
-    with FakeBroker(lease_ms=300) as broker:
+    with FakeBroker(lease_ms=1500) as broker:
         async with (
             aio.connect(broker.url, name="test", timeout=5, state_dir=tmp_path) as client,
             client.consumer("orders", group="g") as consumer,
@@ -473,5 +473,5 @@ async def test_what_was_lost_meanwhile_is_not_handed_out(tmp_path: Path) -> None
             await client.send("orders", b"next")
             second = await anext(messages)
 
-    assert (first.body, first.is_abandoned) == (b"0", True)
-    assert (second.body, second.is_abandoned) == (b"next", False)
+            assert (first.body, first.is_abandoned) == (b"0", True)
+            assert (second.body, second.is_abandoned) == (b"next", False)

@@ -412,7 +412,7 @@ def test_an_answer_that_the_keeper_takes_in_first_is_not_waited_for_again(
 def test_what_was_lost_meanwhile_is_not_handed_out(tmp_path: Path) -> None:
     lost = threading.Event()
     with (
-        FakeBroker(lease_ms=300) as broker,
+        FakeBroker(lease_ms=1500) as broker,
         pulque.connect(broker.url, name="test", timeout=5, state_dir=tmp_path) as client,
         client.consumer("orders", group="g") as consumer,
     ):
@@ -428,15 +428,15 @@ def test_what_was_lost_meanwhile_is_not_handed_out(tmp_path: Path) -> None:
         client.send("orders", b"next")
         second = next(messages)
 
-    assert (first.body, first.is_abandoned) == (b"0", True)
-    assert (second.body, second.is_abandoned) == (b"next", False)
+        assert (first.body, first.is_abandoned) == (b"0", True)
+        assert (second.body, second.is_abandoned) == (b"next", False)
 
 
 @pytest.mark.accepts("000-39")
 def test_without_a_broker_for_the_lease_what_is_not_finished_is_abandoned(tmp_path: Path) -> None:
     told = threading.Event()
     with (
-        FakeBroker(lease_ms=300) as broker,
+        FakeBroker(lease_ms=1500) as broker,
         pulque.connect(broker.url, name="test", timeout=5, state_dir=tmp_path) as client,
         client.consumer("orders", group="g") as consumer,
     ):
