@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from pulque.app.outcomes import BatchFailed, Reject, Retry
 from pulque.client.client import Client, connect
 from pulque.client.consumer import Consumer
+from pulque.client.dead import DeadLetters, ResentLetters
 from pulque.client.groups import ConsumerState, GroupState, PartitionReset
 from pulque.client.looking import PartitionPositions
 from pulque.client.pending import PendingSend, PendingSends
@@ -73,6 +74,7 @@ __all__ = [
     "Consumer",
     "ConsumerState",
     "CorruptionError",
+    "DeadLetters",
     "DisconnectedError",
     "ErrorCode",
     "FencedError",
@@ -103,6 +105,7 @@ __all__ = [
     "RejectedError",
     "RemoteProtocolError",
     "RequestTimeoutError",
+    "ResentLetters",
     "Retry",
     "RetryPolicy",
     "StaleEpochError",

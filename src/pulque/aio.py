@@ -16,11 +16,13 @@
 
 from pulque.client.aio_client import Client, connect
 from pulque.client.aio_consumer import Consumer
+from pulque.client.aio_dead import DeadLetters
 from pulque.client.aio_producer import PendingSend, PendingSends, Producer
 
 __all__ = [
     "Client",
     "Consumer",
+    "DeadLetters",
     "PendingSend",
     "PendingSends",
     "Producer",

@@ -25,6 +25,7 @@ from pulque.wire.requests import (
     FROM_SETTLED,
     Acks,
     ChangeGroup,
+    Dead,
     Groups,
     Heartbeat,
     Hello,
@@ -33,6 +34,7 @@ from pulque.wire.requests import (
     Pull,
     Read,
     Request,
+    Resend,
     Reset,
     Route,
     Seal,
@@ -46,6 +48,7 @@ from pulque.wire.requests import (
 from pulque.wire.resets import GroupConsumer, GroupPosition, ResetRow
 from pulque.wire.responses import (
     Beaten,
+    DeadListed,
     Delivered,
     GroupChanged,
     GroupsReport,
@@ -53,6 +56,7 @@ from pulque.wire.responses import (
     Outcome,
     Pulled,
     ReadBack,
+    Resent,
     ResetDone,
     Response,
     Routed,
@@ -235,6 +239,10 @@ REQUESTS: dict[str, Request] = {
         Filter(FilterKind.TAGS, (), ("vip",)),
         RetrySettings((), 255, 3),
     ),
+    "dead": Dead("orders", "billing", 3, 2**64 - 1, 100, is_purge=True),
+    "resend": Resend(
+        "orders", "billing", (3,), True, b"a new body", True, (("who", "é"), ("empty", ""))
+    ),
 }
 RESPONSES: dict[str, Response] = {
     "hello": Welcome(1, "broker-a", TENURE, 17_825_792, 4_194_304, 60_000, 3_600_000),
@@ -319,6 +327,13 @@ RESPONSES: dict[str, Response] = {
     "change-group": GroupChanged(
         Mode.ONCE, Filter(FilterKind.TAGS, (), ("vip",)), RetrySettings((), 255, 3)
     ),
+    "dead": DeadListed(
+        ConsumeSequence(3),
+        ConsumeSequence(90),
+        41,
+        ((ConsumeSequence(3), 1), (ConsumeSequence(5), 40)),
+    ),
+    "resend": Resent((3, 5), (4,), (2**40,)),
 }
 ERROR: PulqueError = NotLeaderError("broker-b leads orders#1 — ask there")
 

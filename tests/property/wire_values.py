@@ -16,6 +16,7 @@ from pulque.wire.frame import Frame, FrameReader
 from pulque.wire.requests import (
     Acks,
     ChangeGroup,
+    Dead,
     Groups,
     Heartbeat,
     Hello,
@@ -24,6 +25,7 @@ from pulque.wire.requests import (
     Pull,
     Read,
     Request,
+    Resend,
     Reset,
     Route,
     Seal,
@@ -36,6 +38,7 @@ from pulque.wire.requests import (
 from pulque.wire.resets import GroupConsumer, GroupPosition, ResetRow
 from pulque.wire.responses import (
     Beaten,
+    DeadListed,
     Delivered,
     GroupChanged,
     GroupsReport,
@@ -43,6 +46,7 @@ from pulque.wire.responses import (
     Outcome,
     Pulled,
     ReadBack,
+    Resent,
     ResetDone,
     Response,
     Routed,
@@ -159,6 +163,25 @@ REQUESTS: dict[type[Request], st.SearchStrategy[Request]] = {
         retry=retries,
     ),
     Seal: st.builds(Seal),
+    Dead: st.builds(
+        Dead,
+        subject=text,
+        group=text,
+        first=u64,
+        last=u64,
+        max_letters=u32,
+        is_purge=st.booleans(),
+    ),
+    Resend: st.builds(
+        Resend,
+        subject=text,
+        group=text,
+        sequences=_few(u64),
+        replaces_body=st.booleans(),
+        body=blob,
+        replaces_headers=st.booleans(),
+        headers=_few(st.tuples(text, text)),
+    ),
 }
 RESPONSES: dict[type[Response], st.SearchStrategy[Response]] = {
     Welcome: st.builds(
@@ -255,6 +278,10 @@ RESPONSES: dict[type[Response], st.SearchStrategy[Response]] = {
     ),
     StatusReport: st.builds(StatusReport, report=blob),
     Sealed: st.builds(Sealed, end=u64),
+    DeadListed: st.builds(
+        DeadListed, start=u64, end=u64, count=u64, ranges=_few(st.tuples(u64, u32))
+    ),
+    Resent: st.builds(Resent, resent=_few(u64), done=_few(u64), missing=_few(u64)),
 }
 requests: st.SearchStrategy[Request] = st.one_of(*REQUESTS.values())
 responses: st.SearchStrategy[Response] = st.one_of(*RESPONSES.values())

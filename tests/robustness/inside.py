@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from pulque.broker.appending import Appender
 from pulque.broker.commit import Committer
+from pulque.broker.dead import DeadLetterOffice
 from pulque.broker.groups import Registrar
 from pulque.broker.housekeeping import Housekeeper, Rhythm
 from pulque.broker.parts import Parts
@@ -117,6 +118,7 @@ async def open_inside(files: MemoryFileSystem) -> AsyncIterator[Inside]:
         Registrar(state, around, committer, puller.dismiss),
         releaser,
         Resetter(state, around, committer, wake=wake),
+        DeadLetterOffice(state, around, committer, appender, 1000),
     )
     rhythm = Rhythm(10_000, 60_000, 60_000, 2**40, None)
     inside = Inside(

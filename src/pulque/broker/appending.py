@@ -25,7 +25,12 @@ class Appender:
         self._warn = around.warn
 
     async def append(
-        self, target: PartitionName, batch: bytes, written: Callable[[Appended], None]
+        self,
+        target: PartitionName,
+        batch: bytes,
+        written: Callable[[Appended], None],
+        *,
+        is_patient: bool = True,
     ) -> None:
         """Append a batch; without room it waits until there is.
 
@@ -33,14 +38,18 @@ class Appender:
             target: Where to; the partition is made if need be.
             batch: As packed for it.
             written: Called when it is in the log, before anything else can happen.
+            is_patient: Whether to wait for room.
 
         Raises:
+            StorageFullError: There is no room, and nobody waits for it.
             UnavailableError: Nobody knows whether it is stored: the disk failed.
         """
         while True:
             try:
                 await self._append_once(target, batch, written)
             except StorageFullError as error:
+                if not is_patient:
+                    raise
                 self._warn("redelivery_delayed", partition=target, reason=str(error))
                 await asyncio.sleep(_TRY_AGAIN_S)
             else:

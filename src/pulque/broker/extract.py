@@ -22,6 +22,7 @@ from pulque.storage.partitions import Partition
 
 __all__ = ["Extractor", "Packed", "Packing"]
 
+_KEYS, _ORDER_KEYS, _TAGS = int(Flag.KEYS), int(Flag.ORDER_KEYS), int(Flag.TAGS)
 _MOST_BYTES = 1024 * 1024
 _NEAR = 16
 """Messages that are not wanted are read along if so few lie between two that are."""
@@ -167,9 +168,9 @@ class Packing:
         content = message.body if body is None else body
         pile.packer.add_encoded(
             content,
-            key=batch.part(index, Flag.KEYS),
-            order_key=batch.part(index, Flag.ORDER_KEYS),
-            tags=batch.part(index, Flag.TAGS),
+            key=batch.part(index, _KEYS),
+            order_key=batch.part(index, _ORDER_KEYS),
+            tags=batch.part(index, _TAGS),
             headers=encode_headers(headers, is_system=True),
             expires_at_ms=message.expires_at_ms,
             created_at_ms=message.created_at_ms,

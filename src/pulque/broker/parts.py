@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from pulque.broker.dead import DeadLetterOffice
 from pulque.broker.groups import Registrar
 from pulque.broker.pull import Puller
 from pulque.broker.read import Browser
@@ -26,3 +27,4 @@ class Parts:
     registrar: Registrar
     releaser: Releaser
     resetter: Resetter
+    office: DeadLetterOffice

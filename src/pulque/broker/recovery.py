@@ -68,6 +68,7 @@ class Recovered:
             if isinstance(fact, DeadPurged):
                 self.dead.handle(fact)
             self.consumption.handle(fact)
+        self.consumption.end_replay()
         ends = {p.id: p.end for p in engine.partitions.by_id.values()}
         clipped = [part.clip(ends) for part in (self.consumption, self.schedule, self.dead)]
         self.was_clipped = any(clipped)

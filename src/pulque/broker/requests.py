@@ -31,6 +31,7 @@ from pulque.net.server import Connection
 from pulque.wire.frame import Frame
 from pulque.wire.requests import (
     ChangeGroup,
+    Dead,
     Groups,
     Heartbeat,
     Hello,
@@ -38,6 +39,7 @@ from pulque.wire.requests import (
     Pull,
     Read,
     Request,
+    Resend,
     Reset,
     Route,
     Seal,
@@ -111,6 +113,7 @@ class RequestHandler:
         self._browser = parts.browser
         self._registrar = parts.registrar
         self._resetter = parts.resetter
+        self._office = parts.office
         self._engine = state.engine
         self._places = state.places
         self._clock = clock
@@ -190,6 +193,20 @@ class RequestHandler:
                 answerer.answer(StatusReport(self._status()))
             case Seal():
                 answerer.answer(self._seal())
+            case Dead():
+                self._hold(
+                    connection,
+                    answerer,
+                    lambda: self._office.dead(request, answerer.answer_held, answerer.refuse_held),
+                )
+            case Resend():
+                self._hold(
+                    connection,
+                    answerer,
+                    lambda: self._office.resend(
+                        request, answerer.answer_held, answerer.refuse_held
+                    ),
+                )
             case Hello():
                 raise RemoteProtocolError("a second Hello on one connection")
             case _:

@@ -11,6 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import NamedTuple
 
 from pulque.broker.appending import Appender
@@ -258,7 +259,7 @@ class Redeliverer:
 def headers_after(message: Message, redelivery: Redelivery) -> dict[str, str]:
     """Return the headers of a message after an attempt: where it comes from, and what failed."""
     headers = message.headers
-    if owner_of(message.partition) is None:
+    if headers and owner_of(message.partition) is None:
         # Whoever sent it cannot have tried it before.
         headers = {name: text for name, text in headers.items() if not name.startswith(_OURS)}
     here = f"{message.partition}/{message.sequence}"
@@ -270,12 +271,14 @@ def headers_after(message: Message, redelivery: Redelivery) -> dict[str, str]:
         headers[REASON_HEADER] = reason
         failure = f"{_instant(redelivery.at_ms)} {reason}"[:_LONGEST_FAILURE]
         headers[f"{FAILED_HEADER}{message.attempt}"] = failure
-        failures = [name for name in headers if name.startswith(FAILED_HEADER)]
-        for name in failures[:-_MOST_FAILURES]:
-            del headers[name]
+        if message.attempt > _MOST_FAILURES:
+            failures = [name for name in headers if name.startswith(FAILED_HEADER)]
+            for name in failures[:-_MOST_FAILURES]:
+                del headers[name]
     return headers
 
 
+@lru_cache(maxsize=64)
 def _instant(at_ms: int) -> str:
     try:
         shown = datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds")

@@ -18,6 +18,7 @@ import structlog
 from pulque.broker.appending import Appender
 from pulque.broker.commit import Committer
 from pulque.broker.config import BrokerSettings, parse_delays
+from pulque.broker.dead import DeadLetterOffice
 from pulque.broker.groups import Registrar
 from pulque.broker.housekeeping import Housekeeper, Rhythm
 from pulque.broker.listener import LoggingListener
@@ -223,6 +224,9 @@ class Broker:
             Registrar(state, around, self._committer, puller.dismiss),
             releaser,
             Resetter(state, around, self._committer, wake=self._wake),
+            DeadLetterOffice(
+                state, around, self._committer, appender, settings.limits.max_message
+            ),
         )
         state.engine.partitions.watch(self._partition_added)
         self._housekeeper = Housekeeper(
@@ -267,6 +271,7 @@ class Broker:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._server.stop_listening()
+        await self._parts.office.close()
         await self._committer.close()
         await self._server.close()
         if self._failure is None:

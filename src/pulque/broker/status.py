@@ -35,6 +35,7 @@ def status_report(
         "deliveries_lost": parts.settler.lost,
         "messages_redelivered": parts.redeliverer.redelivered + parts.releaser.released,
         "messages_waiting": len(state.schedule),
+        "messages_resent": parts.office.resent,
         "messages_died": parts.redeliverer.died + parts.releaser.expired,
         "syncs": committer.syncs,
         "bytes_unconfirmed": committer.waiting_bytes,

@@ -38,6 +38,12 @@ def pull(
         bool, typer.Option("--nack", help="Nack instead of ack: they will come again.")
     ] = False,
     reason: Annotated[str, typer.Option(help="With --nack: why.")] = "",
+    delay: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS", help="With --nack: when they come again; else as the group says."
+        ),
+    ] = None,
     start: Annotated[
         Start, typer.Option(help="Where a group begins that never pulled from this subject.")
     ] = Start.EARLIEST,
@@ -56,8 +62,8 @@ def pull(
 
     Exits with 4 if no message came in time.
     """
-    if reason and not nack:
-        raise UsageError("--reason goes with --nack")
+    if (reason or delay is not None) and not nack:
+        raise UsageError("--reason and --delay go with --nack")
     got = 0
     nacked: list[ReceivedMessage] = []
     with (
@@ -78,7 +84,7 @@ def pull(
                 message.ack()
         # Not before the end: they would come again at once, and count as new ones.
         for message in nacked:
-            message.nack(reason)
+            message.nack(reason, delay=delay)
     if not got:
         raise typer.Exit(ExitCode.NOTHING)
 

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
+from pulque.client.aio_dead import DeadLetters
+from pulque.client.dead import Letters
 from pulque.client.groups import GroupState, PartitionReset, groups_of, reset_request, resets_of
 from pulque.client.looking import report_of, sealed_end_of
 from pulque.client.wishes import ModeName, RetryPolicy, StartAt, change_request, changed_of
@@ -61,6 +63,14 @@ class Administration:
             group: Only this group.
         """
         return await self._ask(Groups(subject or "", group or ""), self._timeout, groups_of)
+
+    def dead(self, subject: str, group: str) -> DeadLetters:
+        """Return the dead letters of a group: list, show, resend and purge them."""
+
+        async def ask(request: Request) -> Response:
+            return await self._ask(request, self._timeout, lambda response: response)
+
+        return DeadLetters(Letters(subject, group), ask)
 
     async def change_group(
         self,

@@ -16,6 +16,11 @@ from pulque.model.positions import ConsumeSequence
 
 __all__ = ["Message", "StoredBatch"]
 
+# An operation on the enum itself costs more than all else in the access of a field.
+_TAGS, _KEYS, _DUE = int(Flag.TAGS), int(Flag.KEYS), int(Flag.DUE)
+_CREATED, _EXPIRES, _ATTEMPTS = int(Flag.CREATED), int(Flag.EXPIRES), int(Flag.ATTEMPTS)
+_ORDER_KEYS, _HEADERS = int(Flag.ORDER_KEYS), int(Flag.HEADERS)
+
 
 class StoredBatch:
     """The messages of one stored batch.
@@ -96,7 +101,7 @@ class StoredBatch:
         at = layout_of(self.header.flags).column_start("id", self.header.count) + 16 * index
         return self.data[at : at + 16]
 
-    def part(self, index: int, wanted: Flag) -> bytes:
+    def part(self, index: int, wanted: int) -> bytes:
         """Return the key, order key, tags or headers of one message, encoded."""
         flags = self.header.flags
         if not flags & wanted:
@@ -115,10 +120,10 @@ class StoredBatch:
 
 _TOO_LONG = "key, order key, tags and headers of a message are longer than the message"
 _PART_SIZES = (
-    ("key_size", Flag.KEYS),
-    ("order_key_size", Flag.ORDER_KEYS),
-    ("tags_size", Flag.TAGS),
-    ("headers_size", Flag.HEADERS),
+    ("key_size", _KEYS),
+    ("order_key_size", _ORDER_KEYS),
+    ("tags_size", _TAGS),
+    ("headers_size", _HEADERS),
 )
 
 
@@ -164,23 +169,23 @@ class Message:
     @property
     def key(self) -> str | None:
         """The key that it was sent with."""
-        return _text(self._batch.part(self._index, Flag.KEYS)) or None
+        return _text(self._batch.part(self._index, _KEYS)) or None
 
     @property
     def order_key(self) -> str | None:
         """The order key that it was sent with."""
-        return _text(self._batch.part(self._index, Flag.ORDER_KEYS)) or None
+        return _text(self._batch.part(self._index, _ORDER_KEYS)) or None
 
     @property
     def tags(self) -> tuple[str, ...]:
         """The tags that it was sent with."""
-        encoded = self._batch.part(self._index, Flag.TAGS)
+        encoded = self._batch.part(self._index, _TAGS)
         return tuple(_text(encoded).split("\0")) if encoded else ()
 
     @property
     def headers(self) -> dict[str, str]:
         """The headers that it was sent with; those of the system begin with ``pulque.``."""
-        encoded = self._batch.part(self._index, Flag.HEADERS)
+        encoded = self._batch.part(self._index, _HEADERS)
         if not encoded:
             return {}
         texts = _text(encoded).split("\0")
@@ -192,7 +197,7 @@ class Message:
     @property
     def attempt(self) -> int:
         """Which delivery to this group it is, from 1."""
-        if not self._batch.header.flags & Flag.ATTEMPTS:
+        if not self._batch.header.flags & _ATTEMPTS:
             return 1
         return self._batch.column("attempt")[self._index]
 
@@ -205,7 +210,7 @@ class Message:
     def created_at_ms(self) -> int:
         """When the producer made it."""
         header = self._batch.header
-        if header.flags & Flag.CREATED:
+        if header.flags & _CREATED:
             # 0 stands for a message as old as its batch.
             return self._batch.column("created_at_ms")[self._index] or header.created_at_ms
         return header.created_at_ms
@@ -213,14 +218,14 @@ class Message:
     @property
     def expires_at_ms(self) -> int:
         """When it is no longer worth delivering; 0 for never."""
-        if self._batch.header.flags & Flag.EXPIRES:
+        if self._batch.header.flags & _EXPIRES:
             return self._batch.column("expires_at_ms")[self._index]
         return 0
 
     @property
     def due_at_ms(self) -> int:
         """When it is to be delivered; 0 for at once."""
-        if self._batch.header.flags & Flag.DUE:
+        if self._batch.header.flags & _DUE:
             return self._batch.column("due_at_ms")[self._index]
         return 0
 

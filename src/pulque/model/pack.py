@@ -84,9 +84,10 @@ def encode_headers(headers: Mapping[str, str], *, is_system: bool = False) -> by
     """
     if len(headers) > MAX_HEADERS and not is_system:
         raise UsageError(f"{len(headers)} headers; at most {MAX_HEADERS} are allowed")
-    if not all(headers) or any("\0" in text for text in chain.from_iterable(headers.items())):
+    text = "\0".join(chain.from_iterable(headers.items()))
+    if not all(headers) or (headers and text.count("\0") != 2 * len(headers) - 1):
         raise UsageError("header names must not be empty, and neither name nor value hold a NUL")
-    encoded = _encode("\0".join(chain.from_iterable(headers.items())), "header")
+    encoded = _encode(text, "header")
     if len(encoded) > MAX_HEADERS_SIZE and not is_system:
         raise UsageError(
             f"headers of {len(encoded)} bytes; at most {MAX_HEADERS_SIZE} are allowed"

@@ -198,6 +198,14 @@ class Consumption:
                 key = (partition, group, sequence)
                 self._redelivered[key] = self._redelivered.get(key, 0) + 1
 
+    def end_replay(self) -> None:
+        """Take note that all facts are in.
+
+        What is left was redelivered for facts that a power cut took away: its consumers hold it
+        still, and another failure of it counts.
+        """
+        self._redelivered = {}
+
     def pending_of(self, partition: PartitionId, group: Group) -> set[ConsumeSequence]:
         """Return the messages that must yet be redelivered."""
         state = self.groups.get((partition, group))

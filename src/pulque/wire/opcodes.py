@@ -21,4 +21,6 @@ class Opcode(IntEnum):
     SEAL = 33
     RESET = 34
     GROUPS = 35
+    DEAD = 36
+    RESEND = 37
     CHANGE_GROUP = 40

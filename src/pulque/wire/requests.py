@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
 from struct import Struct
-from typing import ClassVar, Self
+from typing import ClassVar, Self, get_args
 
 from pulque.errors import RemoteProtocolError, UnsupportedError
 from pulque.model.positions import Epoch, StartCount, Tenure
 from pulque.wire.codec import Reader, Writer
+from pulque.wire.dead import Dead, Resend
 from pulque.wire.frame import Frame, pack_frame_header
 from pulque.wire.groups import ChangeGroup, Subscribe
 from pulque.wire.opcodes import Opcode
@@ -24,6 +25,7 @@ __all__ = [
     "LATEST",
     "Acks",
     "ChangeGroup",
+    "Dead",
     "Groups",
     "Heartbeat",
     "Hello",
@@ -33,6 +35,7 @@ __all__ = [
     "Pull",
     "Read",
     "Request",
+    "Resend",
     "Reset",
     "Route",
     "Seal",
@@ -431,26 +434,10 @@ Request = (
     | Reset
     | Groups
     | ChangeGroup
+    | Dead
+    | Resend
 )
-_KINDS: dict[int, type[Request]] = {
-    kind.opcode: kind
-    for kind in (
-        Hello,
-        Route,
-        Send,
-        Pull,
-        Settle,
-        Heartbeat,
-        Read,
-        Positions,
-        Subscribe,
-        Status,
-        Seal,
-        Reset,
-        Groups,
-        ChangeGroup,
-    )
-}
+_KINDS: dict[int, type[Request]] = {kind.opcode: kind for kind in get_args(Request)}
 VERSION = 1
 """The version of every request so far."""
 

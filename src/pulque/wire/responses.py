@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass
 from struct import Struct
-from typing import ClassVar, NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self, get_args
 
 from pulque.errors import ErrorCode, PulqueError, RemoteProtocolError, error_from_wire
 from pulque.model.names import PartitionName, Pattern
 from pulque.model.positions import ConsumeSequence, Epoch, PullSequence, StartCount, Tenure
 from pulque.model.routes import PartitionRoute, Route
 from pulque.wire.codec import Reader, Writer
+from pulque.wire.dead import DeadListed, Resent
 from pulque.wire.frame import Frame, pack_frame_header
 from pulque.wire.groups import GroupChanged, Subscribed
 from pulque.wire.opcodes import Opcode
@@ -18,6 +19,7 @@ __all__ = [
     "ANSWER",
     "ERROR",
     "Beaten",
+    "DeadListed",
     "Delivered",
     "GroupChanged",
     "GroupsReport",
@@ -25,6 +27,7 @@ __all__ = [
     "Outcome",
     "Pulled",
     "ReadBack",
+    "Resent",
     "ResetDone",
     "Response",
     "Routed",
@@ -402,26 +405,10 @@ Response = (
     | StatusReport
     | Sealed
     | GroupChanged
+    | DeadListed
+    | Resent
 )
-_KINDS: dict[int, type[Response]] = {
-    kind.opcode | ANSWER: kind
-    for kind in (
-        Welcome,
-        Routed,
-        Sent,
-        Pulled,
-        Settled,
-        Beaten,
-        ReadBack,
-        Located,
-        Subscribed,
-        ResetDone,
-        GroupsReport,
-        StatusReport,
-        Sealed,
-        GroupChanged,
-    )
-}
+_KINDS: dict[int, type[Response]] = {kind.opcode | ANSWER: kind for kind in get_args(Response)}
 _ERROR = Struct("<H")
 _CODES = frozenset(ErrorCode)
 _SENT_ONE = Struct("<HH?QqH")

@@ -9,6 +9,7 @@ import pytest
 
 from pulque.broker.appending import Appender
 from pulque.broker.commit import Committer
+from pulque.broker.dead import DeadLetterOffice
 from pulque.broker.groups import Registrar
 from pulque.broker.housekeeping import Housekeeper, Rhythm
 from pulque.broker.parts import Parts
@@ -81,6 +82,7 @@ async def workshop() -> AsyncIterator[Workshop]:
         Registrar(state, around, committer, print),
         releaser,
         Resetter(state, around, committer, wake=print),
+        DeadLetterOffice(state, around, committer, appender, 1000),
     )
     rhythm = Rhythm(10, 1000, 1000, 10**9, None)
     yield Workshop(files, state, committer, Housekeeper(state, around, parts, committer, rhythm))

@@ -30,8 +30,8 @@ class FakeMessage(Message):
     def ack(self) -> None:
         self.outcome = "acked"
 
-    def nack(self, reason: str = "") -> None:
-        self.outcome = f"nacked: {reason}"
+    def nack(self, reason: str = "", *, delay: float | None = None) -> None:
+        self.outcome = f"nacked: {reason}" if delay is None else f"nacked for {delay}: {reason}"
 
 
 def stored(*bodies: bytes, **parts: Any) -> list[FakeMessage]:

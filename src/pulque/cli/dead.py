@@ -1,0 +1,208 @@
+"""``pulque dead``: what nobody could process, looked at, delivered again, or given up."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pulque.cli.exits import ExitCode
+from pulque.cli.messages import MessageOutput, message_fields, print_message
+from pulque.cli.options import OutputOption, Timeout, Url, open_client
+from pulque.cli.output import Output, instant, print_json, print_line, print_table, print_warning
+from pulque.cli.send import parse_headers
+from pulque.errors import UsageError
+from pulque.model.message import Message
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Dead letters: messages that failed for good.", rich_markup_mode=None)
+
+Subject = Annotated[
+    str, typer.Argument(metavar="SUBJECT", help="Where they were sent to.", show_default=False)
+]
+Group = Annotated[
+    str, typer.Option("--group", help="Which group could not process them.", show_default=False)
+]
+_AT_ONCE = 1000
+
+
+@app.command("list")
+def list_letters(
+    context: typer.Context,
+    subject: Subject,
+    *,
+    group: Group,
+    first: Annotated[int, typer.Option("--from", min=0, help="The first sequence.")] = 0,
+    number: Annotated[int, typer.Option("-n", min=1, help="At most so many.")] = 100,
+    url: Url = None,
+    timeout: Timeout = 10.0,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Print dead letters that nobody has dealt with, oldest first."""
+    letters: list[Message] = []
+    with open_client(context, url, timeout) as client:
+        dead = client.dead(subject, group)
+        while len(letters) < number:
+            some = dead.list(first, min(number - len(letters), _AT_ONCE))
+            letters += some
+            if not some:
+                break
+            first = some[-1].sequence + 1
+        count = dead.count()
+    if output is Output.JSON:
+        for letter in letters:
+            print_json(message_fields(letter))
+        return
+    if letters:
+        columns = ("sequence", "id", "died", "attempts", "why", "last reason")
+        print_table(columns, [_row(letter) for letter in letters])
+    print_warning(f"{len(letters)} of {count} dead letters of {subject} for {group}")
+
+
+@app.command()
+def show(
+    context: typer.Context,
+    subject: Subject,
+    sequence: Annotated[
+        int, typer.Argument(metavar="SEQUENCE", min=0, help="Which one.", show_default=False)
+    ],
+    *,
+    group: Group,
+    url: Url = None,
+    timeout: Timeout = 10.0,
+    output: Annotated[
+        MessageOutput,
+        typer.Option("--output", "-o", help="For people, JSON, or the body as it is."),
+    ] = MessageOutput.TABLE,
+) -> None:
+    """Print one dead letter, with the reason of each attempt.
+
+    Exits with 4 if it is not there, or was dealt with.
+    """
+    with open_client(context, url, timeout) as client:
+        letter = client.dead(subject, group).show(sequence)
+    if letter is None:
+        print_warning(f"dead letter {sequence} of {subject} for {group} is not there")
+        raise typer.Exit(ExitCode.NOTHING)
+    if output is not MessageOutput.TABLE:
+        print_message(letter, output)
+        return
+    fields = message_fields(letter)
+    headers = fields.pop("headers")
+    assert isinstance(headers, dict)  # noqa: S101  # message_fields made it
+    print_table(("what", "value"), [(name, str(value)) for name, value in fields.items()])
+    print_line("")
+    print_table(("header", "value"), list(headers.items()))
+
+
+@app.command()
+def resend(  # one for each option
+    context: typer.Context,
+    subject: Subject,
+    sequences: Annotated[
+        list[int] | None,
+        typer.Argument(metavar="SEQUENCE...", min=0, help="Which ones.", show_default=False),
+    ] = None,
+    *,
+    group: Group,
+    everything: Annotated[
+        bool, typer.Option("--all", help="All that there are, instead of some.")
+    ] = False,
+    body: Annotated[
+        str | None, typer.Option(help="A new body, for a single one.", show_default=False)
+    ] = None,
+    file: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Take the new body from a file; - is stdin."),
+    ] = None,
+    header: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE", help="New headers, instead of its own. May be repeated."
+        ),
+    ] = None,
+    url: Url = None,
+    timeout: Timeout = 10.0,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Deliver dead letters to their group again, as first attempts; edited, if you like.
+
+    Exits with 1 if some of them could not be resent.
+    """
+    if bool(sequences) == everything:
+        raise UsageError("which dead letters? give their sequences, or --all")
+    edited = _edited_body(body, file)
+    headers = parse_headers(header) if header else None
+    if everything and (edited is not None or headers is not None):
+        raise UsageError("--body, --file and --header go with a single dead letter")
+    with open_client(context, url, timeout) as client:
+        dead = client.dead(subject, group)
+        if everything:
+            count = dead.resend_all()
+            _print_count("resent", count, output)
+            return
+        found = dead.resend(*(sequences or ()), body=edited, headers=headers)
+    if output is Output.JSON:
+        print_json({name: list(value) for name, value in found._asdict().items()})
+    else:
+        print_line(f"resent {len(found.resent)}")
+        for name, left in (("resent or purged before", found.done), ("not there", found.missing)):
+            if left:
+                print_warning(f"{name}: {', '.join(map(str, left))}")
+    if found.done or found.missing:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+@app.command()
+def purge(
+    context: typer.Context,
+    subject: Subject,
+    *,
+    group: Group,
+    until: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="SEQUENCE", help="The last one to go.", show_default=False),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All that there are.")] = False,
+    url: Url = None,
+    timeout: Timeout = 10.0,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Give up dead letters: they are not shown any more, and cannot be resent."""
+    if everything == (until is not None):
+        raise UsageError("which dead letters? give --until SEQUENCE, or --all")
+    with open_client(context, url, timeout) as client:
+        count = client.dead(subject, group).purge(until)
+    _print_count("purged", count, output)
+
+
+def _print_count(what: str, count: int, output: Output) -> None:
+    if output is Output.JSON:
+        print_json({what: count})
+    else:
+        print_line(f"{what} {count}")
+
+
+def _row(letter: Message) -> tuple[str, ...]:
+    headers = letter.headers
+    return (
+        str(letter.sequence),
+        letter.id,
+        instant(letter.stored_at_ms),
+        str(letter.attempt),
+        headers.get("pulque.dead", ""),
+        headers.get("pulque.reason", ""),
+    )
+
+
+def _edited_body(body: str | None, file: str | None) -> bytes | None:
+    if body is not None and file is not None:
+        raise UsageError("--body and --file contradict each other")
+    if body is not None:
+        return body.encode()
+    if file is None:
+        return None
+    if file == "-":
+        return sys.stdin.buffer.read()
+    return Path(file).read_bytes()

@@ -1,0 +1,229 @@
+"""Dead letters: what nobody could process, to be looked at, delivered again, or given up.
+
+Each of them is a conversation with the broker, without I/O: it yields what to ask and is sent
+the answers. Whoever carries it, a thread or a task, does nothing but that.
+"""
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+from pulque.client.looking import messages_of
+from pulque.client.receipt import as_body
+from pulque.errors import RemoteProtocolError, UsageError
+from pulque.model.message import Message
+from pulque.model.names import Group, dead_partition, parse_partition, parse_subject
+from pulque.model.positions import ConsumeSequence
+from pulque.wire.dead import Dead, DeadListed, Resend, Resent
+from pulque.wire.requests import Read, Request
+from pulque.wire.responses import Response
+
+__all__ = ["DeadLetters", "Letters", "ResentLetters"]
+
+T = TypeVar("T")
+Messages = list[Message]
+Talk = Generator[Request, Response, T]
+"""Yields requests, is sent their answers, and returns what came of it."""
+_LAST = 2**64 - 1
+_AT_ONCE = 1000
+_MAX_BYTES = 1024 * 1024
+
+
+class ResentLetters(NamedTuple):
+    """What became of the letters that were to be resent, by their sequences."""
+
+    resent: tuple[int, ...]
+    """They come to the group again, and are on the broker's disk."""
+    done: tuple[int, ...]
+    """They had been resent or purged before."""
+    missing: tuple[int, ...]
+    """They are not stored any more, or never were."""
+
+
+class Letters:
+    """The dead letters of one group and subject, as conversations."""
+
+    def __init__(self, subject: str, group: str) -> None:
+        self.subject = parse_subject(subject)
+        self.group = group
+        self.partition = parse_partition(dead_partition(self.subject, Group(group)))
+
+    def count(self) -> Talk[int]:
+        """Ask how many there are."""
+        listed = yield from self._listed(0, _LAST, 0)
+        return listed.count
+
+    def some(self, first: int, limit: int) -> Talk[Messages]:
+        """Ask for letters from a sequence on."""
+        _check(first, "the first sequence")
+        if not 1 <= limit <= _AT_ONCE:
+            raise UsageError(f"{limit} dead letters at once; 1 to {_AT_ONCE} are allowed")
+        listed = yield from self._listed(first, _LAST, limit)
+        found: Messages = []
+        for start, length in listed.ranges:
+            found += yield from self._read(start, length)
+        return found
+
+    def one(self, sequence: int) -> Talk[Message | None]:
+        """Ask for one letter."""
+        _check(sequence, "a sequence")
+        listed = yield from self._listed(sequence, sequence, 1)
+        for start, length in listed.ranges:
+            for message in (yield from self._read(start, length)):
+                return message
+        return None
+
+    def resend(
+        self,
+        sequences: Sequence[int],
+        body: bytes | None,
+        headers: Mapping[str, str] | None,
+    ) -> Talk[ResentLetters]:
+        """Have letters delivered again."""
+        for sequence in sequences:
+            _check(sequence, "a sequence")
+        if not sequences:
+            raise UsageError("which dead letters to resend? at least one sequence is wanted")
+        if (body is not None or headers is not None) and len(sequences) > 1:
+            raise UsageError(
+                f"a new body or new headers for {len(sequences)} dead letters; "
+                "they can be edited one at a time"
+            )
+        new_body = b"" if body is None else as_body(body)
+        new_headers = tuple((headers or {}).items())
+        parts: list[Resent] = []
+        for at in range(0, len(sequences), _AT_ONCE):
+            some = tuple(sequences[at : at + _AT_ONCE])
+            answer = yield Resend(
+                self.subject,
+                self.group,
+                some,
+                replaces_body=body is not None,
+                body=new_body,
+                replaces_headers=headers is not None,
+                headers=new_headers,
+            )
+            parts.append(_resent_of(answer))
+        return ResentLetters(
+            tuple(s for part in parts for s in part.resent),
+            tuple(s for part in parts for s in part.done),
+            tuple(s for part in parts for s in part.missing),
+        )
+
+    def resend_all(self) -> Talk[int]:
+        """Have all letters delivered again that there are by now."""
+        listed = yield from self._listed(0, _LAST, _AT_ONCE)
+        last = listed.end - 1
+        count = 0
+        while listed.ranges:
+            sequences = [s for start, n in listed.ranges for s in range(start, start + n)]
+            resent = yield from self.resend(sequences, None, None)
+            count += len(resent.resent)
+            # Some may not be readable any more: they are passed over.
+            after = sequences[-1] + 1
+            if after > last:
+                break
+            listed = yield from self._listed(after, last, _AT_ONCE)
+        return count
+
+    def purge(self, until: int | None) -> Talk[int]:
+        """Have letters forgotten."""
+        if until is not None:
+            _check(until, "the last sequence")
+        last = _LAST if until is None else until
+        answer = yield Dead(self.subject, self.group, 0, last, 0, is_purge=True)
+        return _listed_of(answer).count
+
+    def _listed(self, first: int, last: int, most: int) -> Talk[DeadListed]:
+        answer = yield Dead(self.subject, self.group, first, last, most)
+        return _listed_of(answer)
+
+    def _read(self, start: ConsumeSequence, length: int) -> Talk[Messages]:
+        found: Messages = []
+        at, end = int(start), start + length
+        while at < end:
+            answer = yield Read(self.partition, at, end - at, _MAX_BYTES, 0)
+            messages = [m for m in messages_of(self.partition, answer) if m.sequence < end]
+            found += messages
+            if not messages:
+                break  # damaged, or gone meanwhile
+            at = messages[-1].sequence + 1
+        return found
+
+
+class DeadLetters:
+    """The dead letters of one group and subject. Made by ``client.dead(subject, group)``."""
+
+    def __init__(self, letters: Letters, ask: Callable[[Request], Response]) -> None:
+        self._letters = letters
+        self._ask = ask
+
+    def count(self) -> int:
+        """Return how many nobody has dealt with."""
+        return self._talk(self._letters.count())
+
+    def show(self, sequence: int) -> Message | None:
+        """Return one letter; None if it was dealt with, or is not stored any more."""
+        return self._talk(self._letters.one(sequence))
+
+    def resend(
+        self,
+        *sequences: int,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> ResentLetters:
+        """Deliver letters to their group again, as first attempts; to no other group.
+
+        Each is resent once: to ask again does no harm.
+
+        Args:
+            sequences: Which ones.
+            body: In the place of its own, for a single one.
+            headers: In the place of its own, for a single one.
+        """
+        return self._talk(self._letters.resend(sequences, body, headers))
+
+    def resend_all(self) -> int:
+        """Deliver all letters that there are now to their group again; return how many."""
+        return self._talk(self._letters.resend_all())
+
+    def purge(self, until: int | None = None) -> int:
+        """Give up letters, up to and including a sequence, or all; return how many.
+
+        They are not shown any more, and their bytes go with their segment.
+        """
+        return self._talk(self._letters.purge(until))
+
+    def list(self, first: int = 0, limit: int = 100) -> Messages:
+        """Return letters that nobody has dealt with, oldest first.
+
+        Args:
+            first: From this sequence on.
+            limit: At most so many, up to 1000.
+        """
+        return self._talk(self._letters.some(first, limit))
+
+    def _talk(self, talk: Talk[T]) -> T:
+        try:
+            request = next(talk)
+            while True:
+                request = talk.send(self._ask(request))
+        except StopIteration as end:
+            found: T = end.value
+            return found
+
+
+def _check(sequence: object, what: str) -> None:
+    if not isinstance(sequence, int) or isinstance(sequence, bool) or not 0 <= sequence <= _LAST:
+        raise UsageError(f"{what} is {sequence!r}; a whole number from 0 is wanted")
+
+
+def _listed_of(response: Response) -> DeadListed:
+    if not isinstance(response, DeadListed):
+        raise RemoteProtocolError(f"a request for dead letters got {response!r}")
+    return response
+
+
+def _resent_of(response: Response) -> Resent:
+    if not isinstance(response, Resent):
+        raise RemoteProtocolError(f"a request to resend got {response!r}")
+    return response
