@@ -262,7 +262,7 @@ async def test_a_long_history_of_failures_is_cut_to_the_newest(start: Start) -> 
 # -- what is not allowed ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("delay_ms", [-2, -(2**63), 60_001, 2**63 - 1])
+@pytest.mark.parametrize("delay_ms", [-3, -(2**63), 60_001, 2**63 - 1])
 async def test_a_delay_that_cannot_be_is_refused_and_nothing_is_settled(
     start: Start, delay_ms: int
 ) -> None:
