@@ -67,6 +67,29 @@ def test_a_seat_is_sold_once() -> None:
     assert run_example("effectively_once.py") == ["sold", "was sold before", "seats sold: 1"]
 
 
+@pytest.mark.usefixtures("broker_process")
+def test_priorities_put_the_urgent_first() -> None:
+    assert run_example("priorities.py") == [
+        "priority 9: a kidney",
+        "priority 4: a parcel",
+        "priority 0: a postcard",
+    ]
+
+
+@pytest.mark.usefixtures("broker_process")
+def test_patterns_cover_what_comes_later() -> None:
+    assert run_example("patterns.py") == ["sensor.kitchen 21.5", "sensor.cellar 9.0"]
+
+
+@pytest.mark.usefixtures("broker_process")
+def test_time_travel_reads_again_from_an_instant_on() -> None:
+    assert run_example("time_travel.py") == [
+        "handled ['home', 'prices', 'order']",
+        "a reset would read 2 messages again",
+        "again ['prices', 'order']",
+    ]
+
+
 def test_the_demo_loses_nothing_and_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PULQUE_URL", raising=False)
     started = time.monotonic()

@@ -125,6 +125,34 @@ async def test_cold_pulls_of_many_consumers_hand_out_everything_once(
         assert sorted(sequences) == list(range(len(sequences)))
 
 
+@pytest.mark.accepts("000-01")
+async def test_a_hot_pull_is_served_while_others_wait_for_the_disk(
+    start: Start, tmp_path: Path
+) -> None:
+    files = ColdDirectory(tmp_path / "data")
+    running = await start(files=files, storage={"tail_cache": "4KiB"})
+    raw, other = await running.connect(), await running.connect()
+    await sealed_backlog(raw, 3)
+    await raw.send("filler", [b"x" * 8192])
+    files.gate.clear()
+    wanted = (Wanted("orders", FROM_SETTLED),)
+    cold = [
+        await raw.put(Pull(group, f"c{n}", 1, 3, 100_000, 20_000, EARLIEST, wanted))
+        for group in ("g", "h", "i", "j", "k")
+        for n in range(3)
+    ]
+
+    for number in range(10):
+        await other.send("news", numbered(1, number))
+        (run,) = (await other.pull("news", group="hot", expected=number)).runs
+        assert run.bodies == numbered(1, number)
+        await other.settle(run, group="hot")
+
+    files.gate.set()
+    for request_id in cold:
+        expect(await raw.answer_to(request_id), Pulled)
+
+
 # -- deadlines ----------------------------------------------------------------------------------
 
 
