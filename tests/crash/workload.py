@@ -10,6 +10,7 @@ from pulque.model.actions import (
     Action,
     ConsumerLost,
     GroupOpened,
+    GroupReset,
     NackedDelivery,
     Pulled,
     Settled,
@@ -281,7 +282,7 @@ def make_batch(
 def random_fact(random: Random) -> Action:
     subscription = SubscriptionId(random.randrange(5))
     sequence = random.randrange(1000)
-    match random.randrange(5):
+    match random.randrange(6):
         case 0:
             return GroupOpened(PartitionId(1), Group("billing"), ConsumeSequence(sequence))
         case 1:
@@ -296,5 +297,7 @@ def random_fact(random: Random) -> Action:
             nacked = NackedDelivery(PullSequence(sequence), 0, "why" * random.randrange(9))
             first, last = PullSequence(sequence), PullSequence(sequence + 3)
             return Settled(subscription, first, last, (nacked,) * random.randrange(3), 99)
+        case 4:
+            return GroupReset(PartitionId(1), Group("billing"), ConsumeSequence(sequence), 55)
         case _:
             return ConsumerLost(subscription, "silent " * random.randrange(4), 77)
