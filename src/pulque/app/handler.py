@@ -10,6 +10,7 @@ from typing import Any, Literal, TypedDict
 from pulque.app.outcomes import BatchFailed, nack, verdict_of
 from pulque.app.signature import (
     Arguments,
+    Call,
     Decode,
     Function,
     arguments_of,
@@ -96,40 +97,48 @@ class Handler:
         return handle if self.dedup is None else _checking(handle, self.dedup)
 
     def _decoding(self) -> Function:
-        prepare = self._arguments_for_one if self.batch is None else self._arguments_for_many
-        function = self.function
-        call = self.arguments.call
+        call = self.arguments.caller(self.function)
+        return self._for_one(call) if self.batch is None else self._for_many(call)
+
+    def _for_one(self, call: Call) -> Function:
+        decode = self.arguments.decode
         if self.is_async:
 
-            async def handle(about: Any) -> Any:
-                message, payload = prepare(about)
-                if message == []:
+            async def handle(message: ReceivedMessage) -> Any:
+                result = await call(message, None if decode is None else decode(message))
+                return result if result is None else await _awaited(result)
+
+            return handle
+        return lambda message: call(message, None if decode is None else decode(message))
+
+    def _for_many(self, call: Call) -> Function:
+        if self.is_async:
+
+            async def handle(about: list[ReceivedMessage]) -> Any:
+                messages, payloads = self._decode_all(about)
+                if not messages:
                     return None
-                with _named_places(message):
-                    result = await call(function, message, payload)
-                    # A forgotten await: without this, the work would be acked and never done.
-                    return await result if inspect.isawaitable(result) else result
+                with _named_places(messages):
+                    return await _awaited(await call(messages, payloads))
 
             return handle
 
-        def handle_blocking(about: Any) -> Any:
-            message, payload = prepare(about)
-            if message == []:
+        def handle_blocking(about: list[ReceivedMessage]) -> Any:
+            messages, payloads = self._decode_all(about)
+            if not messages:
                 return None
-            with _named_places(message):
-                return call(function, message, payload)
+            with _named_places(messages):
+                return call(messages, payloads)
 
         return handle_blocking
 
-    def _arguments_for_one(self, message: ReceivedMessage) -> tuple[object, object]:
-        decode = self.arguments.decode
-        return message, None if decode is None else decode(message)
-
-    def _arguments_for_many(self, messages: list[ReceivedMessage]) -> tuple[object, object]:
+    def _decode_all(
+        self, messages: list[ReceivedMessage]
+    ) -> tuple[list[ReceivedMessage], list[object]]:
         """Return what can be decoded; all others are nacked here, as only they failed."""
         decode = self.arguments.decode
         if decode is None:
-            return messages, None
+            return messages, []
         good, payloads, bad = decode_all(decode, messages)
         for message, problem in bad.items():
             log.warning("cannot be decoded: handler=%s %r: %s", self.name, message, problem)
@@ -243,19 +252,21 @@ def _tags(given: Iterable[str]) -> Iterable[str]:
     return given if isinstance(given, str) else tuple(given)
 
 
+async def _awaited(result: Any) -> Any:
+    """Make good a forgotten await: else the work would be acked and never done."""
+    return await result if inspect.isawaitable(result) else result
+
+
 @contextlib.contextmanager
-def _named_places(messages: object) -> Iterator[None]:
+def _named_places(messages: list[ReceivedMessage]) -> Iterator[None]:
     """Have a ``BatchFailed`` name messages where the handler named their places in its list."""
     try:
         yield
     except BatchFailed as error:
-        if isinstance(messages, list):
-            error.reasons = {
-                messages[which]
-                if isinstance(which, int) and which in range(len(messages))
-                else which: reason
-                for which, reason in error.reasons.items()
-            }
+        places: dict[object, ReceivedMessage] = dict(enumerate(messages))
+        error.reasons = {
+            places.get(which, which): reason for which, reason in error.reasons.items()
+        }
         raise
 
 

@@ -7,6 +7,7 @@ error as the reason. ``Retry``, ``Reject`` and ``BatchFailed`` say more than tha
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 
 from pulque.client.received import ReceivedMessage
 from pulque.errors import UsageError
@@ -24,18 +25,19 @@ class Retry(Exception):  # noqa: N818  # an order to us, not something that went
 
     Args:
         reason: Why; it is kept with the message.
-        delay: How many seconds to wait; None leaves it to the group's back-off.
+        delay: How long to wait, in seconds or as a timedelta; None leaves it to the group.
 
     Raises:
         UsageError: The delay is negative, no number, or longer than two years.
     """
 
-    def __init__(self, reason: str = "", *, delay: float | None = None) -> None:
-        if delay is not None and not 0 <= delay <= _LONGEST_DELAY:
+    def __init__(self, reason: str = "", *, delay: float | timedelta | None = None) -> None:
+        seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
+        if seconds is not None and not 0 <= seconds <= _LONGEST_DELAY:
             raise UsageError(f"delay is {delay!r}; 0 to {_LONGEST_DELAY:.0f} seconds are allowed")
         super().__init__(reason)
         self.reason = reason
-        self.delay = delay
+        self.delay = seconds
 
 
 class Reject(Exception):  # noqa: N818  # an order to us, not something that went wrong

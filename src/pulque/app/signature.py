@@ -11,10 +11,21 @@ from pulque.app.payload import decoder_of
 from pulque.client.received import ReceivedMessage
 from pulque.errors import UsageError
 
-__all__ = ["Arguments", "Decode", "Function", "arguments_of", "decode_all", "is_async", "name_of"]
+__all__ = [
+    "Arguments",
+    "Call",
+    "Decode",
+    "Function",
+    "arguments_of",
+    "decode_all",
+    "is_async",
+    "name_of",
+]
 
 Function = Callable[..., Any]
 Decode = Callable[[ReceivedMessage], object]
+Call = Callable[[Any, Any], Any]
+"""Takes the message and the payload, or lists of them."""
 
 _LISTS = (list, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection)
 _FILLED = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
@@ -36,15 +47,21 @@ class Arguments:
     decode: Decode | None
     is_positional: bool
 
-    def call(self, function: Function, message: object, payload: object) -> Any:
-        """Call the handler."""
-        given = {self.message: message, self.payload: payload}
+    def caller(self, function: Function) -> Call:
+        """Return a function of message and payload that calls the handler as it wants."""
+        message, payload = self.message, self.payload
         if self.is_positional:
-            return function(*(given[name] for name in self._in_order()))
-        return function(**{name: given[name] for name in self._in_order()})
+            return lambda *given: function(*self._wanted(given))
+        if message is not None and payload is not None:
+            return lambda about, value: function(**{message: about, payload: value})
+        if message is not None:
+            return lambda about, _: function(**{message: about})
+        assert payload is not None  # noqa: S101  # it takes one of them
+        return lambda _, value: function(**{payload: value})
 
-    def _in_order(self) -> list[str]:
-        return [name for name in (self.message, self.payload) if name is not None]
+    def _wanted(self, given: tuple[object, ...]) -> list[object]:
+        names = (self.message, self.payload)
+        return [each for each, name in zip(given, names, strict=True) if name is not None]
 
 
 def name_of(function: Function) -> str:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 
 import pytest
 
@@ -171,7 +172,7 @@ def raise_for(body: bytes) -> None:
         case b"long":
             raise KeyError("x" * 5000)
         case b"later":
-            raise pulque.Retry("the bank is closed", delay=90.5)
+            raise pulque.Retry("the bank is closed", delay=timedelta(seconds=90.5))
         case b"worse":
             raise pulque.Retry("the bank is closed", delay=float("nan"))
         case b"broken text":

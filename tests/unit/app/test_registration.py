@@ -163,7 +163,7 @@ def only_named(*, message: pulque.ReceivedMessage, payload: bytes) -> Any:
 def test_parameters_are_filled_by_their_types(function: Any) -> None:
     arguments = arguments_of(function, None, is_batch=False)
 
-    assert arguments.call(function, "the message", b"the payload")[:2] == (
+    assert arguments.caller(function)("the message", b"the payload")[:2] == (
         b"the payload",
         "the message",
     )
@@ -174,7 +174,7 @@ def test_lists_may_be_sequences() -> None:
         return payloads, messages
 
     arguments = arguments_of(handle, None, is_batch=True)
-    assert arguments.call(handle, ["m"], [b"p"]) == ([b"p"], ["m"])
+    assert arguments.caller(handle)(["m"], [b"p"]) == ([b"p"], ["m"])
 
 
 async def test_what_is_wished_of_the_group_reaches_the_broker(
