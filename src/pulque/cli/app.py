@@ -11,7 +11,7 @@ import typer
 
 import pulque
 from pulque.broker.foreign import escaped
-from pulque.cli import bench, dead, group, inspect, serve, settings
+from pulque.cli import bench, dead, group, inspect, pipeline, serve, settings
 from pulque.cli.exits import ExitCode, exit_code_of
 from pulque.cli.options import Tools
 from pulque.cli.output import forget_stdout
@@ -45,6 +45,7 @@ app.command()(status)
 app.add_typer(group.app, name="group")
 app.add_typer(dead.app, name="dead")
 app.add_typer(inspect.app, name="log")
+app.add_typer(pipeline.app, name="pipeline")
 app.add_typer(bench.app, name="bench")
 app.add_typer(settings.app, name="config")
 app.command()(version)

@@ -139,7 +139,7 @@ def _map(segment: SegmentFile, size: int) -> SegmentMap:
         entries = entries[np.argsort(entries["offset"], kind="stable")]
         names: dict[int, PartitionName] = {}
         damages = tuple(_read_gaps(opened, entries, names))
-        if size and not names:
+        if not names and (damages or len(entries)):
             reason = damages[0].reason if damages else "there is no partition table"
             raise CorruptionError(segment.path, segment.base, reason)
     finally:

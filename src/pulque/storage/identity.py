@@ -1,6 +1,7 @@
 """Whose directory this is, of which format, and how often it was opened."""
 
 import json
+import secrets
 from dataclasses import dataclass
 
 from pulque.errors import DataDirectoryError
@@ -13,6 +14,7 @@ __all__ = ["FORMAT", "Identity"]
 FORMAT = 1
 _FORMAT_FILE = "format.json"
 _START_FILE = "start"
+_ID_BYTES = 8
 _REMEDY = (
     "restore it from a backup, or write a number there that is higher than all before, "
     "on two lines of their own"
@@ -21,9 +23,16 @@ _REMEDY = (
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What ``format.json`` says."""
+    """What ``format.json`` says.
+
+    Attributes:
+        format: The number of the format.
+        id: Drawn when the directory was made, so that archives tell two brokers apart; empty
+            if there is none.
+    """
 
     format: int
+    id: str = ""
 
     @classmethod
     def open(cls, files: FileSystem) -> "Identity":
@@ -39,12 +48,14 @@ class Identity:
                     f"the directory holds {foreign[0]!r} and no {_FORMAT_FILE}, so it is not a "
                     "data directory of Pulque: choose an empty one"
                 )
-            text = json.dumps({"format": FORMAT, "system": "pulque"})
+            made = {"format": FORMAT, "system": "pulque", "id": secrets.token_hex(_ID_BYTES)}
+            text = json.dumps(made)
             replace(files, _FORMAT_FILE, [text.encode()])
             files.sync_directory("")
         text = _read(files, _FORMAT_FILE)
         try:
-            found = json.loads(text)["format"]
+            values = json.loads(text)
+            found = values["format"]
         except (ValueError, KeyError, TypeError, RecursionError):
             raise DataDirectoryError(
                 f"{_FORMAT_FILE} cannot be read: restore it, or choose another directory"
@@ -54,7 +65,7 @@ class Identity:
                 f"the data directory has format {found}, and this version reads {FORMAT}: "
                 "run the version that wrote it, or choose another directory"
             )
-        return cls(found)
+        return cls(found, str(values.get("id", "")))
 
     def count_start(self, files: FileSystem) -> StartCount:
         """Count one more start, durably, and return how many there were.

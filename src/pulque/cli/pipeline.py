@@ -1,0 +1,18 @@
+"""``pulque pipeline``: history on Spark. Everything heavy is imported when it is needed."""
+
+import typer
+
+from pulque.cli.pipeline_archive import archive
+from pulque.cli.pipeline_query import query
+from pulque.cli.pipeline_upkeep import compact, expire
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    help="Keep the history of messages in a lake, and ask it. Needs pulque[pipeline].",
+    rich_markup_mode=None,
+)
+app.command()(archive)
+app.command()(query)
+app.command()(compact)
+app.command()(expire)

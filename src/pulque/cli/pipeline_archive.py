@@ -1,0 +1,168 @@
+"""``pulque pipeline archive``: sealed segments into a lake."""
+
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pulque.cli.exits import ExitCode
+from pulque.cli.options import OutputOption, Url, open_client
+from pulque.cli.output import Output, flush, print_json, print_line
+from pulque.cli.pipeline_options import LakeOption, SparkOption, pipeline_extra, start_spark
+from pulque.cli.settings import DEFAULT_DIRECTORY
+
+if TYPE_CHECKING:
+    from pulque.pipeline.archive import Archiver, Outcome, Runner
+
+__all__ = ["archive"]
+
+_MIB = 1024 * 1024
+_TIMEOUT_S = 30.0
+
+
+def archive(
+    context: typer.Context,
+    *,
+    lake: LakeOption,
+    data: Annotated[
+        str,
+        typer.Option(
+            "--data", metavar="DIR", help="The broker's data directory, or one of segments."
+        ),
+    ] = DEFAULT_DIRECTORY,
+    broker: Annotated[
+        str | None,
+        typer.Option(
+            "--broker",
+            metavar="NAME",
+            help="The broker's name in the lake; else the id of its data directory.",
+        ),
+    ] = None,
+    seal: Annotated[
+        bool,
+        typer.Option("--seal", help="First let the broker seal what it writes to (see --url)."),
+    ] = False,
+    url: Url = None,
+    keep_going: Annotated[
+        bool,
+        typer.Option("--keep-going", help="Go on behind a segment that cannot be archived."),
+    ] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Go on with what is sealed later, until stopped.")
+    ] = False,
+    interval: Annotated[
+        float,
+        typer.Option("--interval", min=0.1, metavar="SECONDS", help="How often to look then."),
+    ] = 60.0,
+    runs_on: SparkOption = "local[*]",
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Archive sealed segments: a copy of each, and its messages as rows of a Delta table.
+
+    Each message is in the table once, however often this is run, killed or run twice at a time.
+    Exits with 1 if a segment could not be archived; it is named, and nothing of it is in the
+    table.
+    """
+    if seal:
+        with open_client(context, url, _TIMEOUT_S) as client:
+            client.seal()
+    with pipeline_extra(), _stopping(is_wanted=follow) as stop:
+        from pulque.pipeline.archive import Archiver, broker_of
+
+        archiver = Archiver(
+            lake,
+            data,
+            broker_of(data, broker),
+            _runner(runs_on),
+            should_stop=stop.is_set,
+        )
+        has_failed = _run(archiver, output, keep_going=keep_going)
+        while follow and not stop.wait(interval):
+            has_failed = _run(archiver, output, keep_going=keep_going) or has_failed
+    if has_failed:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _runner(runs_on: str) -> Any:
+    def start() -> "Runner":
+        from pulque.pipeline.archive import run_on_spark
+
+        return run_on_spark(start_spark(runs_on))
+
+    return start
+
+
+def _run(archiver: "Archiver", output: Output, *, keep_going: bool) -> bool:
+    """Archive what waits, and print it; say whether anything failed."""
+    from pulque.pipeline.archive import Failed
+
+    has_failed = False
+    with _progress(archiver) as advance:
+        for outcome in archiver.run(keep_going=keep_going):
+            advance(outcome)
+            has_failed = has_failed or isinstance(outcome, Failed)
+            _print(outcome, output)
+    return has_failed
+
+
+def _print(outcome: "Outcome", output: Output) -> None:
+    from pulque.pipeline.archive import Failed
+
+    if output is Output.JSON:
+        state = "failed" if isinstance(outcome, Failed) else "archived"
+        print_json({"state": state, **asdict(outcome)})
+    elif isinstance(outcome, Failed):
+        kind = "damaged" if outcome.is_damage else "failed"
+        print_line(f"segment {outcome.base}: {kind}: {outcome.reason}")
+    else:
+        note = ", by another run" if outcome.was_there else ""
+        print_line(
+            f"segment {outcome.base}: {outcome.messages} messages, {outcome.size / _MIB:.1f} MiB, "
+            f"{outcome.files} files{note}"
+        )
+    flush()
+
+
+@contextmanager
+def _progress(archiver: "Archiver") -> Iterator[Any]:
+    """Show how far it is, if somebody is watching."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+    )
+
+    columns = (TextColumn("archiving"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        waiting, torn = archiver.waiting()
+        task = shown.add_task("", total=len(waiting) + len(torn))
+        yield lambda _: shown.advance(task)
+
+
+@contextmanager
+def _stopping(*, is_wanted: bool) -> Iterator[threading.Event]:
+    """Turn SIGTERM and Ctrl-C into a wish to stop, if the command runs on and on."""
+    stop = threading.Event()
+    if not is_wanted:
+        yield stop
+        return
+    before = {
+        each: signal.signal(each, lambda *_: stop.set())
+        for each in (signal.SIGTERM, signal.SIGINT)
+    }
+    try:
+        yield stop
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)

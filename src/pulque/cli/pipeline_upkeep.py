@@ -1,0 +1,76 @@
+"""``pulque pipeline compact`` and ``expire``: keep a lake in shape."""
+
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from typing import Annotated
+
+import typer
+
+from pulque.cli.options import OutputOption
+from pulque.cli.output import Output, print_json, print_line
+from pulque.cli.pipeline_options import LakeOption, pipeline_extra
+
+__all__ = ["compact", "expire"]
+
+_MIB = 1024 * 1024
+
+UnusedOption = Annotated[
+    int,
+    typer.Option(
+        "--unused-for",
+        min=0,
+        metavar="HOURS",
+        help="Remove files that the table does not name for so long; whoever reads an older "
+        "state of the table, or archives, needs them.",
+    ),
+]
+
+
+def compact(
+    *,
+    lake: LakeOption,
+    file_size: Annotated[
+        int, typer.Option("--file-size", min=1, metavar="MIB", help="How large files become.")
+    ] = 256,
+    unused_for: UnusedOption = 168,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Put small files together, and remove those that nobody needs any more."""
+    with pipeline_extra():
+        from pulque.pipeline import upkeep
+
+        done = upkeep.compact(lake, file_bytes=file_size * _MIB)
+        removed = upkeep.sweep(lake, timedelta(hours=unused_for))
+    if output is Output.JSON:
+        print_json({**asdict(done), "removed": removed})
+    else:
+        print_line(
+            f"{done.files_before} files became {done.files_after}, with {done.rows} messages; "
+            f"{removed} unused ones were removed"
+        )
+
+
+def expire(
+    *,
+    lake: LakeOption,
+    older_than: Annotated[
+        int,
+        typer.Option("--older-than", min=1, metavar="DAYS", help="What was stored before then."),
+    ],
+    unused_for: UnusedOption = 168,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Let go of old messages, by whole days, and of the copies of segments that held them."""
+    with pipeline_extra():
+        from pulque.pipeline import upkeep
+
+        before = (datetime.now(UTC) - timedelta(days=older_than)).date()
+        done = upkeep.expire(lake, before)
+        removed = upkeep.sweep(lake, timedelta(hours=unused_for))
+    if output is Output.JSON:
+        print_json({**asdict(done), "removed": removed})
+    else:
+        print_line(
+            f"{done.rows} messages in {done.files} files and {done.segments} segments stored "
+            f"before {before} went; {removed} unused files were removed"
+        )

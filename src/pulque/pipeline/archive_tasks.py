@@ -1,0 +1,231 @@
+"""What a task of the archive does: copy a segment, or write the rows of a stretch of it.
+
+A task never fails because of what it finds: it reports it, and leaves nothing behind. What it
+writes has a name that was drawn for this attempt, and counts only when the driver says so; a task
+that Spark runs twice does no harm.
+"""
+
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pyarrow as pa
+
+from pulque.errors import CorruptionError, InvalidBatchError, PulqueError, StorageError
+from pulque.model.names import PartitionName, subject_of
+from pulque.pipeline.columns import ALL_COLUMNS
+from pulque.pipeline.decode import Placed, decode
+from pulque.pipeline.files import Tree
+from pulque.pipeline.lake import MESSAGES, DataFile, bucket_of
+from pulque.pipeline.lake_files import WritableTree, crc_of
+from pulque.pipeline.parquet import Part, PartWriter, ReadBack
+from pulque.pipeline.segments import SegmentFile
+from pulque.pipeline.stored import Stretch, read_stretch
+from pulque.pipeline.tally import Tally, tally_of
+
+__all__ = [
+    "CopyDone",
+    "CopyWork",
+    "NotDone",
+    "Report",
+    "RowsDone",
+    "RowsWork",
+    "Work",
+    "do_work",
+    "raw_directory",
+]
+
+_DAY_MS = 86_400_000
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class CopyWork:
+    """Copy a segment and its index as they are."""
+
+    lake: str
+    broker: str
+    segment: SegmentFile
+
+
+@dataclass(frozen=True, slots=True)
+class RowsWork:
+    """Write the messages of a stretch as rows."""
+
+    lake: str
+    broker: str
+    stretch: Stretch
+    ordinal: int
+    """Of the stretch in its segment."""
+
+    @property
+    def segment(self) -> SegmentFile:
+        """The segment that the stretch is of."""
+        return self.stretch.segment
+
+
+Work = CopyWork | RowsWork
+
+
+@dataclass(frozen=True, slots=True)
+class CopyDone:
+    """A segment was copied, or was there already.
+
+    Attributes:
+        base: Of the segment.
+        staged: Each file's name for now, and the one that it shall have.
+    """
+
+    base: int
+    staged: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RowsDone:
+    """Rows were written.
+
+    Attributes:
+        base: Of the segment.
+        files: What they were written to.
+        read: What the messages of the stretch add up to.
+        written: What the rows in the files add up to.
+    """
+
+    base: int
+    files: tuple[DataFile, ...]
+    read: Tally
+    written: Tally
+
+
+@dataclass(frozen=True, slots=True)
+class NotDone:
+    """It could not be done, and nothing is left of it.
+
+    Attributes:
+        base: Of the segment.
+        reason: What was found, and where.
+        is_damage: Whether the segment is to blame, so that trying again is of no use.
+    """
+
+    base: int
+    reason: str
+    is_damage: bool
+
+
+Report = CopyDone | RowsDone | NotDone
+
+
+def raw_directory(broker: str) -> str:
+    """Return where a broker's segments are copied to in a lake."""
+    return f"raw/{broker}"
+
+
+def do_work(work: Work) -> Report:
+    """Do what a task is for."""
+    try:
+        return _copy(work) if isinstance(work, CopyWork) else _write_rows(work)
+    except (CorruptionError, InvalidBatchError) as error:
+        return NotDone(work.segment.base, _named(work.segment, error), is_damage=True)
+    except (PulqueError, OSError, pa.ArrowException) as error:
+        return NotDone(work.segment.base, _named(work.segment, error), is_damage=False)
+
+
+def _named(segment: SegmentFile, error: Exception) -> str:
+    text = str(error)
+    return text if segment.path in text else f"{segment.path}: {text}"
+
+
+# ── whole files ────────────────────────────────────────────────────────────────────────────
+
+
+def _copy(work: CopyWork) -> CopyDone:
+    source, lake = Tree(work.segment.where), WritableTree(work.lake)
+    directory, _, name = work.segment.path.rpartition("/")
+    index = f"{name.removesuffix('.log')}.index"
+    staged = []
+    for each in (name, index):
+        if each == index and index not in source.names(directory):
+            continue  # it is derived, and perhaps still being written
+        path = f"{directory}/{each}" if directory else each
+        to = f"{raw_directory(work.broker)}/{each}"
+        if lake.size(to) is None:
+            staged.append((_copy_one(source, path, lake, to), to))
+        elif each == name and crc_of(lake, to) != crc_of(source, path):
+            raise StorageError(
+                f"{lake.where}/{to} is there already and differs from {path}: was it archived by "
+                "another broker of the same name, or is the copy damaged?"
+            )
+    return CopyDone(work.segment.base, tuple(staged))
+
+
+def _copy_one(source: Tree, path: str, lake: WritableTree, to: str) -> str:
+    directory, _, name = to.rpartition("/")
+    staged = f"{directory}/.{name}.{secrets.token_hex(6)}"
+    crc = lake.copy(source, path, staged)
+    if crc_of(lake, staged) != crc:
+        lake.remove(staged)
+        raise StorageError(f"{lake.where}/{to}: what was written reads differently")
+    return staged
+
+
+# ── rows ───────────────────────────────────────────────────────────────────────────────────
+
+
+def _write_rows(work: RowsWork) -> RowsDone:
+    lake = WritableTree(work.lake)
+    base = work.segment.base
+    writer = PartWriter(lake, MESSAGES, f"{work.broker}-{base:020d}-{work.ordinal:03d}")
+    read = written = Tally()
+    try:
+        for placed in read_stretch(work.stretch, must_be_whole=True):
+            rows = decode(placed, ALL_COLUMNS)
+            read += tally_of(rows)
+            for part, some in _parted(placed, _with_origin(rows, work)):
+                writer.add(part, some)
+        files = []
+        for part, path in writer.finish():
+            found = ReadBack(lake, MESSAGES, part, path)
+            written = sum(map(tally_of, found.batches()), written)
+            files.append(found.described())
+    except BaseException:
+        writer.abandon()
+        raise
+    if read != written:
+        writer.abandon()
+        raise StorageError(f"the rows written add up to {written}, the messages to {read}")
+    return RowsDone(base, tuple(files), read, written)
+
+
+def _with_origin(rows: pa.RecordBatch, work: RowsWork) -> pa.RecordBatch:
+    count = rows.num_rows
+    origin = [
+        pa.repeat(pa.scalar(work.broker, pa.string()), count),
+        pa.repeat(pa.scalar(work.segment.base, pa.int64()), count),
+    ]
+    return pa.RecordBatch.from_arrays([*rows.columns, *origin], schema=MESSAGES.file_schema)
+
+
+def _parted(placed: Placed, rows: pa.RecordBatch) -> Iterator[tuple[Part, pa.RecordBatch]]:
+    """Yield the rows of each day and bucket, in order."""
+    places = placed.places
+    buckets = np.array([_bucket(name) for name in placed.names], np.int64)[places["name"]]
+    keys = np.stack([places["stored_at_ms"] // _DAY_MS, buckets], axis=1)
+    parts, codes = np.unique(keys, axis=0, return_inverse=True)
+    if len(parts) == 1:
+        yield _part(*parts[0]), rows
+        return
+    counts = (places["end"] - places["begin"]).astype(np.int64)
+    of_rows = np.repeat(codes.ravel(), counts)
+    for code, part in enumerate(parts):
+        # Copied: a slice of few rows would keep all others in memory.
+        yield _part(*part), rows.take(pa.array(np.flatnonzero(of_rows == code)))
+
+
+def _bucket(name: PartitionName) -> int:
+    return bucket_of(subject_of(name))
+
+
+def _part(day: np.int64, bucket: np.int64) -> Part:
+    return f"{_EPOCH + timedelta(days=int(day)):%Y-%m-%d}", str(bucket)

@@ -1,0 +1,404 @@
+"""The archive without Spark: each message once, whatever happens on the way."""
+
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pulque
+from pulque.errors import UsageError
+from pulque.testing.broker import InProcessBroker
+
+pytest.importorskip("deltalake")
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from pulque.pipeline.archive import Archived, Archiver, Failed, Outcome, broker_of, run_here
+from pulque.pipeline.archive_tasks import CopyWork, Report, Work
+from pulque.pipeline.lake import MESSAGES, Table
+
+SUBJECTS = ("orders", "orders.paid", "refunds", "orders.sent")
+STEPS = ("write", "verify", "publish", "commit", "done")
+
+
+def fill(broker: InProcessBroker, turns: int = 24) -> set[tuple[str, bytes]]:
+    """Send to several subjects over two days; return ids and bodies."""
+    sent: set[tuple[str, bytes]] = set()
+    with pulque.connect(broker.url) as client:
+        for turn in range(turns):
+            subject = SUBJECTS[turn % len(SUBJECTS)]
+            bodies = [f"{subject}-{turn}-{n}".encode() * 9 for n in range(40 + turn)]
+            with client.producer(compression="zstd" if turn % 5 == 0 else None) as producer:
+                pending = [
+                    producer.send(
+                        subject,
+                        body,
+                        key=f"k{number}",
+                        headers={"turn": str(turn)} if number % 2 else None,
+                    )
+                    for number, body in enumerate(bodies)
+                ]
+                ids = [each.result(20).id for each in pending]
+            sent |= set(zip(ids, bodies, strict=True))
+            if turn == turns // 2:
+                broker.advance_time(86_400)
+        client.seal()
+    return sent
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Path:
+    return tmp_path / "lake"
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, set[tuple[str, bytes]]]:
+    """A stopped broker with several segments, all but the last of them sealed."""
+    data = tmp_path_factory.mktemp("filled") / "data"
+    with InProcessBroker(data, storage={"segment_size": "64KiB"}) as broker:
+        found = fill(broker)
+    assert len(segments(data)) >= 3
+    return data, found
+
+
+@pytest.fixture
+def sent(filled: tuple[Path, set[tuple[str, bytes]]], data: Path) -> set[tuple[str, bytes]]:
+    """What was sent to a broker whose directory this test has for itself."""
+    shutil.copytree(filled[0], data)
+    return filled[1]
+
+
+def segments(data: Path) -> list[Path]:
+    """All segments but the open one."""
+    return sorted((data / "messages").glob("*.log"))[:-1]
+
+
+def archiver(lake: Path, data: Path, **options: Any) -> Archiver:
+    return Archiver(str(lake), str(data), "tested", lambda: run_here, **options)
+
+
+def archive(lake: Path, data: Path, *, keep_going: bool = False) -> list[Outcome]:
+    return list(archiver(lake, data).run(keep_going=keep_going))
+
+
+def rows(lake: Path) -> list[dict[str, Any]]:
+    """Read the table as a stranger would."""
+    found: list[dict[str, Any]] = pa.table(
+        DeltaTable(str(lake / "messages")).to_pyarrow_table()
+    ).to_pylist()
+    return found
+
+
+def archived(lake: Path) -> list[tuple[str, bytes]]:
+    return sorted((row["message_id"], row["body"]) for row in rows(lake))
+
+
+def parquet_files(lake: Path) -> int:
+    return len(list((lake / "messages").rglob("*.parquet")))
+
+
+@pytest.mark.accepts("000-51")
+def test_segments_are_copied_whole(sent: set[tuple[str, bytes]], lake: Path, data: Path) -> None:
+    assert sent
+    archive(lake, data)
+
+    for each in segments(data):
+        index = each.with_suffix(".index")
+        for path in (each, index) if index.exists() else (each,):
+            assert (lake / "raw" / "tested" / path.name).read_bytes() == path.read_bytes()
+    assert not [path for path in (lake / "raw" / "tested").iterdir() if path.name[0] == "."]
+
+
+def test_every_message_is_in_the_table_once(
+    sent: set[tuple[str, bytes]], lake: Path, data: Path
+) -> None:
+    outcomes = archive(lake, data)
+
+    assert all(isinstance(each, Archived) for each in outcomes)
+    assert archived(lake) == sorted(sent)
+    assert sum(each.messages for each in outcomes if isinstance(each, Archived)) == len(sent)
+    found = rows(lake)
+    assert len({row["day"] for row in found}) == 2
+    assert all(row["stored_at"].date() == row["day"] for row in found)
+    assert {row["segment"] for row in found} == {int(each.stem) for each in segments(data)}
+    headers = [dict(row["headers"])["turn"] for row in found if row["headers"] is not None]
+    assert len(headers) == sum(1 for row in found if int(row["key"][1:]) % 2)
+
+
+def test_a_second_run_has_nothing_to_do(
+    sent: set[tuple[str, bytes]], lake: Path, data: Path
+) -> None:
+    archive(lake, data)
+
+    def never() -> Any:
+        pytest.fail("nothing has to be started for nothing")
+
+    assert list(Archiver(str(lake), str(data), "tested", never).run()) == []
+    assert archived(lake) == sorted(sent)
+
+
+def test_what_is_sealed_later_is_added(lake: Path, data: Path) -> None:
+    with InProcessBroker(data, storage={"segment_size": "64KiB"}) as broker:
+        sent = fill(broker, 4)
+        archive(lake, data)
+        assert archived(lake) == sorted(sent)
+        sent |= fill(broker, 8)
+        archive(lake, data)
+        assert archived(lake) == sorted(sent)
+
+
+def test_what_is_being_written_is_left_out(lake: Path, data: Path) -> None:
+    with InProcessBroker(data) as broker, pulque.connect(broker.url) as client:
+        client.send("orders", b"not sealed")
+        assert archive(lake, data) == []
+        client.seal()
+        archive(lake, data)
+        assert len(archived(lake)) == 1
+        client.send("orders", b"not sealed either")
+        broker.kill()
+    archive(lake, data)
+    assert len(archived(lake)) == 1
+
+
+class Crash(BaseException):
+    """As good as kill -9: nothing of ours runs after it."""
+
+
+@pytest.mark.parametrize("turn", [0, 1])
+@pytest.mark.parametrize("step", STEPS)
+def test_a_crash_at_any_step_neither_loses_nor_doubles(
+    sent: set[tuple[str, bytes]], lake: Path, data: Path, step: str, turn: int
+) -> None:
+    left = [turn]
+
+    def crash(name: str) -> None:
+        if name == step:
+            if not left[0]:
+                raise Crash
+            left[0] -= 1
+
+    runs = archiver(lake, data, step=crash)
+    try:
+        list(runs.run())
+    except Crash:
+        pass
+    else:
+        assert step == "write"  # all segments are written at once
+    if (lake / "messages" / "_delta_log").exists():
+        found = archived(lake)
+        assert len(set(found)) == len(found)
+        assert set(found) <= sent
+    archive(lake, data)
+    assert archived(lake) == sorted(sent)
+
+
+def test_two_runs_at_once_add_each_segment_once(
+    sent: set[tuple[str, bytes]], lake: Path, data: Path
+) -> None:
+    meet = threading.Barrier(2, timeout=60)
+
+    def step(name: str) -> None:
+        if name == "commit":
+            meet.wait()
+
+    outcomes: list[list[Outcome]] = [[], []]
+
+    def run(at: int) -> None:
+        outcomes[at] += archiver(lake, data, step=step).run()
+
+    threads = [threading.Thread(target=run, args=(at,)) for at in range(2)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(120)
+
+    assert archived(lake) == sorted(sent)
+    both = list(zip(*outcomes, strict=True))
+    assert len(both) == len(segments(data))
+    for one, other in both:
+        assert isinstance(one, Archived)
+        assert isinstance(other, Archived)
+        assert one.was_there != other.was_there
+    assert parquet_files(lake) == len(DeltaTable(str(lake / "messages")).file_uris())
+
+
+def flip(path: Path, at: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+def flip_body(path: Path) -> None:
+    flip(path, path.stat().st_size // 2)
+
+
+def flip_table(path: Path) -> None:
+    flip(path, 60)
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 100)
+
+
+def make_newer(path: Path) -> None:
+    """Say of every batch that it is of a version nobody knows yet."""
+    path.write_bytes(b"PLQ9" + path.read_bytes()[4:])
+
+
+@pytest.mark.parametrize("harm", [flip_body, flip_table, cut, make_newer])
+@pytest.mark.parametrize("has_index", [True, False])
+def test_a_damaged_segment_is_named_and_nothing_of_it_is_published(
+    sent: set[tuple[str, bytes]],
+    lake: Path,
+    data: Path,
+    harm: Callable[[Path], None],
+    has_index: bool,  # noqa: FBT001
+) -> None:
+    damaged = segments(data)[1]
+    whole = damaged.read_bytes()
+    if not has_index:
+        damaged.with_suffix(".index").unlink()
+    harm(damaged)
+
+    first = archive(lake, data)
+    assert isinstance(first[0], Archived)
+    assert isinstance(first[-1], Failed)
+    assert len(first) == 2
+    outcomes = archive(lake, data, keep_going=True)
+    (failed,) = (each for each in outcomes if isinstance(each, Failed))
+    assert failed.base == int(damaged.stem)
+    assert failed.is_damage
+    assert damaged.name in failed.reason
+    assert "at offset" in failed.reason
+    found = rows(lake)
+    assert {row["segment"] for row in found} == {
+        int(each.stem) for each in segments(data) if each != damaged
+    }
+    assert parquet_files(lake) == len(DeltaTable(str(lake / "messages")).file_uris())
+    assert not (lake / "raw" / "tested" / damaged.name).exists()
+
+    damaged.write_bytes(whole)
+    assert len(archive(lake, data)) == 1
+    assert archived(lake) == sorted(sent)
+
+
+def test_what_an_index_counts_must_be_there(
+    sent: set[tuple[str, bytes]], lake: Path, data: Path
+) -> None:
+    assert sent
+
+    def forgetful(works: Sequence[Work]) -> Iterator[Report]:
+        return run_here([work for work in works if isinstance(work, CopyWork)])
+
+    (failed,) = Archiver(str(lake), str(data), "tested", lambda: forgetful).run()
+    assert isinstance(failed, Failed)
+    assert "its index has" in failed.reason
+    assert segments(data)[0].name in failed.reason
+    assert not list(lake.rglob("*.log"))
+    assert not Table(str(lake)).exists()
+
+
+def test_an_empty_segment_is_archived_too(lake: Path, data: Path) -> None:
+    with InProcessBroker(data) as broker, pulque.connect(broker.url) as client:
+        client.send("orders", b"one")
+        client.seal()
+    # Nothing but the table of partitions, and that is empty.
+    first = segments(data)[0]
+    alone = data.parent / "alone"
+    alone.mkdir()
+    size = int.from_bytes(first.read_bytes()[4:8], "little")
+    (alone / first.name).write_bytes(first.read_bytes()[:size])
+    (alone / f"{size:020d}.log").write_bytes(b"")
+
+    assert archive(lake, alone) == [Archived(0, 0, 0, size)]
+    assert archive(lake, alone) == []
+    assert archived(lake) == []
+
+
+@contextmanager
+def read_only(path: Path) -> Iterator[None]:
+    path.mkdir(parents=True, exist_ok=True)
+    path.chmod(0o500)
+    try:
+        yield
+    finally:
+        path.chmod(0o700)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_lake_that_must_not_be_written_to_is_named(
+    sent: set[tuple[str, bytes]], lake: Path, data: Path
+) -> None:
+    assert sent
+    with read_only(lake):
+        (failed,) = archive(lake, data)
+    assert isinstance(failed, Failed)
+    assert not failed.is_damage
+    assert "ermission" in failed.reason
+    assert str(lake) in failed.reason
+
+
+def test_a_lake_that_is_a_file_is_named(
+    sent: set[tuple[str, bytes]], lake: Path, data: Path
+) -> None:
+    assert sent
+    lake.write_text("not a directory")
+    (failed,) = archive(lake, data)
+    assert isinstance(failed, Failed)
+    assert str(lake) in failed.reason
+
+
+def test_two_brokers_of_one_name_are_told_apart(lake: Path, tmp_path: Path) -> None:
+    for at in range(2):
+        data = tmp_path / f"data-{at}"
+        with InProcessBroker(data) as broker, pulque.connect(broker.url) as client:
+            client.send("orders", f"from {at}".encode())
+            client.seal()
+            assert broker_of(str(data), None) != "tested"
+            archive(lake, data)
+    outcomes = [archive(lake, tmp_path / f"data-{at}") for at in range(2)]
+    assert outcomes[0] == []
+    (failed,) = outcomes[1]
+    assert isinstance(failed, Failed)
+    assert "another broker of the same name" in failed.reason
+
+
+def test_a_brokers_name_is_its_directorys_id(data: Path, tmp_path: Path) -> None:
+    with InProcessBroker(data):
+        pass
+    assert len(broker_of(str(data), None)) == 16
+    assert broker_of(str(data), "west-1") == "west-1"
+    with pytest.raises(UsageError, match="not allowed"):
+        broker_of(str(data), "../west")
+    (tmp_path / "plain").mkdir()
+    with pytest.raises(UsageError, match="--broker"):
+        broker_of(str(tmp_path / "plain"), None)
+
+
+def test_a_newer_schema_is_refused(lake: Path, data: Path, sent: set[tuple[str, bytes]]) -> None:
+    assert sent
+    DeltaTable.create(
+        str(lake / "messages"),
+        MESSAGES.schema,
+        partition_by=["day", "bucket"],
+        configuration={"pulque.schema": "2"},
+        raise_if_key_not_exists=False,
+    )
+    with pytest.raises(UsageError, match="version 2 of its schema, and this Pulque knows 1"):
+        archive(lake, data)
+
+
+def test_a_table_of_somebody_else_is_refused(lake: Path) -> None:
+    DeltaTable.create(str(lake / "messages"), pa.schema([("a", pa.int64())]))
+    with pytest.raises(UsageError, match="not one that Pulque made"):
+        Table(str(lake)).open()
