@@ -137,6 +137,10 @@ def consumer_core(  # noqa: PLR0913  # the arguments of Client.consumer
     if identity.stem is not None:
         identity.local = LocalState(identity.stem, effective, identity.consumer)
         kept = identity.local.load()
+        if found_mode is Mode.BROADCAST:
+            # Its pull sequences go back when it is reset: what is read again would be taken for
+            # what was finished before.
+            kept = None
     core = IncomingCore(options, kept)
     if not is_pattern(pattern):
         # It saves the question for it when the first message is redelivered.
