@@ -4,14 +4,18 @@ import json
 import logging
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import pulque
 import pulque.aio
 from pulque.client import spool
+from pulque.client.kept import KeptPosition, KeptRange, encode_positions
 from pulque.errors import PulqueError
 from pulque.model.message import Message
+from pulque.model.names import PartitionName
+from pulque.model.positions import Epoch, StartCount, Tenure
 from pulque.testing.broker import InProcessBroker
 
 
@@ -24,6 +28,15 @@ def state(tmp_path: Path) -> Path:
 def connect(pulque_broker: InProcessBroker, state: Path) -> Callable[[], pulque.Client]:
     """Connect like the same application after a restart."""
     return lambda: pulque.connect(pulque_broker.url, timeout=1, name="shop", state_dir=state)
+
+
+GROUPS: dict[str, dict[str, Any]] = {"shared": {}, "broadcast": {"broadcast": True}}
+
+
+def consumer_group(client: pulque.Client) -> str:
+    """Return the group that the one consumer is in, as the broker knows it."""
+    (group,) = {row["group"] for row in client.status()["subscriptions"]}
+    return str(group)
 
 
 def bodies(messages: list[pulque.ReceivedMessage]) -> list[str]:
@@ -308,6 +321,60 @@ class TestNacks:
             assert consumer.pull(timeout=0.1) == []
             assert client.status()["deliveries_nacked"] == 0
         assert spooled(state) == []
+
+
+class TestResetsAndFilters:
+    @pytest.mark.parametrize("mode", ["shared", "broadcast"])
+    def test_a_reset_wins_over_a_file_that_lags_behind(
+        self, connect: Callable[[], pulque.Client], state: Path, mode: str
+    ) -> None:
+        with connect() as client:
+            client.send_many("orders", [b"1", b"2", b"3"])
+            consumer = client.consumer("orders", group="kitchen", **GROUPS[mode])
+            messages = consumer.pull(timeout=10)
+            consumer.ack_all(messages)
+            consumer.settle()
+            group, consumer_id = consumer_group(client), str(consumer.consumer_id)
+        # As if it had been killed when the acks were on their way.
+        tenure = Tenure(Epoch(0), StartCount(1))
+        acked = KeptRange(tenure, 0, 3, 0, messages[0].stored_at_ms)
+        position = KeptPosition(PartitionName("orders"), 0, 3, (acked,))
+        (path,) = state.glob("consumers/*.settled")
+        owner = {"group": group, "consumer": consumer_id}
+        path.write_bytes(encode_positions(owner, [position]))
+
+        with connect() as client:
+            client.reset("orders", group, to="earliest")
+            consumer = client.consumer("orders", group="kitchen", **GROUPS[mode])
+
+            assert bodies(consumer.pull(timeout=10)) == ["1", "2", "3"]
+
+    def test_kept_acks_and_messages_that_a_filter_leaves_out(
+        self, pulque_broker: InProcessBroker, connect: Callable[[], pulque.Client]
+    ) -> None:
+        with connect() as client:
+            drinks = ["tea", "milk", "tea", "milk", "milk", "tea", "tea"]
+            client.send_many(
+                "orders",
+                [pulque.Outgoing(str(n).encode(), tags=[tag]) for n, tag in enumerate(drinks)],
+            )
+            consumer = client.consumer("orders", group="kitchen", tags=["tea"])
+            messages = consumer.pull(timeout=10)
+            assert bodies(messages) == ["0", "2", "5", "6"]
+            pulque_broker.kill()
+            messages[0].ack()
+            messages[1].nack("no milk", delay=0)
+            messages[2].ack()
+        pulque_broker.restart()
+        with connect() as client:
+            consumer = client.consumer("orders", group="kitchen", tags=["tea"])
+            found = consumer.pull(timeout=10)
+            consumer.settle()
+            pulque_broker.advance_time(1)
+            if len(found) < 2:
+                found += consumer.pull(timeout=10)
+
+            assert sorted((m.body, m.attempt) for m in found) == [(b"2", 2), (b"6", 1)]
 
 
 class TestTheTwin:
