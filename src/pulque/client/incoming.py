@@ -340,8 +340,8 @@ class IncomingCore:
                     yield settle
 
     def progress(self) -> list[Progress]:
-        """Return how far this consumer got in every partition that the broker told of."""
-        return [
+        """Return how far this consumer got in every partition."""
+        known = [
             Progress(
                 each.partition,
                 each.settled,
@@ -351,10 +351,12 @@ class IncomingCore:
                     (batch.tenure, batch.pull_base + batch.settled, batch.pull_base + batch.end)
                     for batch in each.held
                 ),
+                self._kept.remaining(each.partition, each.expected),
             )
             for each in self._subscriptions
             if each.settled != UNKNOWN
         ]
+        return [*known, *self._kept.unheard_of([each.partition for each in known])]
 
     @property
     def is_told(self) -> bool:

@@ -8,7 +8,7 @@ a delivery of another broker, or of one that lost its last second.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -109,6 +109,8 @@ class Progress:
     finished: tuple[Finished, ...]
     held: tuple[tuple[Tenure, int, int], ...]
     """All deliveries that are held: tenure, first pull sequence, end."""
+    kept: tuple[KeptRange, ...]
+    """What was finished before a restart, and has not been delivered again so far."""
 
     def has_passed(self, tenure: Tenure, pull: int) -> bool:
         """Whether a delivery is settled, or was given to others, for all the broker says."""
@@ -126,6 +128,19 @@ class Kept:
 
     def __bool__(self) -> bool:
         return bool(self._positions)
+
+    def remaining(self, partition: PartitionName, expected: int) -> tuple[KeptRange, ...]:
+        """Return what of a partition has not been delivered again before ``expected``."""
+        found = self._positions.get(partition)
+        if found is None:
+            return ()
+        return tuple(each for each in found.ranges if each.end_pull > expected)
+
+    def unheard_of(self, known: Collection[PartitionName]) -> Iterator[Progress]:
+        """Yield the partitions that the broker has told nothing of so far."""
+        for partition, each in self._positions.items():
+            if partition not in known:
+                yield Progress(partition, each.settled, each.settled, (), (), each.ranges)
 
     def compare(self, partition: PartitionName, settled: int) -> None:
         """Take in where the broker sees this consumer.

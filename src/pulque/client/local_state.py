@@ -95,7 +95,7 @@ class LocalState:
         """Write down how far the consumer got.
 
         Args:
-            progress: All partitions that the broker has said something of.
+            progress: All partitions.
             now: The monotonic clock's.
             is_last: Whether the consumer ends: what the broker does not know by now is spooled.
         """
@@ -189,7 +189,9 @@ def _position(each: Progress, safe: set[_Delivery]) -> KeptPosition:
             position = kept.end_pull
         if unsafe is not None:
             break
-    return KeptPosition(each.partition, each.settled, position, tuple(ranges))
+    else:
+        position = max(position, *(kept.end_pull for kept in each.kept), 0)
+    return KeptPosition(each.partition, each.settled, position, (*ranges, *each.kept))
 
 
 def _together(

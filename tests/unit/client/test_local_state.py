@@ -11,12 +11,16 @@ import pytest
 import pulque
 import pulque.aio
 from pulque.client import spool
-from pulque.client.kept import KeptPosition, KeptRange, encode_positions
-from pulque.errors import PulqueError
+from pulque.client.incoming import IncomingCore
+from pulque.client.kept import KeptPosition, KeptRange, decode_positions, encode_positions
+from pulque.client.local_state import LocalState
+from pulque.client.pull_options import PullOptions
+from pulque.errors import ErrorCode, PulqueError
 from pulque.model.message import Message
-from pulque.model.names import PartitionName
-from pulque.model.positions import Epoch, StartCount, Tenure
+from pulque.model.names import ConsumerId, Group, PartitionName
+from pulque.model.positions import Epoch, PullSequence, StartCount, Tenure
 from pulque.testing.broker import InProcessBroker
+from pulque.wire.responses import Pulled, State
 
 
 @pytest.fixture
@@ -407,3 +411,65 @@ class TestTheTwin:
             await again.settle()
             assert (await client.status())["deliveries_settled"] == 2
         assert spooled(state) == []
+
+
+class TestASecondRestart:
+    """What is not delivered again before the next restart is kept on."""
+
+    def test_of_partitions_that_the_broker_said_nothing_of(self, tmp_path: Path) -> None:
+        core, local = restarted(tmp_path, "orders")
+        core.next_pull(10, 0.0)
+        core.pulled(Pulled((State(ErrorCode.NONE, PullSequence(4), PullSequence(9)),), ()))
+
+        local.save(core.progress(), 1.0)
+
+        cakes, orders = loaded(tmp_path)
+        assert cakes == POSITIONS[0]
+        assert (orders.settled, orders.position) == (4, 6)
+
+    def test_of_what_an_answer_had_no_room_for(self, tmp_path: Path) -> None:
+        core, local = restarted(tmp_path)
+        core.next_pull(10, 0.0)
+        here = State(ErrorCode.NONE, PullSequence(3), PullSequence(9))
+        core.pulled(Pulled((here, here), ()))
+
+        local.save(core.progress(), 1.0)
+
+        assert loaded(tmp_path) == POSITIONS
+
+    def test_but_not_of_what_the_broker_knows(self, tmp_path: Path) -> None:
+        core, local = restarted(tmp_path)
+        core.next_pull(10, 0.0)
+        settled = State(ErrorCode.NONE, PullSequence(6), PullSequence(9))
+        core.pulled(Pulled((settled, settled), ()))
+
+        local.save(core.progress(), 1.0)
+
+        assert [(each.settled, each.position, each.ranges) for each in loaded(tmp_path)] == [
+            (6, 6, ()),
+            (6, 6, ()),
+        ]
+
+
+POSITIONS = [
+    KeptPosition(
+        PartitionName(name), 3, 6, (KeptRange(Tenure(Epoch(0), StartCount(1)), 3, 3, 3, 1234),)
+    )
+    for name in ("cakes", "orders")
+]
+OWNER = {"group": "kitchen", "consumer": "one"}
+
+
+def restarted(folder: Path, *partitions: str) -> tuple[IncomingCore, LocalState]:
+    """Return a consumer that finds the files of its last run, and knows these partitions."""
+    (folder / "slot.settled").write_bytes(encode_positions(OWNER, POSITIONS))
+    group, consumer = Group(OWNER["group"]), ConsumerId(OWNER["consumer"])
+    local = LocalState(folder / "slot", group, consumer)
+    core = IncomingCore(PullOptions("*", group, consumer, 2, 10, 1000, 100), local.load())
+    core.subscribe(map(PartitionName, partitions or ("cakes", "orders")))
+    return core, local
+
+
+def loaded(folder: Path) -> list[KeptPosition]:
+    found = decode_positions((folder / "slot.settled").read_bytes(), OWNER)
+    return sorted(found, key=lambda each: each.partition)
