@@ -184,11 +184,13 @@ def make_handler(  # noqa: PLR0913  # the arguments of App.subscribe and App.sub
         )
     arguments = arguments_of(function, decode, is_batch=batch is not None)
     on_loop = is_async(function)
+    name = name_of(function)
     if on_abandon == "cancel" and not on_loop:
         raise UsageError(
-            f"{name_of(function)} is not async: a thread cannot be cancelled, so on_abandon must "
-            'be "finish"; it may look at message.is_abandoned'
+            f"{name} is not async: a thread cannot be cancelled, so on_abandon must be "
+            '"finish"; it may look at message.is_abandoned'
         )
+    _check_effect(name, arguments, ack, decode)
     return Handler(
         function=function,
         subject=subject,
@@ -204,6 +206,14 @@ def make_handler(  # noqa: PLR0913  # the arguments of App.subscribe and App.sub
         consumer=_consumer_options(subject, group, wishes, concurrency * (batch or 1)),
         dedup=dedup,
     )
+
+
+def _check_effect(name: str, arguments: Arguments, ack: str, decode: Decode | None) -> None:
+    """Refuse what would be said in vain."""
+    if ack == "manual" and arguments.message is None:
+        raise UsageError(f'{name} does not take the message, so with ack="manual" nobody acks it')
+    if decode is not None and arguments.payload is None:
+        raise UsageError(f"no parameter of {name} takes what decode= gives: give it a type")
 
 
 def _checking(handle: Function, checker: Checker) -> Function:

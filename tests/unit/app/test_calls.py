@@ -232,6 +232,22 @@ async def test_a_plain_wrapper_around_an_async_handler_is_awaited(
     assert broker.nacked == [("orders", 1, "ValueError: from within", -1)]
 
 
+async def test_other_formats_have_a_decoder_of_their_own(
+    broker: FakeBroker, app: pulque.App, send: Send
+) -> None:
+    got: list[int] = []
+
+    @app.subscribe("orders", group="g", decode=lambda message: int(message.body, 16))
+    async def handle(number: int) -> None:
+        got.append(number)
+
+    send(b"ff", b"nothing hexadecimal")
+    async with running(app):
+        await until(lambda: len(broker.settled) == 2)
+    assert got == [255]
+    assert broker.nacked[0][2].startswith("ValueError: invalid literal for int() with base 16")
+
+
 async def test_a_forgotten_await_is_made_good(
     broker: FakeBroker, app: pulque.App, send: Send
 ) -> None:

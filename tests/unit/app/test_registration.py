@@ -53,6 +53,16 @@ def test_options_of_batches_are_checked_too(options: dict[str, Any]) -> None:
         pulque.App().subscribe_batch("orders", group="g", **options)(handle)
 
 
+def test_what_would_have_no_effect_is_refused() -> None:
+    with pytest.raises(UsageError, match="nobody acks it"):
+
+        @pulque.App().subscribe("orders", group="g", ack="manual")
+        def handle(body: bytes) -> None: ...
+
+    with pytest.raises(UsageError, match="no parameter of plain takes what decode= gives"):
+        pulque.App().subscribe("orders", group="g", decode=lambda message: message.key)(plain)
+
+
 def test_names_are_checked() -> None:
     with pytest.raises(InvalidNameError):
         pulque.App().subscribe("../orders", group="g")(plain)
