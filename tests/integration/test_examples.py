@@ -50,6 +50,17 @@ def test_batch_consumer_stores_everything() -> None:
 
 
 @pytest.mark.usefixtures("broker_process")
+def test_filters_and_modes_show_who_gets_what() -> None:
+    assert run_example("filters.py") == [
+        "stove: tea",
+        "stove: soup",
+        "bell, once: soup",
+        "screen-1: tea, ice, soup",
+        "screen-2: tea, ice, soup",
+    ]
+
+
+@pytest.mark.usefixtures("broker_process")
 def test_retries_show_a_second_attempt() -> None:
     assert run_example("retries.py") == [
         "attempt 1: the bank does not answer, 4 euros not charged",

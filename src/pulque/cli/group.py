@@ -1,9 +1,9 @@
-"""``pulque group``: where groups are, and how they are set to another place."""
+"""``pulque group``: where groups are, and how they are changed or set to another place."""
 
 import time
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -12,16 +12,17 @@ from pulque.broker.units import parse_duration
 from pulque.cli.exits import ExitCode
 from pulque.cli.options import OutputOption, Timeout, Url, open_client
 from pulque.cli.output import Output, print_json, print_line, print_table
+from pulque.client.filters import parse_filter
 from pulque.errors import UnknownGroupError, UsageError
 
 if TYPE_CHECKING:
     from pulque import GroupState, PartitionReset
-    from pulque.client.wishes import StartAt
+    from pulque.client.wishes import ModeName, StartAt
 
 __all__ = ["app", "parse_place"]
 
 app = typer.Typer(
-    help="See where groups are, and set them to another place.",
+    help="See where groups are, change them, and set them to another place.",
     no_args_is_help=True,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -103,6 +104,52 @@ def show(
 
 
 @app.command()
+def change(
+    context: typer.Context,
+    subject: Annotated[
+        str,
+        typer.Argument(
+            metavar="SUBJECT", help="What it subscribed to, or order.*", show_default=False
+        ),
+    ],
+    *,
+    group: Annotated[str, typer.Option(help="Which group.", show_default=False)],
+    tags: Annotated[
+        str | None,
+        typer.Option(metavar="FILTER", help="The filter from now on: 'a || b' or 'a && b'."),
+    ] = None,
+    no_filter: Annotated[
+        bool, typer.Option("--no-filter", help="From now on, all messages.")
+    ] = False,
+    mode: Annotated[
+        str | None,
+        typer.Option(metavar="shared|once", help="The mode; its consumers must hold nothing."),
+    ] = None,
+    url: Url = None,
+    timeout: Timeout = 10.0,
+) -> None:
+    """Change the filter or the mode of a group, for all its consumers.
+
+    Consumers that run are refused from then on; start them anew with the group's new ways.
+    """
+    if tags is not None and no_filter:
+        raise UsageError("--tags does not go with --no-filter")
+    if tags is None and not no_filter and mode is None:
+        raise UsageError("say what to change: --tags, --no-filter or --mode")
+    any_of, all_of = ([], []) if tags is None else parse_filter(tags)
+    is_filter = no_filter or tags is not None
+    with open_client(context, url, timeout) as client:
+        client.change_group(
+            subject,
+            group,
+            mode=cast("ModeName | None", mode),
+            tags=any_of if is_filter else None,
+            all_tags=all_of if is_filter else None,
+        )
+    print_line(f"group {group} of {subject} is changed; start its consumers anew")
+
+
+@app.command()
 def reset(
     context: typer.Context,
     subject: Annotated[
@@ -141,8 +188,8 @@ def reset(
     print_line(_summary(group, rows, dry_run=dry_run))
 
 
-def parse_place(text: str, *, now_ms: int) -> "StartAt":
-    """Return where to go on.
+def parse_place(text: str, *, now_ms: int, option: str = "--to") -> "StartAt":
+    """Return where to go on, or to begin.
 
     Raises:
         UsageError: It is no place.
@@ -155,10 +202,10 @@ def parse_place(text: str, *, now_ms: int) -> "StartAt":
         return int(text)
     found = _instant(text) or _ago(text, now_ms)
     if found is None:
-        raise UsageError(f"--to {quoted(text)}: allowed are {_WAYS}")
+        raise UsageError(f"{option} {quoted(text)}: allowed are {_WAYS}")
     if found.tzinfo is None:
         raise UsageError(
-            f"--to {quoted(text)}: which time zone? Write {text}Z for UTC, or {text}+01:00"
+            f"{option} {quoted(text)}: which time zone? Write {text}Z for UTC, or {text}+01:00"
         )
     return found
 

@@ -22,7 +22,6 @@ __all__ = [
     "OutputOption",
     "Port",
     "SetOption",
-    "Start",
     "Timeout",
     "Tools",
     "Url",
@@ -83,13 +82,6 @@ class Acks(StrEnum):
 
     MEMORY = "memory"
     DISK = "disk"
-
-
-class Start(StrEnum):
-    """Where a new group begins."""
-
-    EARLIEST = "earliest"
-    LATEST = "latest"
 
 
 AcksOption = Annotated[

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pulque.cli.exits import ExitCode
+from pulque.cli.group import parse_place
 from pulque.cli.messages import MessageOutput, print_message
-from pulque.cli.options import Start, Url, open_client
+from pulque.cli.options import Url, open_client
 from pulque.cli.output import flush
+from pulque.client.filters import parse_filter
 from pulque.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,7 +30,14 @@ def pull(
         str, typer.Argument(metavar="SUBJECT", help="Where from.", show_default=False)
     ],
     *,
-    group: Annotated[str, typer.Option(help="For which group.", show_default=False)],
+    group: Annotated[
+        str | None,
+        typer.Option(help="For which group."),
+    ] = None,
+    broadcast: Annotated[
+        bool,
+        typer.Option("--broadcast", help="All messages for this consumer id, without a group."),
+    ] = False,
     number: Annotated[int, typer.Option("-n", min=1, help="Stop after this many messages.")] = 1,
     timeout: Annotated[
         float,
@@ -45,8 +54,20 @@ def pull(
         ),
     ] = None,
     start: Annotated[
-        Start, typer.Option(help="Where a group begins that never pulled from this subject.")
-    ] = Start.EARLIEST,
+        str,
+        typer.Option(
+            metavar="PLACE",
+            help="Where a group begins that was never here: earliest, latest, a sequence, an "
+            "instant (2026-11-16T09:30:00Z) or how long ago (2h).",
+        ),
+    ] = "earliest",
+    tags: Annotated[
+        str | None,
+        typer.Option(metavar="FILTER", help="Only messages with these tags: a || b, or a && b."),
+    ] = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="A group that gets each message one time only.")
+    ] = False,
     consumer_id: Annotated[
         str | None, typer.Option(help="Who to be; others with this id are fenced off.")
     ] = None,
@@ -64,6 +85,11 @@ def pull(
     """
     if (reason or delay is not None) and not nack:
         raise UsageError("--reason and --delay go with --nack")
+    if group is None and not broadcast:
+        raise UsageError("say for which --group, or --broadcast")
+    if broadcast and once:
+        raise UsageError("--once does not go with --broadcast")
+    any_of, all_of = ([], []) if tags is None else parse_filter(tags)
     got = 0
     nacked: list[ReceivedMessage] = []
     with (
@@ -72,7 +98,11 @@ def pull(
             subject,
             group,
             consumer_id=consumer_id,
-            start=start.value,
+            start=parse_place(start, now_ms=time.time_ns() // 1_000_000, option="--start"),
+            mode="once" if once else None,
+            broadcast=broadcast or None,
+            tags=any_of,
+            all_tags=all_of,
             max_held=max(number, 2 * _AT_ONCE),
         ) as consumer,
     ):
