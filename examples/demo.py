@@ -1,11 +1,13 @@
-"""What `make demo` shows: a broker of its own, work shared, a retry, and a kill -9.
+"""What `make demo` shows: work shared, retries, a dead letter, a kill -9, time travel, Spark.
 
     python examples/demo.py
 
 It uses a temporary directory and a free port, cleans up, and ends by itself.
 """
 
+import json
 import os
+import subprocess
 import sys
 import tempfile
 import threading
@@ -68,16 +70,53 @@ def share(url: str, sent: set[str]) -> set[str]:
 
 
 def retry(url: str) -> None:
-    title("What could not be done comes again", "pulque pull tea.spilt --group kitchen --nack")
+    title(
+        "What failed comes again, each time later", "pulque pull tea.spilt --group kitchen --nack"
+    )
+    policy = pulque.RetryPolicy(delays=[0.2, 0.4], max_attempts=3)
+    with (
+        pulque.connect(url) as client,
+        client.consumer("tea.spilt", "kitchen", retry=policy) as consumer,
+    ):
+        client.send("tea.spilt", b"one tea", key="table-4")
+        failed_at = time.monotonic()
+        while messages := consumer.pull(max_messages=1, timeout=3.0):
+            (message,) = messages
+            waited = time.monotonic() - failed_at
+            print(f"   attempt {message.attempt} after {waited:.1f} s: spilt, nack")
+            message.nack("spilt")
+            failed_at = time.monotonic()
+        title(
+            "After its last attempt it is a dead letter",
+            "pulque dead list tea.spilt --group kitchen",
+        )
+        letters = client.dead("tea.spilt", "kitchen")
+        (letter,) = letters.list()
+        reasons = [name for name in letter.headers if name.startswith("pulque.failed.")]
+        print(
+            f"   {letter.key}: {letter.body.decode()}, with the reasons of {len(reasons)} attempts"
+        )
+        letters.resend(letter.sequence)
+        (again,) = consumer.pull(max_messages=1, timeout=5.0)
+        print(f"   resent, as attempt {again.attempt}: served, ack")
+        again.ack()
+
+
+def travel(url: str, sent: set[str]) -> None:
+    title(
+        "Set the group back, and read everything again",
+        "pulque group reset tea.ordered --group kitchen --to earliest",
+    )
     with pulque.connect(url) as client:
-        client.send("tea.spilt", b"one tea")
-        with client.consumer("tea.spilt", "kitchen") as consumer:
-            (first,) = consumer.pull(max_messages=1, timeout=5.0)
-            print(f"   attempt {first.attempt}: {first.body.decode()} – spilt, nack")
-            first.nack("spilt", delay=0)  # at once; without it, after a second
-            (second,) = consumer.pull(max_messages=1, timeout=5.0)
-            print(f"   attempt {second.attempt}: {second.body.decode()} – served, ack")
-            second.ack()
+        (found,) = client.reset("tea.ordered", "kitchen", "earliest")
+        print(f"   from {found.position:,} to {found.target:,}: {found.reread:,} to read again")
+        again: set[str] = set()
+        with client.consumer("tea.ordered", "kitchen") as consumer:
+            while messages := consumer.pull(max_messages=1000, timeout=1.0):
+                again.update(message.id for message in messages)
+                consumer.ack_all(messages)
+    print(f"   {len(again):,} messages came again")
+    assert again == sent, "this must never happen"
 
 
 def survive(broker: BrokerProcess, sent: set[str], done: set[str]) -> None:
@@ -101,6 +140,33 @@ def survive(broker: BrokerProcess, sent: set[str], done: set[str]) -> None:
     assert len(rest) < len(sent), "the group began anew"
 
 
+def archive(broker: BrokerProcess, lake: Path, sent: set[str]) -> None:
+    """Keep what was sent in a table, with Spark, and ask the table."""
+    title(
+        "Archive the log into a lake with Spark (its start takes a while)",
+        "pulque pipeline archive --lake lake --seal",
+    )
+    started = time.monotonic()
+    run_command("pipeline", "archive", "--lake", str(lake), "--data", str(broker.data), "--seal")
+    print(f"   in {time.monotonic() - started:.0f} s")
+    some = min(sent)
+    title("Find a message in it, without Spark", f"pulque pipeline query --lake lake --id {some}")
+    found = run_command("pipeline", "query", "--lake", str(lake), "--id", some, "-o", "json")
+    row = json.loads(found.splitlines()[0])
+    print(f"   {row['subject']}/{row['sequence']}, stored at {row['stored_at']}")
+
+
+def run_command(*arguments: str) -> str:
+    """Run `pulque` as one would in a shell, and show what it says."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pulque", *arguments], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        print(done.stdout, done.stderr, sep="\n")
+        raise SystemExit(f"pulque {' '.join(arguments)} ended with code {done.returncode}")
+    return done.stdout
+
+
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="pulque-demo-") as folder:
         os.environ["PULQUE_STATE_DIR"] = f"{folder}/state"
@@ -111,6 +177,9 @@ def main() -> None:
             done = share(broker.url, sent)
             retry(broker.url)
             survive(broker, sent, done)
+            travel(broker.url, sent)
+            os.environ["PULQUE_URL"] = broker.url
+            archive(broker, Path(folder) / "lake", sent)
             title("Stop it", "ctrl-C")
             code = broker.stop()
             print(f"   it ended cleanly, with code {code}")

@@ -106,10 +106,12 @@ def test_the_demo_loses_nothing_and_ends_in_time(monkeypatch: pytest.MonkeyPatch
     started = time.monotonic()
     lines = run_example("demo.py")
 
-    assert time.monotonic() - started < 60  # 30 s on a machine that does nothing else
+    assert time.monotonic() - started < 240  # it is to end by itself; Spark takes most of it
     told = "\n".join(lines)
     assert "lost: 0" in told
-    assert "attempt 2: one tea" in told
+    assert "with the reasons of 3 attempts" in told
+    assert "20,000 messages came again" in told
+    assert "tea.ordered/0, stored at" in told
     assert "ended cleanly, with code 0" in told
 
 
