@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,12 +14,12 @@ pytestmark = pytest.mark.server
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
-def run_example(name: str) -> list[str]:
+def run_example(name: str, *, within: float = 60) -> list[str]:
     ended = subprocess.run(
         [sys.executable, str(EXAMPLES / name)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=within,
         env=dict(os.environ),
         check=False,
     )
@@ -103,10 +102,8 @@ def test_time_travel_reads_again_from_an_instant_on() -> None:
 
 def test_the_demo_loses_nothing_and_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PULQUE_URL", raising=False)
-    started = time.monotonic()
-    lines = run_example("demo.py")
+    lines = run_example("demo.py", within=240)  # Spark takes most of it
 
-    assert time.monotonic() - started < 240  # it is to end by itself; Spark takes most of it
     told = "\n".join(lines)
     assert "lost: 0" in told
     assert "with the reasons of 3 attempts" in told
