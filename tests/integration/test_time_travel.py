@@ -14,6 +14,7 @@ from pulque.cli.exits import ExitCode
 from pulque.cli.options import Tools
 from pulque.errors import UnknownGroupError, UnknownSubjectError, UsageError
 from pulque.testing.broker import InProcessBroker
+from pulque.testing.process import BrokerProcess
 from tests.integration.test_subjects import bodies, take, take_async
 
 pytestmark = pytest.mark.server
@@ -185,6 +186,24 @@ def test_unknown_groups_and_subjects_are_refused(pulque_client: pulque.Client) -
     with pytest.raises(UnknownSubjectError, match="order"):
         pulque_client.reset("order", "billing", "earliest")
     assert pulque_client.groups("order") == []
+
+
+@pytest.mark.accepts("003-27")
+def test_a_reset_survives_kill_9_right_after_its_answer(broker_process: BrokerProcess) -> None:
+    with pulque.connect(broker_process.url) as client:
+        for number in range(10):
+            client.send("orders", b"%d" % number)
+        with client.consumer("orders", "billing") as consumer:
+            take(consumer, 10)
+            consumer.settle()
+            client.reset("orders", "billing", 3)
+            broker_process.kill()
+            broker_process.restart()
+
+            assert bodies(take(consumer, 7)) == [b"%d" % number for number in range(3, 10)]
+            consumer.settle()
+        (state,) = client.groups("orders", group="billing")
+        assert (state.next_sequence, state.lag) == (10, 0)
 
 
 # -- the command line ---------------------------------------------------------------------------

@@ -8,6 +8,7 @@ message nor a new partition has to look at those whom it does not concern.
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import TypeVar
 
 from pulque.broker.places import Place
@@ -19,6 +20,7 @@ from pulque.wire.responses import Pulled
 __all__ = ["Lines", "WaitingPull"]
 
 K = TypeVar("K")
+_AT_ONCE = 16
 
 
 @dataclass(eq=False, slots=True)
@@ -101,10 +103,17 @@ class Lines:
         for place in _places_of(waiting):
             _take_out(self._by_place, place, waiting)
 
-    def of_partition(self, partition: str) -> list[tuple[Group, list[WaitingPull]]]:
-        """Return those in line for a partition: group by group, first come first served."""
-        groups = self._by_partition.get(partition, {})
-        return [(group, list(line)) for group, line in groups.items()]
+    def groups_of(self, partition: str) -> list[Group]:
+        """Return the groups of those in line for a partition."""
+        return list(self._by_partition.get(partition, ()))
+
+    def some_of(self, partition: str, group: Group, after: int) -> list[WaitingPull]:
+        """Return the next few of a group in line for a partition, in the order they came.
+
+        Only a few, as most messages are taken by the first, however long the line is.
+        """
+        line = self._by_partition.get(partition, {}).get(group, {})
+        return list(islice(line, after, after + _AT_ONCE))
 
     def of_owner(self, owner: object) -> list[WaitingPull]:
         """Return the pulls of a connection."""

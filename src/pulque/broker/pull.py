@@ -127,8 +127,8 @@ class Puller:
     def wake(self, partitions: list[Partition]) -> None:
         """Serve pulls that wait for messages of these partitions."""
         for partition in partitions:
-            for group, line in self._lines.of_partition(partition.name):
-                self._wake_group(partition, group, line)
+            for group in self._lines.groups_of(partition.name):
+                self._wake_group(partition, group)
 
     def closed(self, owner: object) -> None:
         """Forget the pulls of a connection that is gone."""
@@ -176,15 +176,17 @@ class Puller:
         if not waiting.is_over:
             self._end(waiting, self._plan_nothing(waiting))
 
-    def _wake_group(self, partition: Partition, group: Group, line: list[WaitingPull]) -> None:
+    def _wake_group(self, partition: Partition, group: Group) -> None:
         """Serve those who wait, first come first served, as long as there are messages."""
-        for waiting in line:
-            if waiting.timer is None:
-                continue  # it was served meanwhile, or its connection is gone
-            state = self._consumption.groups.get((partition.id, group))
-            if state is not None and state.next_sequence >= partition.confirmed:
-                return
-            self._try(waiting)
+        unserved = 0
+        while some := self._lines.some_of(partition.name, group, unserved):
+            for waiting in some:
+                state = self._consumption.groups.get((partition.id, group))
+                if state is not None and state.next_sequence >= partition.confirmed:
+                    return
+                # One that was served with another's turn, or whose connection is gone, has left.
+                if waiting.timer is not None and not self._try(waiting):
+                    unserved += 1
 
     # -- trying ------------------------------------------------------------------------------
 

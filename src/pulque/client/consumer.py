@@ -101,7 +101,7 @@ class Consumer:
 
     @property
     def abandoned(self) -> int:
-        """How many messages the broker gave to others, as this consumer was silent for long."""
+        """How many messages the broker took back, after a long silence or a reset of the group."""
         return self._core.abandoned
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
