@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pulque.client.kept import KeptPosition, KeptRange, encode_positions
+from pulque.client.spool import SpooledNack, encode_nack
 from pulque.errors import ErrorCode, NotLeaderError, PulqueError
 from pulque.model.batch import Codec, seed_of
 from pulque.model.groups import Filter, FilterKind, Mode, RetrySettings, Start, StartKind
@@ -78,6 +80,8 @@ __all__ = [
     "EPOCH",
     "ERROR",
     "FULL",
+    "KEPT",
+    "OWNER",
     "PARTITION",
     "PLAIN",
     "PRODUCED_BY",
@@ -85,6 +89,7 @@ __all__ = [
     "REQUEST_ID",
     "RESPONSES",
     "SEED",
+    "SPOOLED",
     "Sample",
     "encoded",
 ]
@@ -336,6 +341,19 @@ RESPONSES: dict[str, Response] = {
     "resend": Resent((3, 5), (4,), (2**40,)),
 }
 ERROR: PulqueError = NotLeaderError("broker-b leads orders#1 — ask there")
+OWNER = {"group": "ticketing", "consumer": "host/shop/orders/0"}
+SPOOLED = SpooledNack(
+    PARTITION, TENURE, 7, 41, CREATED_AT_MS, 5000, "no paper — later", packed(PLAIN, Codec.NONE)
+)
+KEPT = [
+    KeptPosition(
+        PARTITION,
+        5,
+        8,
+        (KeptRange(TENURE, 5, 2, 39, CREATED_AT_MS), SPOOLED.as_range()),
+    ),
+    KeptPosition(PartitionName("%retry%orders%ticketing"), 2, 2, ()),
+]
 
 
 def encoded() -> dict[str, bytes]:
@@ -346,5 +364,7 @@ def encoded() -> dict[str, bytes]:
         files[f"request-{name}"] = b"".join(encode_request(request, REQUEST_ID, EPOCH))
     for name, response in RESPONSES.items():
         files[f"response-{name}"] = b"".join(encode_response(response, REQUEST_ID, EPOCH))
+    files["client-settled"] = encode_positions(OWNER, KEPT)
+    files["client-nacks"] = encode_nack(SPOOLED)
     files["response-error"] = encode_error(ERROR, REQUEST_ID, EPOCH)
     return files

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from pulque.client.kept import decode_positions
+from pulque.client.spool import decode_nack
 from pulque.errors import PulqueError
 from pulque.model.batch import Codec, read_header, verify_crc
 from pulque.model.message import Message, StoredBatch
@@ -18,6 +20,8 @@ from tests.compat.samples import (
     ENVELOPE,
     EPOCH,
     ERROR,
+    KEPT,
+    OWNER,
     PARTITION,
     PLAIN,
     PRODUCED_BY,
@@ -25,6 +29,7 @@ from tests.compat.samples import (
     REQUESTS,
     RESPONSES,
     SEED,
+    SPOOLED,
     Sample,
     encoded,
 )
@@ -100,6 +105,13 @@ def test_an_answer_is_read_as_what_it_was(name: str) -> None:
     assert (frame.version, frame.request_id, frame.epoch) == (1, REQUEST_ID, EPOCH)
     assert not isinstance(heard, PulqueError)
     assert copied(heard) == RESPONSES[name]
+
+
+def test_the_files_of_a_consumer_are_read_as_what_they_were() -> None:
+    nacks = golden("client-nacks")
+
+    assert decode_positions(golden("client-settled"), OWNER) == KEPT
+    assert decode_nack(nacks, 0) == (SPOOLED, len(nacks))
 
 
 def test_an_error_is_read_as_what_it_was() -> None:

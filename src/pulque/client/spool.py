@@ -30,7 +30,7 @@ from pulque.model.pack import BatchPacker
 from pulque.model.positions import ConsumeSequence, Epoch, StartCount, Tenure
 from pulque.wire.requests import Nacked
 
-__all__ = ["NackRefuge", "Spool", "SpooledNack", "pack_one"]
+__all__ = ["NackRefuge", "Spool", "SpooledNack", "decode_nack", "encode_nack", "pack_one"]
 
 log = logging.getLogger("pulque.client")
 
@@ -108,7 +108,7 @@ class Spool:
             return []
         found = []
         at = 0
-        while (record := _decode(data, at)) is not None:
+        while (record := decode_nack(data, at)) is not None:
             nack, at = record
             found.append(nack)
         if at < len(data):
@@ -122,7 +122,7 @@ class Spool:
         records = []
         end = self._end
         for nack in nacks:
-            record = _encode(nack)
+            record = encode_nack(nack)
             if end + len(record) > self._limit:
                 log.warning("no room for nacks: file=%s limit=%d", self._path, self._limit)
                 break
@@ -182,7 +182,8 @@ def pack_one(batch: StoredBatch, index: int) -> bytes:
     )
 
 
-def _encode(nack: SpooledNack) -> bytes:
+def encode_nack(nack: SpooledNack) -> bytes:
+    """Return a record of the file."""
     head = json.dumps(
         {
             "partition": nack.partition,
@@ -198,7 +199,7 @@ def _encode(nack: SpooledNack) -> bytes:
     return _HEAD.pack(_MAGIC, len(payload), google_crc32c.value(payload)) + payload
 
 
-def _decode(data: bytes, at: int) -> tuple[SpooledNack, int] | None:
+def decode_nack(data: bytes, at: int) -> tuple[SpooledNack, int] | None:
     """Return the record at an offset and where it ends, or None if there is no whole one."""
     if at + _HEAD.size + _SIZE.size > len(data):
         return None
