@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -121,9 +122,9 @@ def apps(broker: BrokerProcess, tmp_path: Path) -> Iterator[Apps]:
         print(f"── {who}\n{apps.log(who)}")
 
 
-def send(broker: BrokerProcess, count: int, subject: str = "orders") -> None:
+def send(broker: BrokerProcess, count: int, start: int = 0) -> None:
     with pulque.connect(broker.url, name="sends") as client:
-        client.send_many(subject, [b"%d" % number for number in range(count)])
+        client.send_many("orders", [b"%d" % number for number in range(start, start + count)])
 
 
 def left(broker: BrokerProcess, tmp_path: Path, group: str = "g") -> list[bytes]:
@@ -344,3 +345,85 @@ def test_run_says_what_is_wrong_with_the_application(apps: Apps) -> None:
     apps.write("")
     assert apps.start("first").wait(WITHIN) == 2
     assert "error: UsageError: shop:app has no handlers" in apps.log("first")
+
+
+@pytest.mark.slow
+@pytest.mark.accepts("004-60")
+@pytest.mark.parametrize("broker", [SHORT_LEASE], indirect=True, ids=["short lease"])
+def test_whatever_is_done_to_applications_every_group_handles_everything(
+    broker: BrokerProcess, apps: Apps, tmp_path: Path, seed: int
+) -> None:
+    apps.write(
+        """
+import random
+
+retry = pulque.RetryPolicy([0.05], max_attempts=1000)
+
+
+@app.subscribe("orders", group="a", concurrency=8, timeout=2, retry=retry, on_abandon="cancel")
+async def on_loop(message: pulque.ReceivedMessage):
+    await asyncio.sleep(random.random() * 0.01)
+    if random.random() < 0.05:
+        raise ValueError("by chance")
+    tell("ended", "a", message.body.decode())
+
+
+@app.subscribe("orders", group="b", concurrency=4, timeout=2, retry=retry)
+def in_thread(message: pulque.ReceivedMessage):
+    time.sleep(random.random() * 0.01)
+    if random.random() < 0.05:
+        raise ValueError("by chance")
+    tell("ended", "b", message.body.decode())
+
+
+@app.subscribe_batch("orders", group="c", max_messages=50, max_wait=0.05, retry=retry)
+def in_batches(messages: list[pulque.ReceivedMessage]):
+    failed = {{message: "by chance" for message in messages if random.random() < 0.05}}
+    for message in messages:
+        if message not in failed:
+            tell("ended", "c", message.body.decode())
+    if failed:
+        raise pulque.BatchFailed(failed)
+""",
+        grace=2,
+    )
+    draw = random.Random(seed)
+    names = ["x", "y"]
+    for who in names:
+        apps.start(who)
+    for round_ in range(8):
+        send(broker, 250, start=250 * round_)
+        time.sleep(draw.random())
+        trouble(draw, broker, apps, draw.choice(names))
+    expected = {(group, str(number)) for group in "abc" for number in range(2000)}
+    wait_until(
+        lambda: {(group, number) for group, number in apps.told("ended")} == expected,
+        within=60,
+        what="every group has handled everything",
+    )
+    for who in names:
+        apps.processes[who].send_signal(signal.SIGTERM)
+    assert [apps.processes[who].wait(WITHIN) for who in names] == [0, 0]
+    assert [left(broker, tmp_path, group) for group in "abc"] == [[], [], []]
+
+
+def trouble(draw: random.Random, broker: BrokerProcess, apps: Apps, who: str) -> None:
+    """Do something bad to one application, or to the broker, and have it run again."""
+    process = apps.processes[who]
+    match draw.choice(["kill", "stop", "pause", "broker"]):
+        case "kill":
+            process.kill()
+            process.wait()
+            apps.start(who)
+        case "stop":
+            process.send_signal(signal.SIGTERM)
+            process.wait(WITHIN)
+            apps.start(who)
+        case "pause":
+            process.send_signal(signal.SIGSTOP)
+            time.sleep(draw.choice([0.2, 3.0]))
+            process.send_signal(signal.SIGCONT)
+        case _:
+            broker.kill()
+            time.sleep(draw.random() * 0.5)
+            broker.restart()
