@@ -247,6 +247,9 @@ def test_the_command_takes_an_instant_with_its_zone(
     assert lines_of(capsys)[1].split() == ["orders", "10", "7", "3", "0", "0"]
     assert command(*reset, text.removesuffix("+00:00")) == ExitCode.USAGE
     assert "which time zone?" in capsys.readouterr().err
+    assert command(*reset, "2026-11-16") == ExitCode.USAGE
+    assert "Write 2026-11-16T00:00Z for UTC" in capsys.readouterr().err
+    assert command(*reset, "2026-11-16T00:00Z", "--dry-run") == ExitCode.OK
 
 
 @pytest.mark.parametrize("to", ["yesterday", "12:00", "-5", "1e3", "2h-", "２"])  # noqa: RUF001

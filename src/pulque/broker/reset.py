@@ -256,7 +256,7 @@ def _check_target(request: Reset, partitions: list[Partition]) -> None:
     if len(names) > 1:
         raise InvalidRequestError(
             f"sequence {request.target.value} of which partition? {request.subject} has "
-            f"{len(names)}, such as {', '.join(names[:_GROUPS_TOLD])}: name one"
+            f"{len(names)}, such as {', '.join(names[:_GROUPS_TOLD])}: name the partition"
         )
 
 

@@ -204,8 +204,9 @@ def parse_place(text: str, *, now_ms: int, option: str = "--to") -> "StartAt":
     if found is None:
         raise UsageError(f"{option} {quoted(text)}: allowed are {_WAYS}")
     if found.tzinfo is None:
+        whole = text if len(text) > len("2026-11-16") else f"{text}T00:00"
         raise UsageError(
-            f"{option} {quoted(text)}: which time zone? Write {text}Z for UTC, or {text}+01:00"
+            f"{option} {quoted(text)}: which time zone? Write {whole}Z for UTC, or {whole}+01:00"
         )
     return found
 

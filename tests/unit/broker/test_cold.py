@@ -9,7 +9,7 @@ import pytest
 
 from pulque.broker.cold import ColdReads
 from pulque.broker.requests import RequestHandler
-from pulque.errors import ErrorCode, RequestTimeoutError
+from pulque.errors import ErrorCode, OverloadedError, RequestTimeoutError
 from pulque.model.names import Group
 from pulque.net.server import Connection
 from pulque.testing.clock import ManualClock
@@ -210,3 +210,25 @@ async def test_a_pull_is_not_read_for_after_its_time(start: Start, tmp_path: Pat
 
     assert expect(await raw.answer_to(first), Pulled).deliveries
     assert expect(await raw.answer_to(late), Pulled).deliveries == ()
+
+
+async def test_more_than_can_wait_for_the_disk_is_refused_for_now(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pulque.broker.pull._MOST_COLD", 2)
+    files = ColdDirectory(tmp_path / "data")
+    running = await start(files=files, storage=NO_CACHE)
+    raw = await running.connect()
+    await sealed_backlog(raw, 1)
+    files.gate.clear()
+    wanted = (Wanted("orders", FROM_SETTLED),)
+    asked = [
+        await raw.put(Pull("g", f"c{n}", 1, 3, 100_000, 20_000, EARLIEST, wanted))
+        for n in range(4)
+    ]
+
+    refused = await raw.answer_to(asked[3])
+    assert isinstance(refused, OverloadedError)
+    assert refused.retryable
+    files.gate.set()
+    assert isinstance(await raw.answer_to(asked[0]), Pulled)
