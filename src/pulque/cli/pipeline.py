@@ -4,6 +4,7 @@ import typer
 
 from pulque.cli.pipeline_archive import archive
 from pulque.cli.pipeline_query import query
+from pulque.cli.pipeline_replay import replay
 from pulque.cli.pipeline_upkeep import compact, expire
 
 __all__ = ["app"]
@@ -14,5 +15,6 @@ app = typer.Typer(
 )
 app.command()(archive)
 app.command()(query)
+app.command()(replay)
 app.command()(compact)
 app.command()(expire)

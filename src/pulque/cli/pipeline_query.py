@@ -12,7 +12,7 @@ from pulque.cli.output import Output, instant, print_json, print_table
 from pulque.cli.pipeline_options import LakeOption, parse_instant, pipeline_extra
 from pulque.errors import UsageError
 
-__all__ = ["query"]
+__all__ = ["parse_header", "query"]
 
 _COLUMNS = ("stored_at", "message_id", "subject", "partition", "sequence", "key", "body")
 _BODY_SHOWN = 60
@@ -56,7 +56,7 @@ def query(
             subject=subject,
             begin=parse_instant(begin, "--from"),
             end=parse_instant(end, "--to"),
-            headers=dict(map(_header, header or [])),
+            headers=dict(map(parse_header, header or [])),
             limit=limit,
         )
         rows = ask(lake, question)
@@ -69,7 +69,8 @@ def query(
         raise typer.Exit(ExitCode.NOTHING)
 
 
-def _header(text: str) -> tuple[str, str]:
+def parse_header(text: str) -> tuple[str, str]:
+    """Read ``NAME=VALUE``."""
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise UsageError(f"--header {text!r}: NAME=VALUE is needed")

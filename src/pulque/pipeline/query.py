@@ -20,7 +20,7 @@ from pulque.pipeline.lake import MESSAGES, Table, bucket_of
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-__all__ = ["Question", "ask", "candidates"]
+__all__ = ["Question", "ask", "candidates", "scan"]
 
 _SHOWN = (*ALL_COLUMNS, "broker", "segment")
 _ID_DIGITS = 32
@@ -152,7 +152,8 @@ def _in_sql(question: Question) -> Iterator[tuple[Any, ...]]:
 # ── Arrow ──────────────────────────────────────────────────────────────────────────────────
 
 
-def _ask_arrow(table: Table, files: Sequence[str], question: Question) -> pa.Table:
+def scan(table: Table, files: Sequence[str], question: Question) -> Iterator[pa.Table]:
+    """Yield the messages that a question is about, some at a time, file by file; no limit."""
     import pyarrow.dataset as ds
 
     everything = ds.dataset(
@@ -161,10 +162,16 @@ def _ask_arrow(table: Table, files: Sequence[str], question: Question) -> pa.Tab
         format="parquet",
         filesystem=table.tree.file_system,
     )
-    condition = _in_arrow(question)
-    batches = everything.to_batches(columns=list(_SHOWN), filter=condition)
-    found = [_with_headers(pa.table(batch), question.headers) for batch in batches]
-    rows = pa.concat_tables(found) if found else everything.schema.empty_table()
+    for batch in everything.to_batches(columns=list(_SHOWN), filter=_in_arrow(question)):
+        rows = _with_headers(pa.table(batch), question.headers)
+        if rows.num_rows:
+            yield rows
+
+
+def _ask_arrow(table: Table, files: Sequence[str], question: Question) -> pa.Table:
+    found = list(scan(table, files, question))
+    schema = pa.schema([MESSAGES.file_schema.field(name) for name in _SHOWN])
+    rows = pa.concat_tables(found) if found else schema.empty_table()
     order = [(name, "ascending") for name in ("stored_at", "partition", "sequence")]
     return rows.sort_by(order).slice(0, question.limit)
 

@@ -114,14 +114,14 @@ class Staging:
         self,
         number: int,
         staged: Sequence[Staged],
-        publish: Callable[[PartitionName, bytes], None],
+        send: Callable[[PartitionName, bytes], None],
     ) -> Manifest:
         """Publish a micro-batch, once, however often this is called for it.
 
         Args:
             number: Of the micro-batch.
             staged: What its tasks left, in order.
-            publish: Sends one batch and returns when it is confirmed.
+            send: Sends one batch and returns when it is confirmed.
 
         Raises:
             UsageError: The directory belongs to another query.
@@ -139,7 +139,7 @@ class Staging:
             for packed in self._read(name):
                 sequence = sequences[packed.partition]
                 sequences[packed.partition] = sequence + 1
-                publish(packed.partition, _numbered(packed, int(sink["producer"]), sequence))
+                send(packed.partition, _numbered(packed, int(sink["producer"]), sequence))
         self._sweep(number)
         return manifest
 

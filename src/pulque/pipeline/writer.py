@@ -120,11 +120,11 @@ class StreamWriter(DataSourceStreamArrowWriter):
         with closing(_calls(self._options)) as calls:
             acks = Acks.DISK if self._options.acks == "disk" else Acks.MEMORY
 
-            def publish(partition: PartitionName, batch: bytes) -> None:
+            def send(partition: PartitionName, batch: bytes) -> None:
                 request = Send(acks, int(_TIMEOUT_S * 1000), ((partition, batch),))
                 calls.ask(request, _TIMEOUT_S, _check_stored)
 
-            Staging(self._staging).commit(batchId, _staged(messages), publish)
+            Staging(self._staging).commit(batchId, _staged(messages), send)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Throw away what the tasks staged."""
