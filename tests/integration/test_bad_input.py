@@ -734,7 +734,6 @@ def nonsense(draw: random.Random, partition: str) -> bytes:
         flags=flags,
         count=count,
         records_size=count * layout.record_width + sum(sizes),
-        priority=draw.randrange(10),
         created_at_ms=draw.choice([0, -1, 2**63 - 1, -(2**63)]),
         tag_union=draw.randrange(2**64),
     )
