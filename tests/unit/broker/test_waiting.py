@@ -1,15 +1,22 @@
 """Back-off: what failed waits, comes again when it is due, and in the end is kept as dead."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from pulque.errors import InvalidRequestError, NotAllowedError
 from pulque.model.batch import seed_of
+from pulque.model.groups import Filter, Mode, RetrySettings
+from pulque.model.groups import Start as StartOf
 from pulque.model.message import Message
 from pulque.model.pack import BatchPacker
+from pulque.storage.consume_log import Span
+from pulque.storage.engine import Engine
+from pulque.storage.partitions import Partition
 from pulque.testing.clock import ManualClock
 from pulque.testing.raw import RawConnection, Run
+from pulque.wire.groups import Subscribe, Subscribed
 from pulque.wire.requests import Acks, Seal, Send
 from pulque.wire.responses import Sealed, Sent
 from tests.unit.broker.running import Running, Start, eventually, numbered
@@ -159,6 +166,62 @@ async def test_what_is_due_does_not_wait_for_what_is_not(start: Start) -> None:
 
     assert again.bodies == [b"%d" % soon]
     assert (await raw.status())["messages_waiting"] == 1999
+
+
+@pytest.mark.slow
+@pytest.mark.accepts("000-03")
+async def test_a_backlog_of_a_million_is_not_looked_at_by_a_retry(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted, not timed: what is read for one retry is the same with and without it."""
+    reads: list[int] = []
+    span = Engine.span
+
+    def counted(self: Engine, partition: Partition, *args: Any, **named: Any) -> Span:
+        found = span(self, partition, *args, **named)
+        if "%wait%" in partition.name or partition.name == "orders":
+            reads.append(found.length)
+        return found
+
+    clock = ManualClock()
+    raw = await (await start(clock=clock, retry=TABLE)).connect()
+    costs = []
+    for backlog in (0, 1_000_000):
+        for _ in range(backlog // 10_000):
+            await raw.send("orders", [b""] * 10_000)
+        await raw.send("orders", [b"failing"])
+        group = f"g{backlog}"
+        (run,) = (await raw.pull("orders", group=group, max_messages=1)).runs
+        monkeypatch.setattr(Engine, "span", counted)
+        reads.clear()
+        await raw.settle(run, group=group, nacked={0: "no"}, delay_ms=POLICY)
+        await stored(raw, f"%wait%orders%{group}", 1)
+        clock.advance(1100)
+        again = await raw.pull(f"%retry%orders%{group}", group=group, timeout_ms=5000)
+        monkeypatch.undo()
+        assert again.length == 1
+        costs.append(sum(reads))
+
+    assert costs[0] == costs[1] > 0
+
+
+async def test_a_group_that_said_how_it_retries_is_heard(start: Start) -> None:
+    clock = ManualClock()
+    raw = await (await start(clock=clock, retry=TABLE)).connect()
+    await raw.send("orders", [b"x"])
+    wish = RetrySettings((7000,), 0, 2)
+    everything, shared = Filter(), Mode.SHARED
+    await raw.ask(
+        Subscribe("g", "c", 1, "orders", shared, everything, StartOf(), wish), Subscribed
+    )
+    await fail(raw, "orders", "no")
+
+    (waiting,) = await stored(raw, WAIT, 1)
+    assert waiting.due_at_ms == clock.now_ms() + 7000
+    clock.advance(7100)
+    await fail(raw, RETRY, "no")
+    (dead,) = await stored(raw, DEAD, 1)
+    assert dead.headers["pulque.dead"] == "2 attempts failed"
 
 
 async def test_very_many_come_back_in_few_batches_and_each_once(start: Start) -> None:
