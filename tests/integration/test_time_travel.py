@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 
@@ -110,8 +111,9 @@ def test_a_consumer_that_waits_notices_at_once(pulque_client: pulque.Client) -> 
         got: list[bytes] = []
         waiter = threading.Thread(target=lambda: got.extend(bodies(consumer.pull(timeout=60))))
         waiter.start()
+        deadline = time.monotonic() + 30
         while not pulque_client.status()["pulls_waiting"]:
-            pass
+            assert time.monotonic() < deadline, "the consumer never waited"
         pulque_client.reset("orders", "billing", "earliest")
         waiter.join(30)
 

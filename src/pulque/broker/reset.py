@@ -135,12 +135,14 @@ class Resetter:
 
     def _check_group(self, group: Group, pattern: Pattern) -> None:
         """Refuse a group that was never at the subject: it is probably misspelled."""
+        groups = self._consumption.groups
+        covered = map(self._engine.partition, self._state.places.covered(pattern, group))
+        if any(each is not None and (each.id, group) in groups for each in covered):
+            return
         others: dict[Group, None] = {}
-        for number, each in self._consumption.groups:
+        for number, each in groups:
             name = self._engine.partitions.by_id[number].name
             if pattern in patterns_of(subject_of(name)):
-                if each == group:
-                    return
                 others[each] = None
         known = ", ".join(list(others)[:_GROUPS_TOLD]) or "none"
         raise UnknownGroupError(
