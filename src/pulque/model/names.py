@@ -99,6 +99,10 @@ def parse_pattern(text: str) -> Pattern:
             "as in order.* (all subjects that begin with 'order.'), or alone for all subjects"
         )
     _parse(prefix, "subject" if prefix == text else "subject pattern")
+    if len(text) > MAX_NAME_LENGTH:
+        raise InvalidNameError(
+            f"subject pattern {_shown(text)} is not allowed: at most {MAX_NAME_LENGTH} characters"
+        )
     return Pattern(text)
 
 

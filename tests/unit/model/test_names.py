@@ -230,14 +230,28 @@ def test_what_names_no_level_has_the_usual_one(text: str) -> None:
     assert level_of(PartitionName(text)) == 4
 
 
-@pytest.mark.parametrize("text", [*GOOD, "*", "order.*", "a.b.c.*"])
+@pytest.mark.parametrize("text", [*GOOD, "*", "order.*", "a.b.c.*", "a" * 253 + ".*"])
 def test_a_subscription_covers_a_subject_or_a_pattern(text: str) -> None:
     assert parse_pattern(text) == text
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "**", "a*", "*.a", "a.*.b", "a.*.*", ".*", "..*", "a..*", "#*", "%retry%a%*", "a.**"],
+    [
+        "",
+        "**",
+        "a*",
+        "*.a",
+        "a.*.b",
+        "a.*.*",
+        ".*",
+        "..*",
+        "a..*",
+        "#*",
+        "%retry%a%*",
+        "a" * 254 + ".*",
+        "a.**",
+    ],
 )
 def test_a_bad_pattern_is_refused(text: str) -> None:
     with pytest.raises(InvalidNameError, match="is not allowed"):
