@@ -5,6 +5,7 @@ from collections.abc import Callable
 from bench.options import Options
 from bench.outcome import Section
 from bench.system import (
+    archive,
     backlog,
     fanout,
     latency,
@@ -35,5 +36,6 @@ BENCHMARKS: dict[str, Benchmark] = {
     "waiting": waiting.measure,
     "retries": retries.measure,
     "spark": spark.measure,
+    "archive": archive.measure,
     "profile": profile.measure,
 }

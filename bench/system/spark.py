@@ -21,7 +21,7 @@ from pulque.model.ids import IdSource
 from pulque.model.pack import BatchPacker
 from pulque.wire.requests import Acks, Send, encode_request
 
-__all__ = ["measure"]
+__all__ = ["measure", "tree_cpu_s"]
 
 _SUBJECT = "history"
 _SIZE = 100
@@ -160,13 +160,13 @@ def _query(gate: Gate, *, where: str, count: int) -> dict[str, tuple[float, floa
 def _best(query: Any, times: int) -> tuple[float, float, int]:
     runs = []
     for _ in range(times):
-        began, cpu_s = time.monotonic(), _tree_cpu_s()
+        began, cpu_s = time.monotonic(), tree_cpu_s()
         rows = query()
-        runs.append((time.monotonic() - began, _tree_cpu_s() - cpu_s, rows))
+        runs.append((time.monotonic() - began, tree_cpu_s() - cpu_s, rows))
     return min(runs, key=lambda one: one[1])
 
 
-def _tree_cpu_s() -> float:
+def tree_cpu_s() -> float:
     """CPU of this process, the JVM below it, and Spark's workers below that."""
     here = psutil.Process()
     total = 0.0

@@ -112,6 +112,11 @@ class StorageSection(_Section):
         description="The oldest sealed segments are deleted when the message log is larger than "
         "this. Without it, only age counts.",
     )
+    archive: bool = Field(
+        default=False,
+        description="Whether the directory is archived (`pulque pipeline archive`): what is not "
+        "archived yet is then kept, whatever its age. A disk that is full refuses sends.",
+    )
     reserve: Annotated[Size, Field(ge=_MIB, le=_TIB)] = Field(
         default=ByteSize(64 * _MIB),
         description="Sends are refused while the disk has less room than this, so that pulling "

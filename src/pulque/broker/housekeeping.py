@@ -166,6 +166,8 @@ class Housekeeper:
             retention_ms=self._rhythm.retention_ms,
             retention_bytes=self._rhythm.retention_bytes,
         )
+        if not expired:
+            return
         loop = asyncio.get_running_loop()
-        for _ in range(expired):
+        for _ in range(min(expired, self._engine.removable_segments)):
             await loop.run_in_executor(self._executor, self._engine.remove_oldest().run)

@@ -345,6 +345,7 @@ def _options(settings: BrokerSettings) -> StorageOptions:
         tail_cache_bytes=storage.tail_cache,
         reserve_bytes=storage.reserve,
         ballast_bytes=min(storage.reserve // 4, _MOST_BALLAST),
+        keeps_for_archive=storage.archive,
     )
 
 

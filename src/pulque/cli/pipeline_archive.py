@@ -12,12 +12,14 @@ import typer
 
 from pulque.cli.exits import ExitCode
 from pulque.cli.options import OutputOption, Url, open_client
-from pulque.cli.output import Output, flush, print_json, print_line
+from pulque.cli.output import Output, flush, print_json, print_line, print_warning
 from pulque.cli.pipeline_options import LakeOption, SparkOption, pipeline_extra, start_spark
 from pulque.cli.settings import DEFAULT_DIRECTORY
+from pulque.errors import StorageError
 
 if TYPE_CHECKING:
     from pulque.pipeline.archive import Archiver, Outcome, Runner
+    from pulque.pipeline.archive_facts import FactsArchiver
 
 __all__ = ["archive"]
 
@@ -64,26 +66,24 @@ def archive(
 ) -> None:
     """Archive sealed segments: a copy of each, and its messages as rows of a Delta table.
 
-    Each message is in the table once, however often this is run, killed or run twice at a time.
-    Exits with 1 if a segment could not be archived; it is named, and nothing of it is in the
-    table.
+    What consumers did, as far as the log of it is sealed, goes to a table of its own. Each message
+    is in its table once, however often this is run, killed or run twice at a time. Exits with 1 if
+    a segment could not be archived; it is named, and nothing of it is in the table.
     """
     if seal:
         with open_client(context, url, _TIMEOUT_S) as client:
             client.seal()
     with pipeline_extra(), _stopping(is_wanted=follow) as stop:
         from pulque.pipeline.archive import Archiver, broker_of
+        from pulque.pipeline.archive_facts import FactsArchiver
 
-        archiver = Archiver(
-            lake,
-            data,
-            broker_of(data, broker),
-            _runner(runs_on),
-            should_stop=stop.is_set,
-        )
-        has_failed = _run(archiver, output, keep_going=keep_going)
+        name, runner = broker_of(data, broker), _runner(runs_on)
+        messages = Archiver(lake, data, name, runner, should_stop=stop.is_set)
+        facts = FactsArchiver(lake, data, name, runner)
+        has_failed = _run(data, messages, facts, output, keep_going=keep_going)
         while follow and not stop.wait(interval):
-            has_failed = _run(archiver, output, keep_going=keep_going) or has_failed
+            is_worse = _run(data, messages, facts, output, keep_going=keep_going)
+            has_failed = has_failed or is_worse
     if has_failed:
         raise typer.Exit(ExitCode.FAILED)
 
@@ -97,42 +97,57 @@ def _runner(runs_on: str) -> Any:
     return start
 
 
-def _run(archiver: "Archiver", output: Output, *, keep_going: bool) -> bool:
-    """Archive what waits, and print it; say whether anything failed."""
-    from pulque.pipeline.archive import Failed
+def _run(
+    data: str,
+    messages: "Archiver",
+    facts: "FactsArchiver",
+    output: Output,
+    *,
+    keep_going: bool,
+) -> bool:
+    """Archive what waits, print it, and tell the broker; say whether anything failed."""
+    from pulque.pipeline.archive import confirm
 
     has_failed = False
-    with _progress(archiver) as advance:
-        for outcome in archiver.run(keep_going=keep_going):
-            advance(outcome)
-            has_failed = has_failed or isinstance(outcome, Failed)
-            _print(outcome, output)
+    with _progress(messages) as advance:
+        for outcome in messages.run(keep_going=keep_going):
+            advance()
+            has_failed = _print(outcome, "messages", output) or has_failed
+    for outcome in facts.run(keep_going=keep_going):
+        has_failed = _print(outcome, "facts", output) or has_failed
+    try:
+        confirm(data, messages=messages.archived_up_to(), actions=facts.archived_up_to())
+    except StorageError as error:
+        print_warning(f"warning: the broker does not know what is archived: {error}")
     return has_failed
 
 
-def _print(outcome: "Outcome", output: Output) -> None:
+def _print(outcome: "Outcome", what: str, output: Output) -> bool:
+    """Print what became of a segment; say whether it failed."""
     from pulque.pipeline.archive import Failed
 
+    has_failed = isinstance(outcome, Failed)
     if output is Output.JSON:
-        state = "failed" if isinstance(outcome, Failed) else "archived"
-        print_json({"state": state, **asdict(outcome)})
+        state = "failed" if has_failed else "archived"
+        print_json({"state": state, "log": what, **asdict(outcome)})
     elif isinstance(outcome, Failed):
         kind = "damaged" if outcome.is_damage else "failed"
         print_line(f"segment {outcome.base}: {kind}: {outcome.reason}")
     else:
         note = ", by another run" if outcome.was_there else ""
         print_line(
-            f"segment {outcome.base}: {outcome.messages} messages, {outcome.size / _MIB:.1f} MiB, "
+            f"segment {outcome.base}: {outcome.messages} {what}, {outcome.size / _MIB:.1f} MiB, "
             f"{outcome.files} files{note}"
         )
     flush()
+    return has_failed
 
 
 @contextmanager
 def _progress(archiver: "Archiver") -> Iterator[Any]:
     """Show how far it is, if somebody is watching."""
     if not sys.stderr.isatty():
-        yield lambda _: None
+        yield lambda: None
         return
     from rich.console import Console
     from rich.progress import (
@@ -147,7 +162,7 @@ def _progress(archiver: "Archiver") -> Iterator[Any]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
         waiting, torn = archiver.waiting()
         task = shown.add_task("", total=len(waiting) + len(torn))
-        yield lambda _: shown.advance(task)
+        yield lambda: shown.advance(task)
 
 
 @contextmanager

@@ -45,7 +45,7 @@ def compact(
         print_json({**asdict(done), "removed": removed})
     else:
         print_line(
-            f"{done.files_before} files became {done.files_after}, with {done.rows} messages; "
+            f"{done.files_before} files became {done.files_after}, with {done.rows} rows; "
             f"{removed} unused ones were removed"
         )
 
@@ -71,6 +71,6 @@ def expire(
         print_json({**asdict(done), "removed": removed})
     else:
         print_line(
-            f"{done.rows} messages in {done.files} files and {done.segments} segments stored "
-            f"before {before} went; {removed} unused files were removed"
+            f"{done.rows} rows in {done.files} files and {done.segments} segments from before "
+            f"{before} went; {removed} unused files were removed"
         )

@@ -36,6 +36,8 @@ from pulque.pipeline.lake import MESSAGES, Table
 from pulque.pipeline.segments import SegmentFile, SegmentMap, find_segments, map_segment
 from pulque.pipeline.stored import Stretch
 from pulque.pipeline.tally import Tally, tally_of_entries
+from pulque.storage.archived import ArchivedUpTo, write_archived
+from pulque.storage.files import OsFileSystem
 from pulque.storage.layout import base_of
 
 if TYPE_CHECKING:
@@ -48,9 +50,11 @@ __all__ = [
     "Outcome",
     "Runner",
     "broker_of",
+    "confirm",
     "run_here",
     "run_on_spark",
     "sealed_segments",
+    "transaction_of",
 ]
 
 _STRETCH_BYTES = 512 * 1024 * 1024
@@ -190,6 +194,38 @@ def sealed_segments(where: str) -> tuple[list[SegmentFile], list[Failed]]:
     return sealed, torn
 
 
+def transaction_of(broker: str, segment: SegmentFile) -> str:
+    """Return the name under which a segment is committed.
+
+    Part of it is made from the segment's own bytes: two brokers that were given one name by
+    mistake must not be taken for one.
+    """
+    file = Tree(segment.where).open(segment.path)
+    try:
+        size = file.size()
+        ends = file.read(_ENDS, 0) + file.read(_ENDS, max(size - _ENDS, 0))
+    finally:
+        file.close()
+    return f"{broker}/{segment.base:020d}/{size}-{google_crc32c.value(ends):08x}"
+
+
+def confirm(where: str, *, messages: int, actions: int) -> bool:
+    """Tell a broker how far its logs are archived, so that it may remove what is.
+
+    Returns:
+        Whether there is a data directory on this machine to write it down in.
+
+    Raises:
+        StorageError: It cannot be written there.
+    """
+    tree = Tree(where)
+    local = tree.local()
+    if local is None or "format.json" not in tree.names():
+        return False
+    write_archived(OsFileSystem(str(local)), ArchivedUpTo(messages, actions))
+    return True
+
+
 def _size_of(tree: Tree, path: str) -> int:
     file = tree.open(path)
     try:
@@ -249,19 +285,17 @@ class Archiver:
         is_new = [table.transaction_version(self._transaction_of(each)) is None for each in sealed]
         return list(compress(sealed, is_new)), torn
 
-    def _transaction_of(self, segment: SegmentFile) -> str:
-        """Return the name under which a segment is committed.
+    def archived_up_to(self) -> int:
+        """Return the offset before which everything that is still stored is in the lake."""
+        sealed, torn = sealed_segments(self._where)
+        waiting, _ = self.waiting()
+        left = [*(each.base for each in waiting), *(each.base for each in torn)]
+        tree = Tree(self._where)
+        ends = [each.base + _size_of(tree, each.path) for each in sealed]
+        return min([*left, max(ends, default=0)])
 
-        Part of it is made from the segment's own bytes: two brokers that were given one name by
-        mistake must not be taken for one.
-        """
-        file = Tree(segment.where).open(segment.path)
-        try:
-            size = file.size()
-            ends = file.read(_ENDS, 0) + file.read(_ENDS, max(size - _ENDS, 0))
-        finally:
-            file.close()
-        return f"{self._broker}/{segment.base:020d}/{size}-{google_crc32c.value(ends):08x}"
+    def _transaction_of(self, segment: SegmentFile) -> str:
+        return transaction_of(self._broker, segment)
 
     def run(self, *, keep_going: bool = False) -> Iterator[Outcome]:
         """Archive what waits, in order; yield what became of each segment.
@@ -359,17 +393,30 @@ class Archiver:
                 f"{found.sequences} were written"
             )
         self._step("publish")
-        for each in pending.reports:
-            if isinstance(each, CopyDone):
-                for staged, to in each.staged:
-                    self._table.tree.move(staged, to)
+        try:
+            self._name_copies(pending)
+        except StorageError:
+            self._give_up(pending)
+            raise
         self._step("commit")
         files = [file for each in rows for file in each.files]
-        is_ours = self._table.commit(files, self._transaction_of(pending.segment))
+        try:
+            is_ours = self._table.commit(files, self._transaction_of(pending.segment))
+        except StorageError:
+            # Over a network the write may still arrive, and then the files are needed.
+            if self._table.tree.local() is not None:
+                self._remove_rows(rows)
+            raise
         self._step("done")
         if not is_ours:
             self._remove_rows(rows)
         return Archived(base, found.count, len(files), pending.size, was_there=not is_ours)
+
+    def _name_copies(self, pending: _Pending) -> None:
+        for each in pending.reports:
+            if isinstance(each, CopyDone):
+                for staged, to in each.staged:
+                    self._table.tree.move(staged, to)
 
     def _give_up(self, pending: _Pending) -> None:
         self._remove_rows([each for each in pending.reports if isinstance(each, RowsDone)])

@@ -6,9 +6,10 @@ that Spark runs twice does no harm.
 """
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +17,12 @@ import pyarrow as pa
 from pulque.errors import CorruptionError, InvalidBatchError, PulqueError, StorageError
 from pulque.model.names import PartitionName, subject_of
 from pulque.pipeline.columns import ALL_COLUMNS
+from pulque.pipeline.consumption import (
+    CONSUMPTION,
+    Row,
+    UnknownPartitionError,
+    rows_of_facts,
+)
 from pulque.pipeline.decode import Placed, decode
 from pulque.pipeline.files import Tree
 from pulque.pipeline.lake import MESSAGES, DataFile, bucket_of
@@ -28,7 +35,9 @@ from pulque.pipeline.tally import Tally, tally_of
 __all__ = [
     "CopyDone",
     "CopyWork",
+    "FactsWork",
     "NotDone",
+    "NotYet",
     "Report",
     "RowsDone",
     "RowsWork",
@@ -66,7 +75,18 @@ class RowsWork:
         return self.stretch.segment
 
 
-Work = CopyWork | RowsWork
+@dataclass(frozen=True, slots=True)
+class FactsWork:
+    """Write the facts of a segment of the action log as rows."""
+
+    lake: str
+    broker: str
+    segment: SegmentFile
+    names: Mapping[int, PartitionName]
+    """Of partitions, by id."""
+
+
+Work = CopyWork | RowsWork | FactsWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +134,14 @@ class NotDone:
     is_damage: bool
 
 
-Report = CopyDone | RowsDone | NotDone
+@dataclass(frozen=True, slots=True)
+class NotYet:
+    """It can be done when another segment of the message log is sealed."""
+
+    base: int
+
+
+Report = CopyDone | RowsDone | NotDone | NotYet
 
 
 def raw_directory(broker: str) -> str:
@@ -125,9 +152,11 @@ def raw_directory(broker: str) -> str:
 def do_work(work: Work) -> Report:
     """Do what a task is for."""
     try:
-        return _copy(work) if isinstance(work, CopyWork) else _write_rows(work)
+        return _DOERS[type(work)](work)
     except (CorruptionError, InvalidBatchError) as error:
         return NotDone(work.segment.base, _named(work.segment, error), is_damage=True)
+    except UnknownPartitionError:
+        return NotYet(work.segment.base)
     except (PulqueError, OSError, pa.ArrowException) as error:
         return NotDone(work.segment.base, _named(work.segment, error), is_damage=False)
 
@@ -180,10 +209,10 @@ def _write_rows(work: RowsWork) -> RowsDone:
     read = written = Tally()
     try:
         for placed in read_stretch(work.stretch, must_be_whole=True):
-            rows = decode(placed, ALL_COLUMNS)
-            read += tally_of(rows)
-            for part, some in _parted(placed, _with_origin(rows, work)):
-                writer.add(part, some)
+            for part, some in _parted(placed):
+                rows = decode(some, ALL_COLUMNS)
+                read += tally_of(rows)
+                writer.add(part, _with_origin(rows, work))
         files = []
         for part, path in writer.finish():
             found = ReadBack(lake, MESSAGES, part, path)
@@ -198,6 +227,29 @@ def _write_rows(work: RowsWork) -> RowsDone:
     return RowsDone(base, tuple(files), read, written)
 
 
+def _write_facts(work: FactsWork) -> RowsDone:
+    lake = WritableTree(work.lake)
+    base = work.segment.base
+    by_day: dict[str, list[Row]] = {}
+    for row in rows_of_facts(work.segment, work.names):
+        by_day.setdefault(f"{row['at']:%Y-%m-%d}", []).append({**row, "broker": work.broker})
+    writer = PartWriter(lake, CONSUMPTION, f"{work.broker}-{base:020d}")
+    count = sum(map(len, by_day.values()))
+    files = []
+    written = 0
+    try:
+        for day, rows in by_day.items():
+            writer.add((day,), pa.RecordBatch.from_pylist(rows, CONSUMPTION.file_schema))
+        for part, path in writer.finish():
+            found = ReadBack(lake, CONSUMPTION, part, path)
+            written += sum(batch.num_rows for batch in found.batches())
+            files.append(found.described())
+    except BaseException:
+        writer.abandon()
+        raise
+    return RowsDone(base, tuple(files), Tally(count), Tally(written))
+
+
 def _with_origin(rows: pa.RecordBatch, work: RowsWork) -> pa.RecordBatch:
     count = rows.num_rows
     origin = [
@@ -207,20 +259,14 @@ def _with_origin(rows: pa.RecordBatch, work: RowsWork) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([*rows.columns, *origin], schema=MESSAGES.file_schema)
 
 
-def _parted(placed: Placed, rows: pa.RecordBatch) -> Iterator[tuple[Part, pa.RecordBatch]]:
-    """Yield the rows of each day and bucket, in order."""
+def _parted(placed: Placed) -> Iterator[tuple[Part, Placed]]:
+    """Yield the batches of each day and bucket, in order."""
     places = placed.places
     buckets = np.array([_bucket(name) for name in placed.names], np.int64)[places["name"]]
     keys = np.stack([places["stored_at_ms"] // _DAY_MS, buckets], axis=1)
     parts, codes = np.unique(keys, axis=0, return_inverse=True)
-    if len(parts) == 1:
-        yield _part(*parts[0]), rows
-        return
-    counts = (places["end"] - places["begin"]).astype(np.int64)
-    of_rows = np.repeat(codes.ravel(), counts)
     for code, part in enumerate(parts):
-        # Copied: a slice of few rows would keep all others in memory.
-        yield _part(*part), rows.take(pa.array(np.flatnonzero(of_rows == code)))
+        yield _part(*part), Placed(placed.data, places[codes.ravel() == code], placed.names)
 
 
 def _bucket(name: PartitionName) -> int:
@@ -229,3 +275,10 @@ def _bucket(name: PartitionName) -> int:
 
 def _part(day: np.int64, bucket: np.int64) -> Part:
     return f"{_EPOCH + timedelta(days=int(day)):%Y-%m-%d}", str(bucket)
+
+
+_DOERS: Mapping[type[Work], Callable[[Any], Report]] = {
+    CopyWork: _copy,
+    RowsWork: _write_rows,
+    FactsWork: _write_facts,
+}

@@ -5,7 +5,8 @@ the archive at the same time are not disturbed. Files that the table does not na
 removed later, when nobody can be reading them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, timedelta
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from pulque.errors import StorageError
-from pulque.pipeline.lake import MESSAGES, Table
+from pulque.pipeline.consumption import CONSUMPTION
+from pulque.pipeline.lake import MESSAGES, Table, TableKind
 from pulque.pipeline.lake_files import WritableTree
 
 if TYPE_CHECKING:
@@ -47,21 +49,39 @@ class Expired:
 
 
 def compact(lake: str, *, file_bytes: int = _FILE_BYTES) -> Compacted:
-    """Put the small files of each day and bucket together.
+    """Put the small files of each part of the tables together.
 
     Raises:
         StorageError: It cannot be done; the table is as it was.
     """
+    total = Compacted(0, 0, 0)
+    for table in _tables(lake):
+        before, _ = _counted(table.open())
+        with _telling(lake):
+            table.open().optimize.compact(
+                target_size=file_bytes, writer_properties=_how_to_write(table.kind)
+            )
+        after, rows = _counted(table.open())
+        total = Compacted(
+            total.files_before + before, total.files_after + after, total.rows + rows
+        )
+    return total
+
+
+def _tables(lake: str) -> list[Table]:
+    """Return the tables that a lake has; that of messages in any case."""
+    facts = Table(lake, CONSUMPTION)
+    return [Table(lake, MESSAGES), *([facts] if facts.exists() else [])]
+
+
+@contextmanager
+def _telling(lake: str) -> Iterator[None]:
     from deltalake.exceptions import DeltaError
 
-    table = Table(lake, MESSAGES).open()
-    before, rows = _counted(table)
     try:
-        table.optimize.compact(target_size=file_bytes, writer_properties=_how_to_write())
+        yield
     except (DeltaError, OSError) as error:
         raise StorageError(f"{lake}: {error}") from error
-    after, rows = _counted(Table(lake, MESSAGES).open())
-    return Compacted(before, after, rows)
 
 
 def _counted(table: "DeltaTable") -> tuple[int, int]:
@@ -69,41 +89,41 @@ def _counted(table: "DeltaTable") -> tuple[int, int]:
     return files.num_rows, sum(files.column("num_records").to_pylist())
 
 
-def _how_to_write() -> "WriterProperties":
+def _how_to_write(kind: TableKind) -> "WriterProperties":
     from deltalake import BloomFilterProperties, ColumnProperties, WriterProperties
 
     bloom = BloomFilterProperties(True, fpp=_FALSE_POSITIVES, ndv=_ROW_GROUP_ROWS)
     looked_up = ColumnProperties(dictionary_enabled=False, bloom_filter_properties=bloom)
+    columns = {
+        "message_id": looked_up,
+        "key": looked_up,
+        "body": ColumnProperties(dictionary_enabled=False),
+    }
     return WriterProperties(
         compression="ZSTD",
         compression_level=1,
         max_row_group_size=_ROW_GROUP_ROWS,
         column_properties={
-            "message_id": looked_up,
-            "key": looked_up,
-            "body": ColumnProperties(dictionary_enabled=False),
+            name: chosen for name, chosen in columns.items() if name in kind.schema.names
         },
     )
 
 
 def expire(lake: str, before: date) -> Expired:
-    """Let go of all messages that were stored before a day, and of segments with only such.
+    """Let go of all that was stored or done before a day, and of segments with only such.
 
     Raises:
         StorageError: It cannot be done; the table is as it was.
     """
-    from deltalake.exceptions import DeltaError
-
-    files, rows = _counted(Table(lake, MESSAGES).open())
-    table = Table(lake, MESSAGES).open()
-    try:
-        table.delete(f"day < '{before:%Y-%m-%d}'")
-    except (DeltaError, OSError) as error:
-        raise StorageError(f"{lake}: {error}") from error
-    left = Table(lake, MESSAGES).open()
-    files_left, rows_left = _counted(left)
-    segments = _expire_segments(WritableTree(lake), left)
-    return Expired(files - files_left, rows - rows_left, segments)
+    files = rows = 0
+    for table in _tables(lake):
+        had_files, had_rows = _counted(table.open())
+        with _telling(lake):
+            table.open().delete(f"day < '{before:%Y-%m-%d}'")
+        has_files, has_rows = _counted(table.open())
+        files, rows = files + had_files - has_files, rows + had_rows - has_rows
+    segments = _expire_segments(WritableTree(lake), Table(lake, MESSAGES).open())
+    return Expired(files, rows, segments)
 
 
 def _expire_segments(tree: WritableTree, table: "DeltaTable") -> int:
@@ -132,17 +152,17 @@ def _first_segment(file: Mapping[str, Any], broker: str) -> int | None:
 
 
 def sweep(lake: str, unused_for: timedelta) -> int:
-    """Remove files that the table does not name, and did not for so long.
+    """Remove files that the tables do not name, and did not for so long.
 
     Raises:
         StorageError: It cannot be done.
     """
-    from deltalake.exceptions import DeltaError
-
-    table = Table(lake, MESSAGES).open()
     hours = max(int(unused_for.total_seconds() // 3600), 0)
-    try:
-        removed = table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True)
-    except (DeltaError, OSError) as error:
-        raise StorageError(f"{lake}: {error}") from error
-    return len(removed)
+    removed = 0
+    for table in _tables(lake):
+        with _telling(lake):
+            found = table.open().vacuum(
+                hours, dry_run=False, enforce_retention_duration=False, full=True
+            )
+        removed += len(found)
+    return removed

@@ -20,6 +20,7 @@ from pulque.model.names import PartitionName
 from pulque.model.positions import ActionOffset, ConsumeSequence, MessageOffset, StartCount
 from pulque.model.record import ENVELOPE_SIZE
 from pulque.storage.action_log import ActionLog
+from pulque.storage.archived import read_archived
 from pulque.storage.checkpoint import Checkpoints
 from pulque.storage.consume_log import ConsumeLogs, Span
 from pulque.storage.files import Buffer, FileSystem
@@ -341,6 +342,15 @@ class Engine:
         steps = self._log.sync_steps() if self._log.synced <= oldest else []
         return RemovalJob(self._files, segment, oldest, self._sync_job(steps, actions=False))
 
+    @property
+    def removable_segments(self) -> int:
+        """How many segments, from the oldest on, may go as far as the archive is concerned."""
+        sealed = self._log.segments[:-1]
+        if not self._options.keeps_for_archive:
+            return len(sealed)
+        archived = read_archived(self._files).messages
+        return sum(1 for segment in sealed if segment.end <= archived)
+
     # -- checkpoints -------------------------------------------------------------------------
 
     def replay_actions(self) -> Iterator[Action]:
@@ -388,7 +398,10 @@ class Engine:
     def finish_checkpoint(self, job: CheckpointJob) -> None:
         """Drop what only an older checkpoint needed."""
         before, self._previous_mark = self._previous_mark, job.mark
-        self.actions.remove_before(ActionOffset(before.action_offset))
+        unneeded = before.action_offset
+        if self._options.keeps_for_archive:
+            unneeded = min(unneeded, read_archived(self._files).actions)
+        self.actions.remove_before(ActionOffset(unneeded))
         if job.mark.index_base != before.index_base:
             path = segment_path(before.index_base, "open")
             if self._files.exists(path):

@@ -23,3 +23,5 @@ class StorageOptions:
     """Sends are refused when less room than this is left, so that settling can go on."""
     ballast_bytes: int = 0
     """Room that is taken up in advance, for settling when somebody else filled the disk."""
+    keeps_for_archive: bool = False
+    """Whether what is not archived yet must be kept, whatever its age."""

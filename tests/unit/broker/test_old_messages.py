@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from pulque.storage.archived import ArchivedUpTo, write_archived
+from pulque.storage.files import OsFileSystem
 from pulque.testing.clock import ManualClock
 from pulque.testing.files import MemoryFileSystem
 from pulque.testing.raw import RawConnection, expect
@@ -76,6 +78,25 @@ async def test_segments_stay_until_their_newest_message_is_too_old(start: Start)
 
     assert await begins_at(raw, 0)
     assert (await raw.pull("orders")).bodies == numbered(4)
+
+
+async def test_what_is_not_archived_stays_whatever_its_age(start: Start) -> None:
+    clock = ManualClock()
+    running = await start(clock=clock, storage={"retention": "1m", "archive": True})
+    raw = await running.connect()
+    await send_sealed(raw, 3)
+    clock.advance(60_001)
+    await running.house_kept()
+    assert await begins_at(raw, 0)
+
+    bases = sorted(int(each.stem) for each in running.directory.glob("messages/*.log"))
+    files = OsFileSystem(str(running.directory))
+    write_archived(files, ArchivedUpTo(messages=bases[2], actions=0))
+    await eventually(lambda: begins_at(raw, 4))
+    await running.house_kept()
+
+    assert await begins_at(raw, 4)
+    assert (await raw.pull("orders")).bodies == numbered(2, 4)
 
 
 @pytest.mark.accepts("004-10")

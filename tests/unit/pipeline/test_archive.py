@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -267,7 +268,7 @@ def test_a_damaged_segment_is_named_and_nothing_of_it_is_published(
     damaged = segments(data)[1]
     whole = damaged.read_bytes()
     if not has_index:
-        damaged.with_suffix(".index").unlink()
+        damaged.with_suffix(".index").unlink(missing_ok=True)
     harm(damaged)
 
     first = archive(lake, data)
@@ -346,6 +347,38 @@ def test_a_lake_that_must_not_be_written_to_is_named(
     assert not failed.is_damage
     assert "ermission" in failed.reason
     assert str(lake) in failed.reason
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system with room for less than the archive needs."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", str(place)],
+        check=False,
+        capture_output=True,
+    )
+    if made.returncode:
+        pytest.skip("no file system can be made here")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_full_disk_is_named_and_nothing_of_the_segment_is_left(
+    sent: set[tuple[str, bytes]], small_disk: Path, data: Path
+) -> None:
+    lake = small_disk / "lake"
+    outcomes = archive(lake, data)
+
+    assert isinstance(outcomes[-1], Failed)
+    assert not outcomes[-1].is_damage
+    assert "No space left" in outcomes[-1].reason
+    assert not list(lake.rglob(".*.log.*"))
+    subprocess.run(["mount", "-o", "remount,size=50m", str(small_disk)], check=True)
+    assert all(isinstance(each, Archived) for each in archive(lake, data))
+    assert archived(lake) == sorted(sent)
+    assert parquet_files(lake) == len(DeltaTable(str(lake / "messages")).file_uris())
 
 
 def test_a_lake_that_is_a_file_is_named(

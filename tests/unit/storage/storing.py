@@ -1,6 +1,7 @@
 """What tests of the engine do again and again."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from pulque.model.batch import read_header, seed_of
 from pulque.model.ids import IdSource
@@ -28,7 +29,7 @@ class Nobody:
     def batch_stored(self, partition: Partition, entry: Entry, batch: bytes) -> None: ...
 
 
-def opened(files: MemoryFileSystem, **options: int) -> Engine:
+def opened(files: MemoryFileSystem, **options: Any) -> Engine:
     """Open an engine that never runs out of room by itself."""
     chosen = StorageOptions(**{"reserve_bytes": 0, **options})
     return Engine(files, chosen, SilentListener(), Nobody(), 1)

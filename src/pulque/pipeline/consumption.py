@@ -1,0 +1,163 @@
+"""What consumers did, as rows: pulls, settles, nacks, losses and resets out of the action log.
+
+A fact names its subscription by a number; every segment of the log begins with what the numbers
+stand for. Facts are few beside messages, as one of them tells of many, so that a task reads them
+one by one.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+
+from pulque.errors import CorruptionError
+from pulque.model.actions import (
+    Action,
+    ConsumerLost,
+    DeadPurged,
+    GroupReset,
+    Pulled,
+    Settled,
+    SubscriptionOpened,
+)
+from pulque.model.names import PartitionName, subject_of
+from pulque.pipeline.columns import INSTANT
+from pulque.pipeline.files import Tree
+from pulque.pipeline.lake import TableKind
+from pulque.pipeline.segments import SegmentFile
+from pulque.storage.action_log import decode_action, walk_actions
+
+__all__ = ["CONSUMPTION", "Row", "UnknownPartitionError", "rows_of_facts"]
+
+CONSUMPTION = TableKind(
+    "consumption",
+    pa.schema(
+        [
+            ("kind", pa.string()),
+            ("at", INSTANT),
+            ("subject", pa.string()),
+            ("partition", pa.string()),
+            ("group", pa.string()),
+            ("consumer", pa.string()),
+            ("first_pull", pa.int64()),
+            ("first_sequence", pa.int64()),
+            ("count", pa.int64()),
+            ("delay_ms", pa.int64()),
+            ("reason", pa.string()),
+            ("offset", pa.int64()),
+            ("broker", pa.string()),
+            ("segment", pa.int64()),
+            ("day", pa.date32()),
+        ]
+    ),
+    ("day",),
+    1,
+)
+
+Row = dict[str, Any]
+
+
+class UnknownPartitionError(Exception):
+    """A fact is about a partition that no sealed segment of the message log knows yet."""
+
+
+@dataclass(slots=True)
+class _Subscriptions:
+    """What the numbers of subscriptions stand for, as far as a segment was read."""
+
+    names: Mapping[int, PartitionName]
+    opened: dict[int, SubscriptionOpened]
+
+    def place(self, partition: int) -> Row:
+        name = self.names.get(partition)
+        if name is None:
+            raise UnknownPartitionError(f"partition {partition}")
+        return {"partition": name, "subject": subject_of(name)}
+
+    def who(self, subscription: int) -> Row:
+        found = self.opened.get(subscription)
+        if found is None:
+            return {}  # it was opened where the log is damaged
+        return {
+            **self.place(found.partition),
+            "group": found.group,
+            "consumer": found.consumer,
+        }
+
+
+def rows_of_facts(segment: SegmentFile, names: Mapping[int, PartitionName]) -> Iterator[Row]:
+    """Yield the rows of a segment of the action log; partitions by what they are called.
+
+    Raises:
+        CorruptionError: Some of it is damaged.
+        UnknownPartitionError: A partition has no name yet.
+    """
+    file = Tree(segment.where).open(segment.path)
+    try:
+        data = file.read(file.size(), 0)
+    finally:
+        file.close()
+    known = _Subscriptions(names, {})
+    for at, _, fact in walk_actions(data, segment.base):
+        offset = segment.base + at
+        if fact is None:
+            raise CorruptionError(segment.path, offset, "facts cannot be read")
+        try:
+            action = decode_action(fact)
+        except ValueError as problem:
+            raise CorruptionError(segment.path, offset, str(problem)) from None
+        if isinstance(action, SubscriptionOpened):
+            known.opened[action.subscription] = action
+        for row in _rows(action, known):
+            yield {**row, "offset": offset, "segment": segment.base}
+
+
+def _rows(action: Action, known: _Subscriptions) -> Iterator[Row]:
+    match action:
+        case Pulled():
+            yield {
+                **_told("pulled", action.at_ms),
+                **known.who(action.subscription),
+                "first_pull": action.first_pull,
+                "first_sequence": action.first_sequence,
+                "count": action.count,
+            }
+        case Settled():
+            who = known.who(action.subscription)
+            count = action.last - action.first + 1
+            yield {
+                **_told("settled", action.at_ms),
+                **who,
+                "first_pull": action.first,
+                "count": count,
+            }
+            for each in action.nacked:
+                yield {
+                    **_told("nacked", action.at_ms),
+                    **who,
+                    "first_pull": each.sequence,
+                    "count": 1,
+                    "delay_ms": each.delay_ms,
+                    "reason": each.reason,
+                }
+        case ConsumerLost():
+            kind = "left" if action.is_leaving else "lost"
+            who = known.who(action.subscription)
+            yield {**_told(kind, action.at_ms), **who, "reason": action.reason}
+        case GroupReset():
+            place = known.place(action.partition)
+            row = {"group": action.group, "first_sequence": action.next_sequence}
+            yield {**_told("reset", action.at_ms), **place, **row}
+        case DeadPurged():
+            place = known.place(action.partition)
+            count = action.last - action.first + 1
+            row = {"first_sequence": action.first, "count": count}
+            yield {**_told("purged", action.at_ms), **place, **row}
+        case _:
+            pass  # how things stand, not what happened; segments repeat it
+
+
+def _told(kind: str, at_ms: int) -> Row:
+    return {"kind": kind, "at": datetime.fromtimestamp(at_ms / 1000, UTC)}
