@@ -1,6 +1,9 @@
 """Consumption as a checkpoint keeps it: named values, and only those that changed."""
 
+from array import array
 from collections.abc import Mapping
+from itertools import groupby
+from operator import attrgetter
 from struct import Struct
 
 from pulque.model.actions import SubscriptionId
@@ -22,7 +25,8 @@ __all__ = ["encode_changes", "load_state"]
 _GROUP_KEY = Struct("<1sI")
 _GROUP = Struct("<QI")
 _SETTINGS_KEY = Struct("<1sB")
-_PENDING = Struct("<Qqq?H")
+_PENDING = Struct("<Iqq?H")
+_how = attrgetter("delay_ms", "reason", "at_ms", "is_failure")
 _SUBSCRIPTION_KEY = Struct("<1sI")
 _SUBSCRIPTION = Struct("<IQQQQQBBI")
 _HELD = Struct("<IIQQII")
@@ -74,10 +78,13 @@ def load_state(state: Mapping[bytes, bytes]) -> Consumption:
 
 def _encode_group(state: GroupState) -> bytes:
     parts = [_GROUP.pack(state.next_sequence, len(state.pending))]
-    for each in state.pending.values():
-        reason = each.reason.encode()[:1000]
-        head = (each.sequence, each.delay_ms, each.at_ms, each.is_failure, len(reason))
-        parts += (_PENDING.pack(*head), reason)
+    # Those that were nacked together differ in nothing but their sequence.
+    for how, run in groupby(state.pending.values(), key=_how):
+        sequences = array("Q", [each.sequence for each in run])
+        delay_ms, text, at_ms, is_failure = how
+        reason = text.encode()[:1000]
+        head = _PENDING.pack(len(sequences), delay_ms, at_ms, is_failure, len(reason))
+        parts += (head, reason, sequences.tobytes())
     return b"".join(parts)
 
 
@@ -85,12 +92,16 @@ def _decode_group(value: bytes) -> GroupState:
     next_sequence, count = _GROUP.unpack_from(value)
     state = GroupState(ConsumeSequence(next_sequence))
     at = _GROUP.size
-    for _ in range(count):
-        sequence, delay_ms, at_ms, is_failure, size = _PENDING.unpack_from(value, at)
+    while len(state.pending) < count:
+        length, delay_ms, at_ms, is_failure, size = _PENDING.unpack_from(value, at)
         at += _PENDING.size
         reason = value[at : at + size].decode(errors="replace")
-        state.pending[sequence] = Redelivery(sequence, delay_ms, reason, at_ms, is_failure)
         at += size
+        sequences = array("Q", value[at : at + 8 * length])
+        at += 8 * length
+        for number in sequences:
+            sequence = ConsumeSequence(number)
+            state.pending[sequence] = Redelivery(sequence, delay_ms, reason, at_ms, is_failure)
     return state
 
 
