@@ -33,7 +33,15 @@ from pulque.wire.requests import (
 )
 from pulque.wire.responses import Delivered, Pulled, Response, Sent, Settled, decode_response
 
-__all__ = ["PullPlan", "RawClient", "UnexpectedAnswerError", "packed", "send_frame", "send_frames"]
+__all__ = [
+    "PullPlan",
+    "RawClient",
+    "UnexpectedAnswerError",
+    "joined",
+    "packed",
+    "send_frame",
+    "send_frames",
+]
 
 _LIMIT_S = 60.0
 _SEND_TIMEOUT_MS = 30_000
@@ -71,7 +79,7 @@ def packed(partition: str, bodies: list[bytes]) -> bytes:
 def send_frame(partition: str, bodies: list[bytes], *, acks: Acks = Acks.MEMORY) -> bytes:
     """Return the frame of a send of these bodies."""
     batch = packed(partition, bodies)
-    return _joined(Send(acks, _SEND_TIMEOUT_MS, ((partition, batch),)))
+    return joined(Send(acks, _SEND_TIMEOUT_MS, ((partition, batch),)))
 
 
 def send_frames(
@@ -97,12 +105,12 @@ class RawClient:
 
     def ask(self, request: Request) -> Response:
         """Send a request, and return its answer."""
-        self._socket.sendall(_joined(request))
+        self._socket.sendall(joined(request))
         return self.answer()
 
     def ask_later(self, request: Request) -> None:
         """Send a request whose answer is for later, or for nobody."""
-        self._socket.sendall(_joined(request))
+        self._socket.sendall(joined(request))
 
     def answer(self) -> Response:
         """Return the next answer.
@@ -141,7 +149,7 @@ class RawClient:
             if was_lost and not pulls:
                 asked, was_lost = taken, False
             while pulls < plan.window and asked < count and not was_lost:
-                self._socket.sendall(_joined(_pull(plan, asked)))
+                self._socket.sendall(joined(_pull(plan, asked)))
                 asked += plan.messages
                 pulls += 1
             answer = self.answer()
@@ -155,7 +163,7 @@ class RawClient:
                 continue
             taken += delivered.count
             total_bytes += len(delivered.records)
-            self._socket.sendall(_joined(_settle(plan, delivered)))
+            self._socket.sendall(joined(_settle(plan, delivered)))
             settles += 1
         return total_bytes
 
@@ -222,7 +230,7 @@ class RawClient:
                 raise UnexpectedAnswerError(f"a send got {outcome}")
 
 
-def _joined(request: Request) -> bytes:
+def joined(request: Request) -> bytes:
     return b"".join(encode_request(request, 1, 0))
 
 
