@@ -4,8 +4,7 @@ To ack a message is to store one byte: the consumer finds later, batch by batch,
 prefix of finished messages reaches.
 """
 
-import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from math import ceil
 
@@ -27,6 +26,7 @@ NACKED = 2
 ANY_DELAY_MS = 2**62
 """As the longest delay, until a broker says what it allows."""
 _MAX_REASON = 1000
+_HAS_TAGS = int(Flag.TAGS)
 
 
 class ReceivedBatch(StoredBatch):
@@ -89,7 +89,9 @@ class ReceivedBatch(StoredBatch):
 
     def window(self, start: int, end: int) -> "ReceivedBatch":
         """Return a part of it that goes its own way; nothing may be handed out yet."""
-        part = copy.copy(self)
+        part = ReceivedBatch.__new__(ReceivedBatch)
+        for name in _SLOTS:
+            setattr(part, name, getattr(self, name))
         part.states = bytearray(len(self))
         part.nacks = {}
         part.start = part.settled = start
@@ -112,17 +114,10 @@ class ReceivedBatch(StoredBatch):
             yield at, end, False
 
     def _wanted_runs(self, wanted: Filter) -> Iterator[tuple[int, int]]:
-        if not self.header.flags & Flag.TAGS:
+        if not self.header.flags & _HAS_TAGS:
             return
-        # The bits tell most of them apart; only those that may match are looked at.
-        bits, any_bits, all_bits = self.column("tag_bits"), wanted.any_bits, wanted.all_bits
         first = last = self.start
-        for index in range(self.start, self.end):
-            own = bits[index]
-            if own & all_bits != all_bits or (
-                any_bits and not any(own & one == one for one in any_bits)
-            ):
-                continue
+        for index in self._may_match(wanted):
             if wanted.matches(Message(self, index).tags):
                 if index > last:
                     if last > first:
@@ -132,11 +127,28 @@ class ReceivedBatch(StoredBatch):
         if last > first:
             yield first, last
 
+    def _may_match(self, wanted: Filter) -> Iterable[int]:
+        """Return those whose tag bits allow it: that tells most of them apart, and is cheap."""
+        bits = self.column("tag_bits")
+        found: Iterable[int] = range(self.start, self.end)
+        if all_bits := wanted.all_bits:
+            found = [i for i in found if bits[i] & all_bits == all_bits]
+        any_bits = wanted.any_bits
+        if len(any_bits) == 1:
+            (one,) = any_bits
+            return [i for i in found if bits[i] & one == one]
+        if any_bits:
+            return [i for i in found if any(bits[i] & one == one for one in any_bits)]
+        return found
+
     def lose(self, start: int, end: int) -> int:
         """Take note that the broker gave ``start..end`` to others; return how many they are."""
         if start < end:
             self.lost += (range(start, end),)
         return end - start
+
+
+_SLOTS = (*StoredBatch.__slots__, *ReceivedBatch.__slots__)
 
 
 class Hole:
