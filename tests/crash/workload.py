@@ -9,17 +9,20 @@ from pulque.errors import StorageFullError
 from pulque.model.actions import (
     Action,
     ConsumerLost,
+    GroupConfigured,
     GroupOpened,
     GroupReset,
     NackedDelivery,
+    PassedOver,
     Pulled,
     Settled,
     SubscriptionId,
     SubscriptionOpened,
 )
 from pulque.model.batch import Codec, read_header, seed_of
+from pulque.model.groups import GroupSettings, Mode, RetrySettings, tag_filter
 from pulque.model.ids import IdSource
-from pulque.model.names import ConsumerId, Group, PartitionName
+from pulque.model.names import ConsumerId, Group, PartitionName, Pattern
 from pulque.model.pack import BatchPacker
 from pulque.model.positions import (
     ConsumeSequence,
@@ -279,10 +282,10 @@ def make_batch(
     )
 
 
-def random_fact(random: Random) -> Action:
+def random_fact(random: Random) -> Action:  # noqa: PLR0911  # one for each kind
     subscription = SubscriptionId(random.randrange(5))
     sequence = random.randrange(1000)
-    match random.randrange(6):
+    match random.randrange(8):
         case 0:
             return GroupOpened(PartitionId(1), Group("billing"), ConsumeSequence(sequence))
         case 1:
@@ -299,5 +302,13 @@ def random_fact(random: Random) -> Action:
             return Settled(subscription, first, last, (nacked,) * random.randrange(3), 99)
         case 4:
             return GroupReset(PartitionId(1), Group("billing"), ConsumeSequence(sequence), 55)
+        case 5:
+            return PassedOver(PartitionId(1), Group("#reader"), ConsumeSequence(sequence))
+        case 6:
+            tags = [f"tag-{number}" for number in range(random.randrange(4))]
+            retry = RetrySettings((1000,) * random.randrange(3), 10, random.randrange(9))
+            mode = random.choice(list(Mode))
+            told = GroupSettings(mode, tag_filter(tags, tags[1:]), retry)
+            return GroupConfigured(Group("billing"), Pattern("order.*"), told)
         case _:
             return ConsumerLost(subscription, "silent " * random.randrange(4), 77)
