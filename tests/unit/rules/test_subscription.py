@@ -247,3 +247,64 @@ def test_a_settle_of_deliveries_that_no_fact_tells_of_moves_on() -> None:
     found.settle(PullSequence(8))
 
     assert (found.settled, found.next_pull, found.held_count) == (9, 9, 0)
+
+
+# -- what a filter passed over, and broadcasts --------------------------------------------------
+
+
+def test_only_what_is_wanted_counts_as_held() -> None:
+    found = subscription()
+    found.pulled(NOW, ConsumeSequence(10), 100, 5)
+    found.pulled(NOW, ConsumeSequence(110), 100, 1)
+    assert found.held_count == 6
+
+    found.settle(PullSequence(99))
+    assert 1 <= found.held_count <= 3
+    found.settle(PullSequence(198))
+    assert found.held_count == 1, "something is held, so it never counts as nothing"
+    found.settle(PullSequence(199))
+    assert found.held_count == 0
+
+
+def broadcast() -> Subscription:
+    return Subscription(SubscriptionId(1), PartitionId(1), Group("#c"), ConsumerId("c"), 1)
+
+
+def pull_directly(found: Subscription, first: int, length: int) -> None:
+    sequence = ConsumeSequence(first)
+    found.align(found.pull_of(sequence))
+    found.pulled(NOW, sequence, length, length)
+
+
+@pytest.mark.accepts("003-59")
+def test_a_broadcast_counts_by_consume_sequences_over_gaps() -> None:
+    found = broadcast()
+    pull_directly(found, 40, 10)
+    assert (found.settled, found.next_pull) == (40, 50)
+    pull_directly(found, 70, 5)
+
+    assert ranges(found) == [(40, 40, 10), (70, 70, 5)]
+    assert found.check_settle(NOW, 40, 74, ()) == 40
+    found.settle(PullSequence(49))
+    assert found.settled == 70
+    found.settle(PullSequence(74))
+    assert (found.settled, found.held_count, ranges(found)) == (75, 0, [])
+
+
+def test_a_broadcast_keeps_one_range_however_often_it_pulls() -> None:
+    found = broadcast()
+    for at in range(50):
+        pull_directly(found, at * 10, 10)
+
+    assert ranges(found) == [(0, 0, 500)]
+
+
+def test_a_broadcast_that_was_set_back_may_settle_again() -> None:
+    found = broadcast()
+    pull_directly(found, 0, 60)
+    found.settle(PullSequence(29))
+    found.lose()
+    pull_directly(found, 10, 60)
+
+    assert (found.settled, ranges(found)) == (10, [(10, 10, 60)])
+    assert found.check_settle(NOW, 10, 69, ()) == 10
