@@ -13,15 +13,18 @@ from typing import Any
 import pytest
 
 import pulque
+from pulque.errors import StorageError
 from pulque.testing.broker import InProcessBroker
 
 pytest.importorskip("pyspark")
 from deltalake import DeltaTable
+from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 from pulque.cli.app import run as run_command
 from pulque.cli.options import Tools
 from pulque.pipeline.archive import Archived, Archiver, run_on_spark
+from pulque.pipeline.archive_tasks import Report, Work, do_work
 from pulque.pipeline.lake import view
 from pulque.pipeline.query import Question, ask
 from pulque.pipeline.upkeep import compact, expire, sweep
@@ -131,6 +134,36 @@ def test_a_damaged_segment_fails_the_command_and_no_other(
     damaged.write_bytes(content)
     assert pipeline(*arguments) == 0
     assert by_strangers(lake) == sent
+
+
+def test_a_worker_that_dies_fails_the_run_and_loses_nothing(
+    spark: SparkSession,
+    broker: InProcessBroker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lake, data = tmp_path / "lake", str(tmp_path / "data")
+    sent = fill(broker, 0, 2000)
+
+    def die(work: Work) -> Report:
+        """Do the work, and die before anybody hears of it."""
+        do_work(work)
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+    here = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(here)  # type: ignore[no-untyped-call]
+    monkeypatch.setattr("pulque.pipeline.archive.do_work", die)
+    with pytest.raises(StorageError, match="Spark could not do the work"):
+        list(Archiver(str(lake), data, "tested", lambda: run_on_spark(spark)).run())
+    monkeypatch.undo()
+    cloudpickle.unregister_pickle_by_value(here)  # type: ignore[no-untyped-call]
+    assert list(lake.rglob("*.parquet"))  # which nobody will see
+    assert not (lake / "messages" / "_delta_log").exists()
+
+    again = list(Archiver(str(lake), data, "tested", lambda: run_on_spark(spark)).run())
+    assert all(isinstance(each, Archived) for each in again)
+    assert by_strangers(lake) == sent == by_spark(spark, lake)
 
 
 def test_compaction_changes_files_and_no_row(
