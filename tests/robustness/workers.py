@@ -77,7 +77,9 @@ def _produce_one_by_one(
 def _produce_many(
     client: pulque.Client, history: HistoryWriter, arguments: argparse.Namespace
 ) -> None:
-    with client.producer(linger=0.002, max_batch=20, timeout=_TIMEOUT) as producer:
+    with client.producer(
+        linger=0.002, max_batch=20, max_in_flight=arguments.in_flight, timeout=_TIMEOUT
+    ) as producer:
         pending: list[tuple[str, pulque.PendingSend]] = []
         for id in _ids(arguments):
             history.write("invoke", "send", id)
@@ -174,6 +176,7 @@ def main() -> None:
     parser.add_argument("--state", type=Path)
     parser.add_argument("--acks", default="disk")
     parser.add_argument("--pipelined", action="store_true")
+    parser.add_argument("--in-flight", type=int, default=8)
     parser.add_argument("--rate", type=float, default=1000.0)
     parser.add_argument("--most", type=int, default=1_000_000)
     parser.add_argument("--nack", type=float, default=0.05)
