@@ -82,7 +82,12 @@ def archive(
         facts = FactsArchiver(lake, data, name, runner)
         has_failed = _run(data, messages, facts, output, keep_going=keep_going)
         while follow and not stop.wait(interval):
-            is_worse = _run(data, messages, facts, output, keep_going=keep_going)
+            try:
+                is_worse = _run(data, messages, facts, output, keep_going=keep_going)
+            except StorageError as error:
+                # A segment that went meanwhile, a lake that was away: the next time may do.
+                print_warning(f"warning: {error}")
+                is_worse = True
             has_failed = has_failed or is_worse
     if has_failed:
         raise typer.Exit(ExitCode.FAILED)

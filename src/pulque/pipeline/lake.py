@@ -110,7 +110,7 @@ class DataFile:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, datetime):
-        return f"{value:%Y-%m-%dT%H:%M:%S}.{value.microsecond // 1000:03d}Z"
+        return value.replace(tzinfo=None).isoformat(timespec="milliseconds") + "Z"
     return value
 
 

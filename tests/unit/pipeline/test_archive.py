@@ -1,11 +1,13 @@
 """The archive without Spark: each message once, whatever happens on the way."""
 
+import json
 import os
 import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,8 @@ from deltalake import DeltaTable
 
 from pulque.pipeline.archive import Archived, Archiver, Failed, Outcome, broker_of, run_here
 from pulque.pipeline.archive_tasks import CopyWork, Report, Work
-from pulque.pipeline.lake import MESSAGES, Table
+from pulque.pipeline.lake import MESSAGES, DataFile, Table
+from pulque.pipeline.upkeep import compact
 
 SUBJECTS = ("orders", "orders.paid", "refunds", "orders.sent")
 STEPS = ("write", "verify", "publish", "commit", "done")
@@ -231,6 +234,34 @@ def test_two_runs_at_once_add_each_segment_once(
         assert isinstance(other, Archived)
         assert one.was_there != other.was_there
     assert parquet_files(lake) == len(DeltaTable(str(lake / "messages")).file_uris())
+
+
+def test_compaction_and_archive_at_once_disturb_neither(
+    sent: set[tuple[str, bytes]], lake: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = DeltaTable.create_write_transaction
+    compacted = []
+
+    def late(table: DeltaTable, *arguments: Any, **options: Any) -> None:
+        """Commit to a table that was compacted since it was opened."""
+        if DeltaTable(str(lake / "messages")).file_uris():
+            compacted.append(compact(str(lake)))
+        commit(table, *arguments, **options)
+
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", late)
+    assert all(isinstance(each, Archived) for each in archive(lake, data))
+    assert any(each.files_after < each.files_before for each in compacted)
+    assert archived(lake) == sorted(sent)
+    assert archive(lake, data) == []
+
+
+def test_instants_of_any_year_are_written_as_others_read_them() -> None:
+    early, late = datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
+    file = DataFile("a.parquet", 1, 1, (), {"created_at": early}, {"created_at": late})
+
+    written = json.loads(file.statistics())
+    assert written["minValues"] == {"created_at": "0001-01-01T00:00:00.000Z"}
+    assert written["maxValues"] == {"created_at": "9999-12-31T23:59:59.000Z"}
 
 
 def flip(path: Path, at: int) -> None:
