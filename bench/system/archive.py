@@ -34,17 +34,23 @@ _LOOK_UPS = 11
 
 
 class _Archived(NamedTuple):
-    """One run of the archive."""
+    """What the archive of a log took."""
 
     wall_s: float
     cpu_s: float
     log_bytes: int
     messages: int
+    segments: int
 
     @property
     def rate(self) -> float:
         """Megabytes of log per second."""
         return self.log_bytes / _MB / self.wall_s
+
+    @property
+    def cpu_s_per_gib(self) -> float:
+        """CPU-seconds, of Python and the JVM together."""
+        return self.cpu_s / (self.log_bytes / _GIB)
 
 
 def measure(options: Options) -> Section:
@@ -59,71 +65,71 @@ def measure(options: Options) -> Section:
             time.sleep(2)  # the sealed segments get their indexes
         lake, where = str(directory / "lake"), str(directory / "log")
         done = run(partial(_archive, lake=lake, where=where), limit_s=900)
-        runs = [_Archived(*each) for each in done.workers[0].result]
+        archived = _Archived(*done.workers[0].result)
         section.saw(done.foreign_cores)
-        if sum(each.messages for each in runs) != count:
-            raise BenchFailedError(f"{sum(each.messages for each in runs)} of {count} archived")
+        if archived.messages != count:
+            raise BenchFailedError(f"{archived.messages} of {count} archived")
         stored = sum(p.stat().st_size for p in Path(lake, "messages").rglob("*.parquet"))
         found = run(partial(_look_up, lake=lake), limit_s=300).workers[0].result
-    _report(section, runs, found, stored)
+    _report(section, archived, found, stored)
     return section
 
 
 def _report(
-    section: Section, runs: list[_Archived], found: dict[str, list[float]], stored: int
+    section: Section, archived: _Archived, found: dict[str, list[float]], stored: int
 ) -> None:
-    count = sum(each.messages for each in runs)
-    wall_s = sum(each.wall_s for each in runs)
-    log_bytes = sum(each.log_bytes for each in runs)
-    cpu_s = sum(each.cpu_s for each in runs) / (log_bytes / _GIB)
-    rate = log_bytes / _MB / wall_s
-    slowest = {name: sorted(times)[len(times) // 2] for name, times in found.items()}
+    medians = {name: sorted(times)[len(times) // 2] for name, times in found.items()}
     section.aims = [
         Aim(
             "archive of sealed segments",
-            rate,
+            archived.rate,
             50,
             is_least=True,
             unit="MB/s",
-            detail=f"{cpu_s:.0f} CPU-s per GiB",
+            detail=f"{archived.cpu_s_per_gib:.0f} CPU-s per GiB",
         )
     ]
     section.aims += [
-        Aim(f"look-up by {name} in {count:,} messages", seconds, 1, is_least=False, unit="s")
-        for name, seconds in slowest.items()
-        if name in {"id", "key"}
+        Aim(
+            f"look-up by {name} in {archived.messages:,} messages",
+            medians[name],
+            1,
+            is_least=False,
+            unit="s",
+        )
+        for name in ("id", "key")
     ]
     section.tables = [
         Table(
-            "segments into the lake, one round after the other",
-            ("messages", "log MB", "wall s", "MB/s", "CPU-s per GiB"),
+            "segments into the lake",
+            ("messages", "segments", "log MB", "wall s", "MB/s", "CPU-s per GiB"),
             [
                 [
-                    f"{each.messages:,}",
-                    f"{each.log_bytes / _MB:.0f}",
-                    f"{each.wall_s:.1f}",
-                    f"{each.rate:.0f}",
-                    f"{each.cpu_s / (each.log_bytes / _GIB):.0f}",
+                    f"{archived.messages:,}",
+                    str(archived.segments),
+                    f"{archived.log_bytes / _MB:.0f}",
+                    f"{archived.wall_s:.1f}",
+                    f"{archived.rate:.0f}",
+                    f"{archived.cpu_s_per_gib:.0f}",
                 ]
-                for each in runs
             ],
         ),
         Table(
             "look-ups without Spark, warm",
             ("by", "least s", "median s", "most s"),
             [
-                [name, f"{min(times):.3f}", f"{slowest[name]:.3f}", f"{max(times):.3f}"]
+                [name, f"{min(times):.3f}", f"{medians[name]:.3f}", f"{max(times):.3f}"]
                 for name, times in found.items()
             ],
         ),
     ]
     section.note(
-        f"{len(_SUBJECTS)} subjects, random bodies, every id and key once. A round is a copy of "
-        "each segment, its rows as Parquet, both read back and compared, and the commit; the "
-        f"session's start is not counted. {log_bytes / _MB:.0f} MB of log became "
-        f"{stored / _MB:.0f} MB of Parquet."
+        f"{len(_SUBJECTS)} subjects, random bodies, every id and key once; local[2]. Each segment "
+        "is copied and its rows are written as Parquet, both are read back and compared, and the "
+        f"files are committed; the session's start is not counted. {archived.log_bytes / _MB:.0f} "
+        f"MB of log became {stored / _MB:.0f} MB of Parquet."
     )
-    tell(f"  {rate:.0f} MB/s, {cpu_s:.0f} CPU-s per GiB")
+    tell(f"  {archived.rate:.0f} MB/s, {archived.cpu_s_per_gib:.0f} CPU-s per GiB")
 
 
 def _fill(gate: Gate, *, port: int, count: int) -> None:
@@ -150,26 +156,26 @@ def _fill(gate: Gate, *, port: int, count: int) -> None:
         client.send_all(frames(), 8)
 
 
-def _archive(gate: Gate, *, lake: str, where: str) -> list[tuple[float, float, int, int]]:
-    """Archive everything; return what each outcome took."""
+def _archive(gate: Gate, *, lake: str, where: str) -> tuple[float, float, int, int, int]:
+    """Archive everything; return what it took."""
     from pulque.pipeline.archive import Archived, Archiver, run_on_spark
     from pulque.pipeline.session import spark_session
 
     spark = spark_session("local[2]", settings={"spark.driver.memory": "1g"})
-    spark.sparkContext.parallelize(range(2), 2).map(lambda each: each).collect()
+    # Both workers have started, and imported what they need.
+    spark.sparkContext.parallelize(range(2), 2).map(
+        lambda _: bool(__import__("pulque.pipeline.archive_tasks"))
+    ).collect()
     gate()
-    runs = []
     began, cpu_s = time.monotonic(), tree_cpu_s()
     try:
-        for outcome in Archiver(lake, where, "bench", lambda: run_on_spark(spark)).run():
-            if not isinstance(outcome, Archived):
-                raise BenchFailedError(outcome.reason)
-            now, used_s = time.monotonic(), tree_cpu_s()
-            runs.append((now - began, used_s - cpu_s, outcome.size, outcome.messages))
-            began, cpu_s = now, used_s
+        outcomes = list(Archiver(lake, where, "bench", lambda: run_on_spark(spark)).run())
+        wall_s, cpu_s = time.monotonic() - began, tree_cpu_s() - cpu_s
     finally:
         spark.stop()
-    return runs
+    done = [each for each in outcomes if isinstance(each, Archived)]
+    size, messages = sum(each.size for each in done), sum(each.messages for each in done)
+    return wall_s, cpu_s, size, messages, len(done)
 
 
 def _look_up(gate: Gate, *, lake: str) -> dict[str, list[float]]:

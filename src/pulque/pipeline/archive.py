@@ -362,11 +362,12 @@ class Archiver:
             raise CorruptionError(
                 segment.path, segment.base, f"partition {min(unknown)} is in no table"
             )
-        works: list[Work] = [CopyWork(self._lake, self._broker, segment)]
-        works += [
+        # What takes longest comes first, so that no core waits for it at the end.
+        works: list[Work] = [
             RowsWork(self._lake, self._broker, stretch, at)
             for at, stretch in enumerate(_stretches(found))
         ]
+        works.append(CopyWork(self._lake, self._broker, segment))
         return _Pending(segment, found.size, tally_of_entries(found.entries), works)
 
     def _finish(self, pending: _Pending) -> Outcome:
