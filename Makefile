@@ -10,7 +10,7 @@ READY   := $(VENV)/.ready
 PYTEST  := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast crash check format acceptance bench coverage pins clean
+.PHONY: help demo test test-slow test-fast crash check format acceptance bench coverage pins clean
 
 help: ## List these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,12 +25,15 @@ $(READY): pyproject.toml requirements/dev.txt
 demo: $(READY) ## Start a broker, send, pull, and show what happened
 	@$(BIN)/python examples/demo.py $(ARGS)
 
-test: $(READY) ## Run every test; results in .acceptance.json and .reports/
-	PULQUE_HYPOTHESIS_PROFILE=$${PULQUE_HYPOTHESIS_PROFILE:-ci} $(PYTEST) \
+test: $(READY) ## Run the tests; results in .acceptance.json and .reports/
+	PULQUE_HYPOTHESIS_PROFILE=$${PULQUE_HYPOTHESIS_PROFILE:-ci} $(PYTEST) -m "not long" \
 	    --acceptance-report=.acceptance.json --junit-xml=.reports/junit.xml $(ARGS)
 
+test-slow: $(READY) ## Run the tests that take minutes each: clusters of Spark, drivers killed
+	$(PYTEST) -m long $(ARGS)
+
 test-fast: $(READY) ## Run the tests that need no server (about a minute)
-	$(PYTEST) -m "not server and not spark and not slow" $(ARGS)
+	$(PYTEST) -m "not server and not spark and not slow and not long" $(ARGS)
 
 crash: $(READY) ## Cut the power at every point, with many more examples
 	PULQUE_HYPOTHESIS_PROFILE=$${PULQUE_HYPOTHESIS_PROFILE:-night} $(PYTEST) --timeout=3600 \
@@ -54,7 +57,7 @@ bench: $(READY) ## Measure against other queues on this machine
 
 coverage: $(READY) ## Show which lines the fast tests never reach
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -m "not server and not spark and not slow" $(ARGS)
+	$(BIN)/coverage run -m pytest -m "not server and not spark and not slow and not long" $(ARGS)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 

@@ -147,7 +147,7 @@ def _open(items: Sequence[Item], titles: Mapping[str, str], report: Report) -> l
 def _run_tests(report: Path) -> int:
     """Run the whole suite as `make test` does; return pytest's exit code."""
     report.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadgroup"]
+    command = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadgroup", "-m", "not long"]
     environment = {"PULQUE_HYPOTHESIS_PROFILE": "ci", **os.environ}
     return subprocess.run(
         [*command, f"--acceptance-report={report}"], cwd=ROOT, env=environment, check=False

@@ -243,7 +243,7 @@ for outcome in Archiver(lake, data, "tested", runner, step=step).run():
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_kill_9_in_each_phase_neither_loses_nor_doubles(
     spark: SparkSession, broker: InProcessBroker, tmp_path: Path

@@ -16,7 +16,7 @@ from pulque.testing.process import BrokerProcess
 
 pyspark = pytest.importorskip("pyspark")
 
-pytestmark = [pytest.mark.slow, pytest.mark.server]
+pytestmark = [pytest.mark.long, pytest.mark.server]
 
 _JOB = """
 import sys
