@@ -403,7 +403,9 @@ def in_batches(messages: list[pulque.ReceivedMessage]):
     )
     for who in names:
         apps.processes[who].send_signal(signal.SIGTERM)
-    assert [apps.processes[who].wait(WITHIN) for who in names] == [0, 0]
+    # One that was started again last may be at its imports yet: a signal ends it there.
+    codes = [apps.processes[who].wait(WITHIN) for who in names]
+    assert set(codes) <= {0, -signal.SIGTERM}
     assert [left(broker, tmp_path, group) for group in "abc"] == [[], [], []]
 
 
