@@ -4,7 +4,10 @@ The replay runs through the code that runs live. What follows from facts and is 
 yet (retries) is handed to the live code afterwards.
 """
 
+from contextlib import suppress
+
 from pulque.broker.retry import origins_of
+from pulque.errors import StorageFullError
 from pulque.model.actions import DeadPurged
 from pulque.model.batch import Flag, read_header
 from pulque.model.message import StoredBatch
@@ -105,4 +108,13 @@ def recover(
     recovered = Recovered()
     engine = Engine(files, options, listener, recovered, now_ms)
     recovered.replay_facts(engine)
+    if engine.actions.was_cut:
+        _begin_segment(engine, recovered.consumption)
     return engine, recovered
+
+
+def _begin_segment(engine: Engine, consumption: Consumption) -> None:
+    """Let the facts to come follow what their numbers stand for, as in every segment."""
+    # On a full disk facts are refused as well, and housekeeping begins a segment by and by.
+    with suppress(StorageFullError):
+        engine.actions.start_segment(consumption.open_facts())

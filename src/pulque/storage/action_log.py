@@ -70,6 +70,8 @@ class ActionLog:
         self.synced = ActionOffset(0)
         """Facts before it survive a power cut."""
         self._marked = ActionOffset(0)
+        self.was_cut = False
+        """Whether opening the log took something away: perhaps what a segment began with."""
         self._names_changed = 0
         self._names_synced = 0
 
@@ -100,6 +102,7 @@ class ActionLog:
             path = log.segments[-1].path if log.segments else DIRECTORY
             missing = durable - found
             listener.corruption_found(path, found, missing, "the end of the log is missing")
+            log.was_cut = True
         log.end = ActionOffset(max(found, durable))
         log.synced = ActionOffset(durable)
         # Whatever is recovered was perhaps only in the page cache of a process that was killed.
@@ -143,20 +146,27 @@ class ActionLog:
         """
         path = f"{DIRECTORY}/{self.end:020d}.log"
         records = self._records(opened)
-        file = self._files.open(path, create=True)
+        # An empty segment is what a power cut left of one: it is begun anew.
+        is_new = not self.segments or self.segments[-1].base < self.end
+        file = self._files.open(path, create=True) if is_new else self.segments[-1].file
         try:
             file.truncate(0)
             file.write((records,), 0)
         except StorageError:
-            file.close()
-            self._files.remove(path)
             # Else a power cut could bring it back, and the log has gone on in the old segment.
-            self._files.sync_directory(DIRECTORY)
+            if is_new:
+                file.close()
+                self._files.remove(path)
+                self._files.sync_directory(DIRECTORY)
+            else:
+                file.truncate(0)
+                file.sync()
             raise
         base = self.end
         self._marked = self.synced
         self.end = ActionOffset(base + len(records))
-        self.segments = [*self.segments, Segment(path, file, base, self.end)]
+        before = self.segments if is_new else self.segments[:-1]
+        self.segments = [*before, Segment(path, file, base, self.end)]
         self._names_changed += 1
 
     def replay(self, start: ActionOffset) -> Iterator[Action]:
@@ -258,17 +268,18 @@ class ActionLog:
     def _cut(self, index: int, offset: int) -> None:
         segment = self.segments[index]
         lost = self.segments[-1].end - offset
-        # A segment of which nothing is left goes as a whole.
-        kept = index + 1 if offset > segment.base else index
-        for later in self.segments[kept:]:
+        for later in self.segments[index + 1 :]:
             later.file.close()
             self._files.remove(later.path)
-        del self.segments[kept:]
-        if kept > index and offset < segment.end:
+        del self.segments[index + 1 :]
+        # Its file stays even if nothing is left of it: it says that the log reaches this far,
+        # though all segments before may have been removed.
+        if offset < segment.end:
             segment.file.truncate(offset - segment.base)
             segment.file.sync()
             segment.end = offset
         self._files.sync_directory(DIRECTORY)
+        self.was_cut = True
         self._listener.tail_cut(segment.path, offset, lost)
 
 

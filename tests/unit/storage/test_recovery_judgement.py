@@ -255,6 +255,30 @@ class TestFacts:
         assert not found.heard.cuts
         assert found.facts == [FACT, FACT]
 
+    def test_the_only_segment_may_be_torn_as_a_whole_twice(self) -> None:
+        """Those before it went with the checkpoint, and nothing of its own was promised."""
+        files = MemoryFileSystem()
+        engine = opened(files)
+        engine.append_action(FACT)
+        engine.actions.start_segment(())
+        for _ in range(2):  # the log is kept from the older of two checkpoints on
+            job = engine.begin_checkpoint({})
+            job.run()
+            engine.finish_checkpoint(job)
+        base = engine.actions.end
+        engine.append_action(FACT)
+        lost = engine.actions.end - base
+        engine.close()
+        (name,) = files.list("actions")
+        change(files, f"actions/{name}", 0, bytes(lost))
+        first, second = reopened(files), reopened(files)
+
+        assert first.heard.cuts == [(f"actions/{name}", base, lost)]
+        assert not first.heard.corruptions + second.heard.corruptions + second.heard.cuts
+        second.engine.append_action(FACT)
+        second.engine.close()
+        assert reopened(files).facts == [FACT]
+
     @pytest.mark.parametrize("count", [20_000, 70_000])
     def test_one_that_is_too_large_is_refused_and_nothing_written(self, count: int) -> None:
         files = MemoryFileSystem()
