@@ -29,10 +29,12 @@ __all__ = [
     "PositionLostError",
     "ProtocolError",
     "PulqueError",
+    "ReadOnlyError",
     "RejectedError",
     "RemoteProtocolError",
     "RequestTimeoutError",
     "StaleEpochError",
+    "StaleRouteError",
     "StaleSettleError",
     "StorageError",
     "StorageFullError",
@@ -66,6 +68,8 @@ class ErrorCode(IntEnum):
     STALE_SETTLE = 32
     FENCED = 33
     POSITION_LOST = 34
+    STALE_ROUTE = 35
+    READ_ONLY = 36
     UNAVAILABLE = 40
     DISCONNECTED = 41
     REQUEST_TIMEOUT = 42
@@ -201,6 +205,23 @@ class PositionLostError(RejectedError):
     """
 
     code = ErrorCode.POSITION_LOST
+
+
+class StaleRouteError(RejectedError):
+    """This broker does not serve that subject; refresh the route and go where it says."""
+
+    code = ErrorCode.STALE_ROUTE
+    retryable = True
+
+
+class ReadOnlyError(RejectedError):
+    """The broker takes no sends now, or none to this subject; nothing was stored.
+
+    What it has can still be pulled and settled, and other brokers may take the send.
+    """
+
+    code = ErrorCode.READ_ONLY
+    retryable = True
 
 
 class UnavailableError(PulqueError):

@@ -66,7 +66,9 @@ def test_only_what_may_succeed_unchanged_is_retryable() -> None:
         "DisconnectedError",
         "NotLeaderError",
         "OverloadedError",
+        "ReadOnlyError",
         "RequestTimeoutError",
+        "StaleRouteError",
         "StorageFullError",
         "UnavailableError",
     }
