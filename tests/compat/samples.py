@@ -20,13 +20,18 @@ from pulque.model.positions import (
     Tenure,
 )
 from pulque.model.record import ENVELOPE_SIZE, Envelope, RecordType, pack_envelope
-from pulque.model.routes import PartitionRoute
+from pulque.model.routes import PartitionRoute, Role, RouteKind, Slots
 from pulque.model.routes import Route as RouteOfSubject
+from pulque.wire.adopt import Origin
+from pulque.wire.clients import ConnectedClient, ConnectedConsumer
+from pulque.wire.registration import ServerState
 from pulque.wire.requests import (
     EARLIEST,
     FROM_SETTLED,
     Acks,
+    Adopt,
     ChangeGroup,
+    Clients,
     Dead,
     Groups,
     Heartbeat,
@@ -35,6 +40,7 @@ from pulque.wire.requests import (
     Positions,
     Pull,
     Read,
+    Register,
     Request,
     Resend,
     Reset,
@@ -45,11 +51,14 @@ from pulque.wire.requests import (
     Status,
     Subscribe,
     Wanted,
+    Watch,
     encode_request,
 )
 from pulque.wire.resets import GroupConsumer, GroupPosition, ResetRow
 from pulque.wire.responses import (
+    Adopted,
     Beaten,
+    ClientsListed,
     DeadListed,
     Delivered,
     GroupChanged,
@@ -58,6 +67,7 @@ from pulque.wire.responses import (
     Outcome,
     Pulled,
     ReadBack,
+    Registered,
     Resent,
     ResetDone,
     Response,
@@ -68,10 +78,12 @@ from pulque.wire.responses import (
     State,
     StatusReport,
     Subscribed,
+    Watched,
     Welcome,
     encode_error,
     encode_response,
 )
+from pulque.wire.routes import ChangedRoute, KnownRoute
 
 __all__ = [
     "BATCHES",
@@ -192,7 +204,40 @@ ENVELOPE = Envelope(
 
 REQUESTS: dict[str, Request] = {
     "hello": Hello(1, 3, "pulque-python/0.1 é", "token", b"\x00\x01secret"),
-    "route": Route("orders.*", "billing"),
+    "route": Route("orders.*", "billing", RouteKind.LOCAL),
+    "register": Register(
+        "7f3a9c01",
+        "broker-a",
+        "group-a",
+        Role.DELAY,
+        "10.0.0.1",
+        7_450,
+        "0123456789abcdef",
+        9,
+        1_763_000_000_000,
+        ServerState.FULL,
+        40_000,
+        2**40,
+    ),
+    "watch": Watch(
+        "host/shop/1",
+        "shop",
+        (
+            KnownRoute(RouteKind.REALTIME, "orders", "", 2**63 + 1),
+            KnownRoute(RouteKind.DELAYED, "orders.*", "billing", 12),
+        ),
+        30_000,
+    ),
+    "adopt": Adopt(
+        "billing",
+        "host:app/0",
+        "no such customer",
+        -1,
+        3,
+        Origin("group-a", PartitionName("orders"), ConsumeSequence(41)),
+        b"a batch",
+    ),
+    "clients": Clients(1_000, 50),
     "send": Send(Acks.DISK, 30_000, (("orders", b"a batch"), ("%retry%a%b", b""))),
     "pull": Pull(
         "billing",
@@ -250,16 +295,58 @@ REQUESTS: dict[str, Request] = {
     ),
 }
 RESPONSES: dict[str, Response] = {
-    "hello": Welcome(1, "broker-a", TENURE, 17_825_792, 4_194_304, 60_000, 3_600_000),
+    "hello": Welcome(
+        1, "broker-a", TENURE, 17_825_792, 4_194_304, 60_000, 3_600_000, Role.META, "7f3a9c01"
+    ),
     "route": Routed(
         RouteOfSubject(
             Pattern("orders.*"),
-            12,
+            2**63 + 12,
             (
-                PartitionRoute(PartitionName("orders#0"), "group-a", "10.0.0.1", 7_400),
-                PartitionRoute(PartitionName("orders#1"), "group-b", "::1", 7_401),
+                PartitionRoute(
+                    PartitionName("orders#0"), "group-a", "10.0.0.1", 7_400, True, Slots(0, 512)
+                ),
+                PartitionRoute(
+                    PartitionName("orders#1"), "group-b", "::1", 7_401, False, Slots(512, 1024)
+                ),
             ),
         )
+    ),
+    "register": Registered(
+        "7f3a9c01", 5_000, True, False, True, 12, ("refunds", "old.*"), "its clock is 90 s ahead"
+    ),
+    "watch": Watched(
+        (
+            ChangedRoute(
+                RouteKind.REALTIME,
+                "billing",
+                RouteOfSubject(
+                    Pattern("orders"),
+                    13,
+                    (PartitionRoute(PartitionName("orders"), "group-a", "", 0),),
+                ),
+            ),
+            ChangedRoute(RouteKind.DELAYED, "", RouteOfSubject(Pattern("refunds"), 0, ())),
+        )
+    ),
+    "adopt": Adopted(PartitionName("%retry%orders%billing"), ConsumeSequence(7), True),
+    "clients": ClientsListed(
+        (
+            ConnectedClient(
+                1_001,
+                "pulque 0.1 shop",
+                "10.0.0.9:51234",
+                1_763_000_000_000,
+                1_500,
+                (
+                    ConnectedConsumer(
+                        ConsumerId("host:app/0"), Group("billing"), Pattern("orders.*"), 3
+                    ),
+                ),
+            ),
+        ),
+        10_000,
+        True,
     ),
     "send": Sent(
         (

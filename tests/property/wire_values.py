@@ -10,12 +10,17 @@ from pulque.errors import ErrorCode
 from pulque.model.groups import Filter, FilterKind, Mode, RetrySettings, Start, StartKind
 from pulque.model.names import ConsumerId, Group, PartitionName, Pattern
 from pulque.model.positions import Tenure
-from pulque.model.routes import PartitionRoute
+from pulque.model.routes import PartitionRoute, Role, RouteKind, Slots
 from pulque.model.routes import Route as RouteOfSubject
+from pulque.wire.adopt import Origin
+from pulque.wire.clients import ConnectedClient, ConnectedConsumer
 from pulque.wire.frame import Frame, FrameReader
+from pulque.wire.registration import ServerState
 from pulque.wire.requests import (
     Acks,
+    Adopt,
     ChangeGroup,
+    Clients,
     Dead,
     Groups,
     Heartbeat,
@@ -24,6 +29,7 @@ from pulque.wire.requests import (
     Positions,
     Pull,
     Read,
+    Register,
     Request,
     Resend,
     Reset,
@@ -34,10 +40,13 @@ from pulque.wire.requests import (
     Status,
     Subscribe,
     Wanted,
+    Watch,
 )
 from pulque.wire.resets import GroupConsumer, GroupPosition, ResetRow
 from pulque.wire.responses import (
+    Adopted,
     Beaten,
+    ClientsListed,
     DeadListed,
     Delivered,
     GroupChanged,
@@ -46,6 +55,7 @@ from pulque.wire.responses import (
     Outcome,
     Pulled,
     ReadBack,
+    Registered,
     Resent,
     ResetDone,
     Response,
@@ -56,8 +66,10 @@ from pulque.wire.responses import (
     State,
     StatusReport,
     Subscribed,
+    Watched,
     Welcome,
 )
+from pulque.wire.routes import ChangedRoute, KnownRoute
 
 __all__ = [
     "REQUESTS",
@@ -92,11 +104,62 @@ def _few(of: st.SearchStrategy[_T]) -> st.SearchStrategy[tuple[_T, ...]]:
 
 filters = st.builds(Filter, kind=st.sampled_from(FilterKind), any_of=_few(text), all_of=_few(text))
 retries = st.builds(RetrySettings, delays_ms=_few(u32), jitter_percent=u8, max_attempts=u16)
+kinds = st.sampled_from(RouteKind)
+slots = st.builds(Slots, u16, u16)
+routes = st.builds(
+    RouteOfSubject,
+    subject=text.map(Pattern),
+    version=u64,
+    partitions=_few(
+        st.builds(
+            PartitionRoute,
+            partition=text.map(PartitionName),
+            broker_group=text,
+            host=text,
+            port=u16,
+            is_writable=st.booleans(),
+            slots=slots,
+        )
+    ),
+)
 REQUESTS: dict[type[Request], st.SearchStrategy[Request]] = {
     Hello: st.builds(
         Hello, min_version=u8, max_version=u8, client=text, mechanism=text, credentials=blob
     ),
-    Route: st.builds(Route, subject=text, group=text),
+    Route: st.builds(Route, subject=text, group=text, kind=kinds),
+    Register: st.builds(
+        Register,
+        cluster=text,
+        name=text,
+        broker_group=text,
+        role=st.sampled_from(Role),
+        host=text,
+        port=u16,
+        directory=text,
+        incarnation=u64,
+        now_ms=i64,
+        state=st.sampled_from(ServerState),
+        partitions=u64,
+        log_bytes=u64,
+    ),
+    Watch: st.builds(
+        Watch,
+        client=text,
+        application=text,
+        known=_few(st.builds(KnownRoute, kind=kinds, subject=text, group=text, version=u64)),
+        wait_ms=u32,
+    ),
+    Adopt: st.builds(
+        Adopt,
+        group=text,
+        consumer=text,
+        reason=text,
+        delay_ms=i64,
+        attempt=u16,
+        origin=st.builds(Origin, text, text.map(PartitionName), u64),
+        batch=blob,
+    ),
+    Clients: st.builds(Clients, after=u64, max_clients=u32),
     Send: st.builds(
         Send, acks=st.sampled_from(Acks), timeout_ms=u32, batches=_few(st.tuples(text, blob))
     ),
@@ -193,24 +256,10 @@ RESPONSES: dict[type[Response], st.SearchStrategy[Response]] = {
         max_message=u32,
         lease_ms=u32,
         max_delay_ms=u64,
+        role=st.sampled_from(Role),
+        cluster=text,
     ),
-    Routed: st.builds(
-        Routed,
-        st.builds(
-            RouteOfSubject,
-            subject=text.map(Pattern),
-            version=u32,
-            partitions=_few(
-                st.builds(
-                    PartitionRoute,
-                    partition=text.map(PartitionName),
-                    broker_group=text,
-                    host=text,
-                    port=u16,
-                )
-            ),
-        ),
-    ),
+    Routed: st.builds(Routed, routes),
     Sent: st.builds(
         Sent,
         _few(
@@ -280,6 +329,47 @@ RESPONSES: dict[type[Response], st.SearchStrategy[Response]] = {
     Sealed: st.builds(Sealed, end=u64),
     DeadListed: st.builds(
         DeadListed, start=u64, end=u64, count=u64, ranges=_few(st.tuples(u64, u32))
+    ),
+    Registered: st.builds(
+        Registered,
+        cluster=text,
+        heartbeat_ms=u32,
+        is_read_only=st.booleans(),
+        is_draining=st.booleans(),
+        may_create=st.booleans(),
+        marks_version=u64,
+        read_only=_few(text),
+        warning=text,
+    ),
+    Watched: st.builds(
+        Watched, _few(st.builds(ChangedRoute, kind=kinds, group=text, route=routes))
+    ),
+    Adopted: st.builds(
+        Adopted, partition=text.map(PartitionName), sequence=u64, is_duplicate=st.booleans()
+    ),
+    ClientsListed: st.builds(
+        ClientsListed,
+        clients=_few(
+            st.builds(
+                ConnectedClient,
+                number=u64,
+                client=text,
+                address=text,
+                connected_at_ms=i64,
+                silent_ms=u64,
+                consumers=_few(
+                    st.builds(
+                        ConnectedConsumer,
+                        consumer=text.map(ConsumerId),
+                        group=text.map(Group),
+                        subject=text.map(Pattern),
+                        held=u32,
+                    )
+                ),
+            )
+        ),
+        total=u32,
+        has_more=st.booleans(),
     ),
     Resent: st.builds(Resent, resent=_few(u64), done=_few(u64), missing=_few(u64)),
 }

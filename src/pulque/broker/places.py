@@ -77,3 +77,13 @@ class Places:
                 if partition.id <= version:
                     break
                 yield partition.name
+
+    def differs(self, pattern: Pattern, group: Group | None, version: int) -> bool:
+        """Whether what a subscription covers is not what a version of the table knows."""
+        if version > self.version:
+            # It is that of another broker, or of a directory that is gone.
+            return True
+        return any(
+            listed and listed[-1].id > version
+            for listed in (self._listed.get((pattern, each)) for each in {None, group})
+        )

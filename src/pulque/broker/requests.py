@@ -5,10 +5,12 @@ from dataclasses import replace
 from typing import assert_never
 
 from pulque.broker.parts import Parts
+from pulque.broker.places import Place
+from pulque.broker.routes import LocalRoutes
 from pulque.broker.state import BrokerState
+from pulque.broker.watch import Watcher
 from pulque.clock import Clock
 from pulque.errors import (
-    NotAllowedError,
     OverloadedError,
     ProtocolError,
     PulqueError,
@@ -16,21 +18,13 @@ from pulque.errors import (
     RequestTimeoutError,
     UnsupportedError,
 )
-from pulque.model.names import (
-    ConsumerId,
-    Group,
-    Pattern,
-    effective_group,
-    parse_owner,
-    parse_pattern,
-    parse_subject,
-)
-from pulque.model.routes import PartitionRoute
-from pulque.model.routes import Route as RouteOf
+from pulque.model.names import ConsumerId, Group, effective_group
 from pulque.net.server import Connection
 from pulque.wire.frame import Frame
 from pulque.wire.requests import (
+    Adopt,
     ChangeGroup,
+    Clients,
     Dead,
     Groups,
     Heartbeat,
@@ -38,6 +32,7 @@ from pulque.wire.requests import (
     Positions,
     Pull,
     Read,
+    Register,
     Request,
     Resend,
     Reset,
@@ -47,6 +42,7 @@ from pulque.wire.requests import (
     Settle,
     Status,
     Subscribe,
+    Watch,
     decode_request,
 )
 from pulque.wire.responses import (
@@ -63,7 +59,6 @@ from pulque.wire.versions import agree
 __all__ = ["RequestHandler"]
 
 _MOST_WAITING = 1000
-_MOST_COVERED = 10_000
 
 
 class _Answerer:
@@ -115,7 +110,8 @@ class RequestHandler:
         self._resetter = parts.resetter
         self._office = parts.office
         self._engine = state.engine
-        self._places = state.places
+        self._routes = LocalRoutes(state.places, welcome.broker)
+        self._watcher = Watcher(state.places, self._routes)
         self._clock = clock
         self._status = status
 
@@ -137,6 +133,11 @@ class RequestHandler:
         """Forget what a connection was waiting for."""
         self._puller.closed(connection)
         self._browser.closed(connection)
+        self._watcher.closed(connection)
+
+    def partition_added(self, places: list[Place]) -> None:
+        """Tell the watches that a new partition matters to."""
+        self._watcher.partition_added(places)
 
     def _greet(self, connection: Connection, request: Request, answerer: _Answerer) -> None:
         if not isinstance(request, Hello):
@@ -188,7 +189,18 @@ class RequestHandler:
             case ChangeGroup():
                 self._registrar.change(request, answerer.answer, answerer.refuse)
             case Route():
-                answerer.answer(self._route(connection, request))
+                route = self._routes.route(request.subject, request.group, request.kind)
+                answerer.answer(Routed(route))
+            case Watch():
+                self._hold(
+                    connection,
+                    answerer,
+                    lambda: self._watcher.watch(request, connection, answerer.answer_held),
+                )
+            case Register():
+                raise UnsupportedError("this is a broker; servers register at a meta server")
+            case Adopt() | Clients():
+                raise UnsupportedError(f"this broker does not know {type(request).__name__} yet")
             case Status():
                 answerer.answer(StatusReport(self._status()))
             case Seal():
@@ -221,25 +233,6 @@ class RequestHandler:
             begin()
         except PulqueError as error:
             answerer.refuse_held(error)
-
-    def _route(self, connection: Connection, request: Route) -> Routed:
-        """A lone broker serves every subject itself."""
-        group: Group | None = None
-        if request.group:
-            group = parse_owner(request.group)
-            pattern = parse_pattern(request.subject)
-        else:
-            pattern = Pattern(parse_subject(request.subject))
-        covered = self._places.covered(pattern, group)
-        if len(covered) > _MOST_COVERED:
-            raise NotAllowedError(
-                f"{pattern} covers {len(covered)} partitions here, and a consumer pulls from at "
-                f"most {_MOST_COVERED}: subscribe to fewer subjects"
-            )
-        host, port = connection.local_address
-        here = self._welcome.broker
-        routes = tuple(PartitionRoute(name, here, host, port) for name in covered)
-        return Routed(RouteOf(pattern, self._places.version, routes))
 
     def _beat(self, request: Heartbeat, answerer: _Answerer) -> None:
         answerer.answer(self._settler.heartbeat(request))

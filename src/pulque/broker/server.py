@@ -241,9 +241,9 @@ class Broker:
             state.leases.lease_ms,
             _longest_delay_ms(settings),
         )
-        handler = RequestHandler(welcome, self._parts, state, self._clock, self._report)
+        self._handler = RequestHandler(welcome, self._parts, state, self._clock, self._report)
         self._server = FrameServer(
-            handler, _connection_limits(settings), self._clock, self._log.info
+            self._handler, _connection_limits(settings), self._clock, self._log.info
         )
 
     def _report(self) -> bytes:
@@ -322,7 +322,9 @@ class Broker:
         self._parts.browser.wake(partitions)
 
     def _partition_added(self, partition: Partition) -> None:
-        self._parts.puller.partition_added(partition, self._state.places.add(partition))
+        places = self._state.places.add(partition)
+        self._parts.puller.partition_added(partition, places)
+        self._handler.partition_added(places)
 
     def _write_out(self) -> None:
         self._server.write_out()

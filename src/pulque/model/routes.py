@@ -1,29 +1,78 @@
 """Routes: the answer to "who serves this subject"."""
 
+from enum import IntEnum
 from typing import NamedTuple
 
 from pulque.model.names import PartitionName, Pattern
 
-__all__ = ["PartitionRoute", "Route"]
+__all__ = [
+    "ALL_SLOTS",
+    "SLOTS",
+    "PartitionRoute",
+    "Role",
+    "Route",
+    "RouteKind",
+    "Slots",
+]
+
+SLOTS = 1024
+"""The logical partitions of every subject: an order key belongs to one of them for ever."""
+
+
+class Role(IntEnum):
+    """What a server is there for."""
+
+    BROKER = 0
+    META = 1
+    DELAY = 2
+
+
+class RouteKind(IntEnum):
+    """What a route is wanted for."""
+
+    REALTIME = 0
+    """Who serves the subject: for sends that are due at once, and for consumers."""
+    DELAYED = 1
+    """Who takes sends that are due later: the delay servers."""
+    LOCAL = 2
+    """What the broker that is asked has itself, level and retry partitions included."""
+
+
+class Slots(NamedTuple):
+    """A half-open range of the 1024 logical partitions."""
+
+    start: int
+    end: int
+
+
+ALL_SLOTS = Slots(0, SLOTS)
 
 
 class PartitionRoute(NamedTuple):
-    """One partition of a subject and where its leader listens."""
+    """One partition of a subject and where its leader listens.
+
+    The same name may exist on several broker groups: only both together name a partition.
+    """
 
     partition: PartitionName
     broker_group: str
     host: str
+    """Empty for the address that was asked at."""
     port: int
+    is_writable: bool = True
+    """Whether messages may be sent there now; consumers pull from it in any case."""
+    slots: Slots = ALL_SLOTS
+    """Which order keys belong there: those with ``crc32c(key) % 1024`` within."""
 
 
 class Route(NamedTuple):
     """All partitions of a subject, or of all subjects that a pattern covers.
 
-    A subject has its plain partition, even if nothing was ever sent there; a pattern may cover
-    nothing yet.
+    A lone broker has the plain partition of every subject, even if nothing was ever sent there; a
+    pattern may cover nothing yet.
     """
 
     subject: Pattern
     version: int
-    """Of the broker's table of partitions: all that are newer came after this answer."""
+    """Differs when the route does. Of a broker, it is that of its table of partitions."""
     partitions: tuple[PartitionRoute, ...]

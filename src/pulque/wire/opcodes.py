@@ -17,6 +17,9 @@ class Opcode(IntEnum):
     READ = 7
     POSITIONS = 8
     SUBSCRIBE = 9
+    REGISTER = 10
+    WATCH = 11
+    ADOPT = 12
     STATUS = 32
     SEAL = 33
     RESET = 34
@@ -24,3 +27,4 @@ class Opcode(IntEnum):
     DEAD = 36
     RESEND = 37
     CHANGE_GROUP = 40
+    CLIENTS = 41

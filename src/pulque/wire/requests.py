@@ -12,19 +12,25 @@ from typing import ClassVar, Self, get_args
 
 from pulque.errors import RemoteProtocolError, UnsupportedError
 from pulque.model.positions import Epoch, StartCount, Tenure
+from pulque.wire.adopt import Adopt
+from pulque.wire.clients import Clients
 from pulque.wire.codec import Reader, Writer
 from pulque.wire.dead import Dead, Resend
 from pulque.wire.frame import Frame, pack_frame_header
 from pulque.wire.groups import ChangeGroup, Subscribe
 from pulque.wire.opcodes import Opcode
+from pulque.wire.registration import Register
 from pulque.wire.resets import Groups, Reset
+from pulque.wire.routes import Route, Watch
 
 __all__ = [
     "EARLIEST",
     "FROM_SETTLED",
     "LATEST",
     "Acks",
+    "Adopt",
     "ChangeGroup",
+    "Clients",
     "Dead",
     "Groups",
     "Heartbeat",
@@ -34,6 +40,7 @@ __all__ = [
     "Positions",
     "Pull",
     "Read",
+    "Register",
     "Request",
     "Resend",
     "Reset",
@@ -44,6 +51,7 @@ __all__ = [
     "Status",
     "Subscribe",
     "Wanted",
+    "Watch",
     "decode_request",
     "encode_request",
 ]
@@ -98,28 +106,6 @@ class Hello:
         """Take the fields."""
         oldest, newest = source.unpack(cls._form)
         return cls(oldest, newest, source.text(), source.text(), bytes(source.blob()))
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """Who serves this subject, or all subjects of a pattern?"""
-
-    opcode: ClassVar[Opcode] = Opcode.ROUTE
-
-    subject: str
-    """A subject; with a group also a pattern: ``order.*`` or ``*``."""
-    group: str = ""
-    """Whose retries are to be pulled, too; empty for a producer."""
-
-    def write(self, to: Writer) -> None:
-        """Append the fields."""
-        to.text(self.subject)
-        to.text(self.group)
-
-    @classmethod
-    def read(cls, source: Reader) -> Self:
-        """Take the fields."""
-        return cls(source.text(), source.text())
 
 
 @dataclass(frozen=True, slots=True)
@@ -429,11 +415,15 @@ Request = (
     | Read
     | Positions
     | Subscribe
+    | Register
+    | Watch
+    | Adopt
     | Status
     | Seal
     | Reset
     | Groups
     | ChangeGroup
+    | Clients
     | Dead
     | Resend
 )

@@ -5,20 +5,25 @@ from struct import Struct
 from typing import ClassVar, NamedTuple, Self, get_args
 
 from pulque.errors import ErrorCode, PulqueError, RemoteProtocolError, error_from_wire
-from pulque.model.names import PartitionName, Pattern
 from pulque.model.positions import ConsumeSequence, Epoch, PullSequence, StartCount, Tenure
-from pulque.model.routes import PartitionRoute, Route
+from pulque.model.routes import Role
+from pulque.wire.adopt import Adopted
+from pulque.wire.clients import ClientsListed
 from pulque.wire.codec import Reader, Writer
 from pulque.wire.dead import DeadListed, Resent
 from pulque.wire.frame import Frame, pack_frame_header
-from pulque.wire.groups import GroupChanged, Subscribed
+from pulque.wire.groups import GroupChanged, Subscribed, known
 from pulque.wire.opcodes import Opcode
+from pulque.wire.registration import Registered
 from pulque.wire.resets import GroupsReport, ResetDone
+from pulque.wire.routes import Routed, Watched
 
 __all__ = [
     "ANSWER",
     "ERROR",
+    "Adopted",
     "Beaten",
+    "ClientsListed",
     "DeadListed",
     "Delivered",
     "GroupChanged",
@@ -27,6 +32,7 @@ __all__ = [
     "Outcome",
     "Pulled",
     "ReadBack",
+    "Registered",
     "Resent",
     "ResetDone",
     "Response",
@@ -37,6 +43,7 @@ __all__ = [
     "State",
     "StatusReport",
     "Subscribed",
+    "Watched",
     "Welcome",
     "decode_response",
     "encode_error",
@@ -55,12 +62,12 @@ class Welcome:
     """The answer to ``Hello``."""
 
     opcode: ClassVar[Opcode] = Opcode.HELLO
-    _form: ClassVar[Struct] = Struct("<BIIIIIQ")
+    _form: ClassVar[Struct] = Struct("<BIIIIIQB")
 
     version: int
     """The protocol version that both sides speak from now on."""
     broker: str
-    """The broker's name."""
+    """The name of the server."""
     tenure: Tenure
     """Its epoch and start."""
     max_payload: int
@@ -71,6 +78,10 @@ class Welcome:
     """How long a consumer may be silent."""
     max_delay_ms: int
     """The longest delay that a nack may ask for."""
+    role: Role = Role.BROKER
+    """What the server is there for; a meta server's limits for messages are 0."""
+    cluster: str = ""
+    """The id of its cluster; empty for a lone broker."""
 
     def write(self, to: Writer) -> None:
         """Append the fields."""
@@ -82,53 +93,19 @@ class Welcome:
             self.max_message,
             self.lease_ms,
             self.max_delay_ms,
+            self.role,
         )
         to.text(self.broker)
+        to.text(self.cluster)
 
     @classmethod
     def read(cls, source: Reader) -> Self:
         """Take the fields."""
-        version, epoch, start, *limits = source.unpack(cls._form)
+        version, epoch, start, payload, message, lease, delay, role = source.unpack(cls._form)
         tenure = Tenure(Epoch(epoch), StartCount(start))
-        return cls(version, source.text(), tenure, *limits)
-
-
-@dataclass(frozen=True, slots=True)
-class Routed:
-    """The answer to ``Route``."""
-
-    opcode: ClassVar[Opcode] = Opcode.ROUTE
-    _version: ClassVar[Struct] = Struct("<I")
-    _port: ClassVar[Struct] = Struct("<H")
-
-    route: Route
-
-    def write(self, to: Writer) -> None:
-        """Append the fields."""
-        to.text(self.route.subject)
-        to.pack(self._version, self.route.version)
-        to.count(len(self.route.partitions))
-        for each in self.route.partitions:
-            to.text(each.partition)
-            to.text(each.broker_group)
-            to.text(each.host)
-            to.pack(self._port, each.port)
-
-    @classmethod
-    def read(cls, source: Reader) -> Self:
-        """Take the fields."""
-        subject = Pattern(source.text())
-        (version,) = source.unpack(cls._version)
-        partitions = tuple(
-            PartitionRoute(
-                PartitionName(source.text()),
-                source.text(),
-                source.text(),
-                source.unpack(cls._port)[0],
-            )
-            for _ in range(source.count())
-        )
-        return cls(Route(subject, version, partitions))
+        name, cluster = source.text(), source.text()
+        found = known(Role, role, "role")
+        return cls(version, name, tenure, payload, message, lease, delay, found, cluster)
 
 
 class Outcome(NamedTuple):
@@ -400,11 +377,15 @@ Response = (
     | ReadBack
     | Located
     | Subscribed
+    | Registered
+    | Watched
+    | Adopted
     | ResetDone
     | GroupsReport
     | StatusReport
     | Sealed
     | GroupChanged
+    | ClientsListed
     | DeadListed
     | Resent
 )

@@ -11,15 +11,18 @@ from pulque.errors import (
     UnknownSubjectError,
     UnsupportedError,
 )
+from pulque.model.routes import ALL_SLOTS, Role, RouteKind
 from pulque.testing.clock import ManualClock
 from pulque.testing.raw import RawConnection, expect
 from pulque.wire.frame import FRAME_MAGIC, pack_frame_header
+from pulque.wire.registration import ServerState
 from pulque.wire.requests import (
     Acks,
     Heartbeat,
     Hello,
     Positions,
     Read,
+    Register,
     Request,
     Route,
     Seal,
@@ -27,7 +30,16 @@ from pulque.wire.requests import (
     Status,
     encode_request,
 )
-from pulque.wire.responses import Beaten, Located, ReadBack, Routed, Sealed, Sent, Welcome
+from pulque.wire.responses import (
+    Beaten,
+    Located,
+    ReadBack,
+    Registered,
+    Routed,
+    Sealed,
+    Sent,
+    Welcome,
+)
 from tests.unit.broker.running import Running, Start, numbered
 
 # -- the handshake ------------------------------------------------------------------------------
@@ -166,14 +178,38 @@ async def test_a_frame_that_does_not_end_in_time_ends_its_connection(start: Star
 # -- routes, positions, reads -------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("kind", [RouteKind.REALTIME, RouteKind.LOCAL])
 async def test_a_lone_broker_serves_every_subject_itself(
-    running: Running, raw: RawConnection
+    raw: RawConnection, kind: RouteKind
 ) -> None:
-    route = (await raw.ask(Route("never.seen"), Routed)).route
+    route = (await raw.ask(Route("never.seen", kind=kind), Routed)).route
 
     (partition,) = route.partitions
     assert (partition.partition, partition.broker_group) == ("never.seen", "broker")
-    assert f"pulque://{partition.host}:{partition.port}" == running.broker.url
+    assert (partition.host, partition.is_writable) == ("", True)
+    assert partition.slots == ALL_SLOTS
+
+
+async def test_a_lone_broker_takes_no_sends_that_are_due_later(raw: RawConnection) -> None:
+    route = (await raw.ask(Route("orders", kind=RouteKind.DELAYED), Routed)).route
+
+    assert route.partitions == ()
+
+
+async def test_who_is_welcome_learns_what_the_server_is(running: Running) -> None:
+    raw = await running.connect()
+
+    assert raw.welcome is not None
+    assert (raw.welcome.role, raw.welcome.cluster) == (Role.BROKER, "")
+
+
+async def test_a_broker_takes_no_registrations(raw: RawConnection) -> None:
+    request = Register(
+        "", "a", "a", Role.BROKER, "127.0.0.1", 1, "", 1, 0, ServerState.READY, 0, 0
+    )
+
+    with pytest.raises(UnsupportedError, match="meta server"):
+        await raw.ask(request, Registered)
 
 
 async def test_a_route_lists_the_partitions_of_every_priority(raw: RawConnection) -> None:

@@ -1,0 +1,56 @@
+"""Routes of a broker that knows of no other: it serves every subject itself."""
+
+from pulque.broker.places import Places
+from pulque.errors import NotAllowedError
+from pulque.model.names import Group, Pattern, parse_owner, parse_pattern, parse_subject
+from pulque.model.routes import PartitionRoute, Route, RouteKind
+
+__all__ = ["LocalRoutes", "parse_asked"]
+
+_MOST_COVERED = 10_000
+_ASKED_HERE = ("", 0)
+"""Whoever reached us knows our address better than we do."""
+
+
+class LocalRoutes:
+    """Which partitions are here."""
+
+    def __init__(self, places: Places, broker_group: str) -> None:
+        self._places = places
+        self._broker_group = broker_group
+
+    def route(self, subject: str, group: str, kind: RouteKind) -> Route:
+        """Return the partitions of a subject, or of a pattern.
+
+        Args:
+            subject: A subject; with a group also a pattern.
+            group: Whose retries belong to it; empty for a producer.
+            kind: What it is wanted for. Nobody here takes sends that are due later.
+
+        Raises:
+            InvalidNameError: That is no subject, pattern or group.
+            NotAllowedError: There are more than a consumer may pull from.
+        """
+        pattern, owner = parse_asked(subject, group)
+        if kind is RouteKind.DELAYED:
+            return Route(pattern, 0, ())
+        covered = self._places.covered(pattern, owner)
+        if len(covered) > _MOST_COVERED:
+            raise NotAllowedError(
+                f"{pattern} covers {len(covered)} partitions here, and a consumer pulls from at "
+                f"most {_MOST_COVERED}: subscribe to fewer subjects"
+            )
+        here = self._broker_group
+        routes = tuple(PartitionRoute(name, here, *_ASKED_HERE) for name in covered)
+        return Route(pattern, self._places.version, routes)
+
+
+def parse_asked(subject: str, group: str) -> tuple[Pattern, Group | None]:
+    """Return what a request for a route is about.
+
+    Raises:
+        InvalidNameError: That is no subject, pattern or group.
+    """
+    if group:
+        return parse_pattern(subject), parse_owner(group)
+    return Pattern(parse_subject(subject)), None
