@@ -14,9 +14,9 @@ from typing import Any
 import typer
 
 from pulque.broker.config import BrokerSettings
-from pulque.broker.schema import Setting, environment_name, settings_of, show_value
 from pulque.cli.app import app
 from pulque.cli.exits import ExitCode
+from pulque.settings.schema import Setting, environment_name, settings_of, show_value
 
 __all__ = ["main", "pages"]
 
@@ -105,14 +105,14 @@ def _settings() -> Iterator[str]:
         'retention = "7d"',
         "```",
         "",
-        f"In the environment the same is `{environment_name(example)}=7d`.",
+        f"In the environment the same is `{environment_name(BrokerSettings, example)}=7d`.",
         "",
         "A duration is written like `500ms`, `90s`, `1h30m` or `7d`, or as in ISO 8601 (`P7D`); a",
         "size like `64MiB` or as a number of bytes.",
         "",
     )
     sections: dict[str, list[Setting]] = {}
-    for setting in settings_of().values():
+    for setting in settings_of(BrokerSettings).values():
         sections.setdefault(setting.section, []).append(setting)
     for section, settings in sections.items():
         yield from _section(section, settings)

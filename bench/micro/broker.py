@@ -16,10 +16,10 @@ from bench.micro.timing import Row
 from bench.peers import work_directory
 from bench.raw import send_frames
 from pulque.broker.config import BrokerSettings, ListenSection, LogSection, StorageSection
-from pulque.broker.logs import configure_logging
 from pulque.broker.server import Broker
 from pulque.model.positions import Tenure
 from pulque.net.server import Connection
+from pulque.settings.logs import configure_logging
 from pulque.wire.frame import FrameReader
 from pulque.wire.requests import (
     EARLIEST,

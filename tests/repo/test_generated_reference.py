@@ -4,8 +4,9 @@ import re
 
 import pytest
 
-from pulque.broker.schema import settings_of
+from pulque.broker.config import BrokerSettings
 from pulque.cli.exits import ExitCode
+from pulque.settings.schema import settings_of
 from tools.reference import pages
 
 COMMANDS, SETTINGS = pages().items()
@@ -21,7 +22,7 @@ def test_the_committed_page_is_up_to_date(page: tuple[object, str]) -> None:
 def test_every_setting_has_a_row() -> None:
     rows = re.findall(r"^\| `([\w.]+)` \|", SETTINGS[1], re.MULTILINE)
 
-    assert rows == list(settings_of())
+    assert rows == list(settings_of(BrokerSettings))
 
 
 def test_every_command_and_exit_code_is_there() -> None:

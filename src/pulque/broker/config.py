@@ -6,13 +6,16 @@ they need in plain values.
 """
 
 from datetime import timedelta
-from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, field_validator, model_validator
+from pydantic import ByteSize, Field, field_validator, model_validator
 
-from pulque.broker.units import (
+from pulque.errors import InvalidNameError
+from pulque.model.names import parse_group
+from pulque.rules.retry import DEFAULT_DELAYS_MS
+from pulque.settings.sections import ListenSection, LogSection, Section, ServerSettings
+from pulque.settings.units import (
     Duration,
     Number,
     Share,
@@ -21,9 +24,6 @@ from pulque.broker.units import (
     show_duration,
     show_size,
 )
-from pulque.errors import InvalidNameError
-from pulque.model.names import parse_group
-from pulque.rules.retry import DEFAULT_DELAYS_MS
 
 __all__ = [
     "BrokerSettings",
@@ -47,41 +47,7 @@ _DAY = timedelta(days=1)
 _MOST_DELAYS = 100
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
-
-
-class ListenSection(_Section):
-    """Where the broker can be reached."""
-
-    host: str = Field(
-        default="127.0.0.1",
-        description="The address to listen on. It has to be a loopback address (127.0.0.1, ::1 or "
-        "localhost): clients are not authenticated yet, so nobody else may reach the port.",
-    )
-    port: Annotated[Number, Field(ge=0, le=65535)] = Field(
-        default=7450,
-        description="The TCP port. 0 takes any free one; the ready line tells which.",
-    )
-
-    @field_validator("host")
-    @classmethod
-    def _is_loopback(cls, host: str) -> str:
-        if host == "localhost":
-            return host
-        try:
-            is_loopback = ip_address(host).is_loopback
-        except ValueError:
-            raise ValueError("not an address; use 127.0.0.1, ::1 or localhost") from None
-        if not is_loopback:
-            raise ValueError(
-                "not a loopback address, and whoever can reach the port could read and send: "
-                "authentication does not exist yet; use 127.0.0.1, ::1 or localhost"
-            )
-        return host
-
-
-class StorageSection(_Section):
+class StorageSection(Section):
     """Where messages rest and for how long."""
 
     directory: Path = Field(
@@ -141,7 +107,7 @@ class StorageSection(_Section):
     )
 
 
-class LimitsSection(_Section):
+class LimitsSection(Section):
     """How much one client, and all of them, may ask of the broker."""
 
     max_message: Annotated[Size, Field(ge=_KIB, le=16 * _MIB)] = Field(
@@ -217,7 +183,7 @@ class LimitsSection(_Section):
         return self
 
 
-class ConsumptionSection(_Section):
+class ConsumptionSection(Section):
     """How long a silent consumer keeps what it holds, and what comes first."""
 
     lease: Annotated[Duration, Field(ge=100 * _MILLISECOND, le=_DAY)] = Field(
@@ -246,7 +212,7 @@ class ConsumptionSection(_Section):
         return self
 
 
-class RetrySection(_Section):
+class RetrySection(Section):
     """What becomes of messages that a consumer could not process."""
 
     delays: str = Field(
@@ -284,21 +250,10 @@ def parse_delays(text: str) -> list[timedelta]:
     return [parse_duration(each) for each in text.split()]
 
 
-class LogSection(_Section):
-    """What the broker says about itself, on stderr."""
-
-    level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="Lines below this level are left out."
-    )
-    format: Literal["auto", "text", "json"] = Field(
-        default="auto",
-        description="`text` is key=value for people, `json` one object per line for machines; "
-        "`auto` is `text` on a terminal and `json` elsewhere.",
-    )
-
-
-class BrokerSettings(_Section):
+class BrokerSettings(ServerSettings):
     """All that a broker can be told."""
+
+    server = "broker"
 
     name: str = Field(
         default="broker",

@@ -9,14 +9,15 @@ import os
 import socket
 from pathlib import Path
 
-from pulque.broker.foreign import quoted
-from pulque.broker.sources import DEFAULT, LoadedSettings
+from pulque.broker.config import BrokerSettings
 from pulque.errors import ConfigError
+from pulque.settings.foreign import quoted
+from pulque.settings.sources import DEFAULT, LoadedSettings
 
 __all__ = ["check_world"]
 
 
-def check_world(loaded: LoadedSettings) -> None:
+def check_world(loaded: LoadedSettings[BrokerSettings]) -> None:
     """Look at the directory and the port.
 
     Raises:
@@ -33,7 +34,7 @@ def check_world(loaded: LoadedSettings) -> None:
         raise ConfigError("\n".join(told))
 
 
-def _told(loaded: LoadedSettings, key: str, value: object, problem: str) -> str:
+def _told(loaded: LoadedSettings[BrokerSettings], key: str, value: object, problem: str) -> str:
     origin = loaded.origins[key]
     place = "" if origin == DEFAULT else f"{origin}: "
     return f"{place}{key} is {quoted(value)}: {problem}"

@@ -6,7 +6,6 @@ a checkpoint written; then the port opens.
 
 import asyncio
 import json
-import resource
 import signal
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +21,6 @@ from pulque.broker.dead import DeadLetterOffice
 from pulque.broker.groups import Registrar
 from pulque.broker.housekeeping import Housekeeper, Rhythm
 from pulque.broker.listener import LoggingListener
-from pulque.broker.logs import configure_logging
 from pulque.broker.parts import Parts
 from pulque.broker.places import Places
 from pulque.broker.pull import Puller
@@ -39,9 +37,11 @@ from pulque.broker.waiting import Releaser
 from pulque.clock import Clock, SystemClock
 from pulque.errors import ConfigError, PulqueError, StorageError
 from pulque.model.positions import Epoch, Tenure
+from pulque.net.process import allow_descriptors, loop_factory
 from pulque.net.server import ConnectionLimits, FrameServer
 from pulque.rules.lease import Leases
 from pulque.rules.retry import RetryPolicy
+from pulque.settings.logs import configure_logging
 from pulque.storage.files import FileSystem, OsFileSystem
 from pulque.storage.options import StorageOptions
 from pulque.storage.partitions import Partition
@@ -66,8 +66,8 @@ def run_broker(settings: BrokerSettings, *, on_ready: Callable[[str], None]) -> 
         PulqueError: It cannot start, or its disk failed.
     """
     configure_logging(settings.log)
-    _allow_descriptors()
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    allow_descriptors()
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(_serve(settings, on_ready))
 
 
@@ -83,20 +83,6 @@ async def _serve(settings: BrokerSettings, on_ready: Callable[[str], None]) -> N
         await broker.stopped()
     finally:
         await broker.close()
-
-
-def _allow_descriptors() -> None:
-    """Allow this process as many open files as it may have: clients and segments need them."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop
 
 
 class DataDirectory(FileSystem, Protocol):

@@ -10,7 +10,6 @@ from typing import cast
 import typer
 
 import pulque
-from pulque.broker.foreign import escaped
 from pulque.cli import bench, dead, group, inspect, pipeline, serve, settings
 from pulque.cli.exits import ExitCode, exit_code_of
 from pulque.cli.options import Tools
@@ -21,6 +20,7 @@ from pulque.cli.send import send
 from pulque.cli.status import status, version
 from pulque.cli.tail import tail
 from pulque.errors import PulqueError
+from pulque.settings.foreign import escaped
 
 __all__ = ["app", "run", "run_process"]
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from pulque.broker.foreign import quoted
-from pulque.broker.units import parse_duration
 from pulque.cli.exits import ExitCode
 from pulque.cli.options import OutputOption, Timeout, Url, open_client
 from pulque.cli.output import Output, print_json, print_line, print_table
 from pulque.client.filters import parse_filter
 from pulque.errors import UnknownGroupError, UsageError
+from pulque.settings.foreign import quoted
+from pulque.settings.units import parse_duration
 
 if TYPE_CHECKING:
     from pulque import GroupState, PartitionReset

@@ -4,9 +4,9 @@ import base64
 from collections.abc import Mapping
 from enum import StrEnum
 
-from pulque.broker.foreign import escaped
 from pulque.cli.output import instant, print_bytes, print_json, print_line
 from pulque.model.message import Message
+from pulque.settings.foreign import escaped
 
 __all__ = ["MessageOutput", "message_fields", "message_line", "print_message"]
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 
-from pulque.broker.foreign import escaped
+from pulque.settings.foreign import escaped
 
 __all__ = [
     "Output",

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pulque.broker.foreign import quoted
 from pulque.cli.options import Acks, AcksOption, OutputOption, Timeout, Url, open_client
 from pulque.cli.output import Output, instant, print_json, print_line
 from pulque.errors import UsageError
 from pulque.model.names import DEFAULT_LEVEL, MAX_LEVEL
+from pulque.settings.foreign import quoted
 
 if TYPE_CHECKING:
     from pulque import PendingSend, Receipt

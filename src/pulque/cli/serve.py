@@ -19,7 +19,8 @@ from pulque.cli.settings import flags_of, load_for_command
 from pulque.errors import UsageError
 
 if TYPE_CHECKING:
-    from pulque.broker.sources import LoadedSettings
+    from pulque.broker.config import BrokerSettings
+    from pulque.settings.sources import LoadedSettings
 
 __all__ = ["broker_app", "up"]
 
@@ -81,7 +82,7 @@ def seal(
         print_line(f"sealed; the next segment begins at offset {end}")
 
 
-def _serve(loaded: "LoadedSettings") -> None:
+def _serve(loaded: "LoadedSettings[BrokerSettings]") -> None:
     from pulque.broker.preflight import check_world
     from pulque.broker.server import run_broker
 

@@ -11,7 +11,8 @@ from pulque.cli.output import Output, print_json, print_line, print_table
 from pulque.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pulque.broker.sources import Given, LoadedSettings
+    from pulque.broker.config import BrokerSettings
+    from pulque.settings.sources import Given, LoadedSettings
 
 __all__ = ["DEFAULT_DIRECTORY", "app", "flags_of", "load_for_command"]
 
@@ -34,7 +35,7 @@ def show(
 
     Without --config these are the settings of `pulque up`, with it those of `pulque broker`.
     """
-    from pulque.broker.schema import show_value, values_of
+    from pulque.settings.schema import show_value, values_of
 
     loaded = load_for_command(config, flags_of(data, port, set_values))
     values = {key: show_value(value) for key, value in values_of(loaded.settings).items()}
@@ -73,12 +74,15 @@ def check(
 
 def load_for_command(
     config: Path | None, flags: dict[str, "Given"], *, needs_file: bool = False
-) -> "LoadedSettings":
+) -> "LoadedSettings[BrokerSettings]":
     """Load the settings of ``pulque up``, or those of ``pulque broker`` if there is a file."""
-    from pulque.broker.sources import load_settings
+    from pulque.broker.config import BrokerSettings
+    from pulque.settings.sources import load_settings
 
     fallbacks = {} if config or needs_file else {"storage.directory": DEFAULT_DIRECTORY}
-    return load_settings(file=config, environ=os.environ, flags=flags, fallbacks=fallbacks)
+    return load_settings(
+        BrokerSettings, file=config, environ=os.environ, flags=flags, fallbacks=fallbacks
+    )
 
 
 def flags_of(
@@ -89,7 +93,7 @@ def flags_of(
     Raises:
         ConfigError: A ``--set`` is not KEY=VALUE.
     """
-    from pulque.broker.sources import Given
+    from pulque.settings.sources import Given
 
     flags: dict[str, Given] = {}
     for text in set_values or ():

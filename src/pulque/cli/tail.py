@@ -5,11 +5,11 @@ from typing import Annotated, Literal
 
 import typer
 
-from pulque.broker.foreign import quoted
 from pulque.cli.messages import MessageOutput, print_message
 from pulque.cli.options import Timeout, Url, open_client
 from pulque.cli.output import flush
 from pulque.errors import UsageError
+from pulque.settings.foreign import quoted
 
 __all__ = ["tail"]
 

@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from pulque.broker.config import BrokerSettings
-from pulque.broker.schema import environment_name, settings_of, show_value, values_of
+from pulque.settings.schema import environment_name, settings_of, show_value, values_of
 
 
 def settings(**sections: object) -> BrokerSettings:
@@ -18,7 +18,7 @@ def test_a_directory_is_all_that_must_be_given() -> None:
     made = settings()
 
     assert made.storage.directory == Path("data")
-    assert [key for key, each in settings_of().items() if each.is_required] == [
+    assert [key for key, each in settings_of(BrokerSettings).items() if each.is_required] == [
         "storage.directory"
     ]
 
@@ -96,7 +96,7 @@ def test_values_that_cannot_work_together_are_refused(
 def test_every_setting_is_described_in_a_sentence() -> None:
     undescribed = [
         key
-        for key, each in settings_of().items()
+        for key, each in settings_of(BrokerSettings).items()
         if len(each.description) < 15 or each.description[-1] not in ".…"
     ]
 
@@ -106,7 +106,7 @@ def test_every_setting_is_described_in_a_sentence() -> None:
 def test_every_number_size_and_duration_has_limits() -> None:
     unlimited = [
         key
-        for key, each in settings_of().items()
+        for key, each in settings_of(BrokerSettings).items()
         if each.kind in {"whole number", "size", "duration"} and not each.allowed
     ]
 
@@ -115,7 +115,7 @@ def test_every_number_size_and_duration_has_limits() -> None:
 
 def test_every_default_is_a_value_that_can_be_written() -> None:
     given: dict[str, object] = {}
-    for key, each in settings_of().items():
+    for key, each in settings_of(BrokerSettings).items():
         if each.default is not None:
             section, _, name = key.rpartition(".")
             table = given.setdefault(section, {}) if section else given
@@ -127,13 +127,16 @@ def test_every_default_is_a_value_that_can_be_written() -> None:
 
 
 def test_the_variable_of_a_key_has_its_section() -> None:
-    assert environment_name("storage.retention") == "PULQUE_BROKER__STORAGE__RETENTION"
-    assert environment_name("name") == "PULQUE_BROKER__NAME"
+    assert (
+        environment_name(BrokerSettings, "storage.retention")
+        == "PULQUE_BROKER__STORAGE__RETENTION"
+    )
+    assert environment_name(BrokerSettings, "name") == "PULQUE_BROKER__NAME"
 
 
 def test_values_are_listed_by_key() -> None:
     values = values_of(settings(listen={"port": 0}))
 
-    assert list(values) == list(settings_of())
+    assert list(values) == list(settings_of(BrokerSettings))
     assert values["listen.port"] == 0
     assert all(re.fullmatch(r"[a-z_]+(\.[a-z_]+)?", key) for key in values)

@@ -6,17 +6,18 @@ from pathlib import Path
 
 import pytest
 
+from pulque.broker.config import BrokerSettings
 from pulque.broker.preflight import check_world
-from pulque.broker.sources import Given, LoadedSettings, load_settings
 from pulque.errors import ConfigError
+from pulque.settings.sources import Given, LoadedSettings, load_settings
 
 
-def loaded(directory: Path, port: int = 0) -> LoadedSettings:
+def loaded(directory: Path, port: int = 0) -> LoadedSettings[BrokerSettings]:
     flags = {
         "storage.directory": Given(str(directory), "--data"),
         "listen.port": Given(port, "--port"),
     }
-    return load_settings(environ={}, flags=flags)
+    return load_settings(BrokerSettings, environ={}, flags=flags)
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulque.broker.foreign import escaped, quoted
 from pulque.cli.output import instant, json_text, print_table, rows_of
+from pulque.settings.foreign import escaped, quoted
 
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),

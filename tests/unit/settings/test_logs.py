@@ -9,7 +9,7 @@ import pytest
 import structlog
 
 from pulque.broker.config import LogSection
-from pulque.broker.logs import configure_logging
+from pulque.settings.logs import configure_logging
 
 
 @pytest.fixture(autouse=True)

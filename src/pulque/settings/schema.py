@@ -15,10 +15,18 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, ByteSize
 from pydantic.fields import FieldInfo
 
-from pulque.broker.config import BrokerSettings
-from pulque.broker.units import show_duration, show_size
+from pulque.settings.sections import ServerSettings
+from pulque.settings.units import show_duration, show_size
 
-__all__ = ["Setting", "Value", "environment_name", "settings_of", "show_value", "values_of"]
+__all__ = [
+    "Setting",
+    "Value",
+    "environment_name",
+    "environment_prefix",
+    "settings_of",
+    "show_value",
+    "values_of",
+]
 
 Value = str | int | float | Path | timedelta | None
 
@@ -53,21 +61,26 @@ class Setting:
         return self.key.rpartition(".")[0]
 
 
-@lru_cache(maxsize=1)
-def settings_of() -> dict[str, Setting]:
-    """Return every setting of a broker by its key, in the order of the models."""
-    return {setting.key: setting for setting in _walk(BrokerSettings, "")}
+@lru_cache(maxsize=8)
+def settings_of(model: type[ServerSettings]) -> dict[str, Setting]:
+    """Return every setting of a server by its key, in the order of the models."""
+    return {setting.key: setting for setting in _walk(model, "")}
 
 
-def environment_name(key: str) -> str:
+def environment_prefix(model: type[ServerSettings]) -> str:
+    """Return how the variables of a server begin."""
+    return f"PULQUE_{model.server.upper()}__"
+
+
+def environment_name(model: type[ServerSettings], key: str) -> str:
     """Return the variable that sets a key."""
-    return "PULQUE_BROKER__" + key.replace(".", "__").upper()
+    return environment_prefix(model) + key.replace(".", "__").upper()
 
 
-def values_of(settings: BrokerSettings) -> dict[str, Value]:
+def values_of(settings: ServerSettings) -> dict[str, Value]:
     """Return the value of every setting by its key."""
     values: dict[str, Value] = {}
-    for key in settings_of():
+    for key in settings_of(type(settings)):
         value: Any = settings
         for part in key.split("."):
             value = getattr(value, part)

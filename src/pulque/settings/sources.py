@@ -1,8 +1,8 @@
 """Settings out of a file, the environment and flags, with the origin of every value.
 
-From the weakest to the strongest: the default, the TOML file, ``PULQUE_BROKER__SECTION__KEY`` in
-the environment, a flag. Nothing is guessed: a key that does not exist is refused, with the place
-where it stands and the one that was probably meant. All problems are told at once.
+From the weakest to the strongest: the default, the TOML file, ``PULQUE_<SERVER>__SECTION__KEY``
+in the environment, a flag. Nothing is guessed: a key that does not exist is refused, with the
+place where it stands and the one that was probably meant. All problems are told at once.
 """
 
 import difflib
@@ -11,21 +11,21 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
-from pulque.broker.config import BrokerSettings
-from pulque.broker.foreign import quoted
-from pulque.broker.schema import environment_name, settings_of
 from pulque.errors import ConfigError
+from pulque.settings.foreign import quoted
+from pulque.settings.schema import Setting, environment_name, environment_prefix, settings_of
+from pulque.settings.sections import ServerSettings
 
 __all__ = ["DEFAULT", "Given", "LoadedSettings", "load_settings"]
 
 DEFAULT = "default"
-_PREFIX = "PULQUE_BROKER__"
 _LARGEST_FILE = 1024 * 1024
 _HEADING = re.compile(r"\s*\[\s*([^\[\]]+?)\s*\]")
+SettingsT = TypeVar("SettingsT", bound=ServerSettings)
 _KEY = re.compile(r"\s*([A-Za-z0-9_.\" '-]+?)\s*=")
 
 
@@ -37,26 +37,28 @@ class Given(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedSettings:
+class LoadedSettings(Generic[SettingsT]):
     """Settings that are complete and allowed."""
 
-    settings: BrokerSettings
+    settings: SettingsT
     origins: dict[str, str]
     """For every key: ``default``, ``file:line``, a variable or a flag."""
 
 
 def load_settings(
+    model: type[SettingsT],
     *,
     file: Path | None = None,
     environ: Mapping[str, str],
     flags: Mapping[str, Given],
     fallbacks: Mapping[str, object] | None = None,
-) -> LoadedSettings:
+) -> LoadedSettings[SettingsT]:
     """Put the settings together.
 
     Args:
+        model: Whose settings they are.
         file: A TOML file.
-        environ: The variables; only those that begin with ``PULQUE_BROKER__`` count.
+        environ: The variables; only those of this server count (``PULQUE_BROKER__…``).
         flags: What was given on the command line, by key.
         fallbacks: The command's own defaults for keys that have none.
 
@@ -66,16 +68,16 @@ def load_settings(
     given = {key: Given(value, DEFAULT) for key, value in (fallbacks or {}).items()}
     if file is not None:
         given |= _from_file(file)
-    given |= _from_environment(environ)
+    given |= _from_environment(model, environ)
     given |= flags
-    problems = list(_unknown(given))
+    problems = list(_unknown(model, given))
     if problems:
         raise ConfigError("\n".join(problems))
     try:
-        settings = BrokerSettings.model_validate(_nested(given))
+        settings = model.model_validate(_nested(model, given))
     except ValidationError as error:
-        raise ConfigError("\n".join(_told(error, given, file))) from None
-    origins = {key: given[key].origin if key in given else DEFAULT for key in settings_of()}
+        raise ConfigError("\n".join(_told(model, error, given, file))) from None
+    origins = {key: given[key].origin if key in given else DEFAULT for key in settings_of(model)}
     return LoadedSettings(settings, origins)
 
 
@@ -145,31 +147,32 @@ def _place(file: Path, lines: Mapping[str, int], key: str) -> str:
 # -- environment --------------------------------------------------------------------------------
 
 
-def _from_environment(environ: Mapping[str, str]) -> dict[str, Given]:
+def _from_environment(model: type[ServerSettings], environ: Mapping[str, str]) -> dict[str, Given]:
+    prefix = environment_prefix(model)
     return {
-        name.removeprefix(_PREFIX).lower().replace("__", "."): Given(value, name)
+        name.removeprefix(prefix).lower().replace("__", "."): Given(value, name)
         for name, value in sorted(environ.items())
-        if name.startswith(_PREFIX)
+        if name.startswith(prefix)
     }
 
 
 # -- problems -----------------------------------------------------------------------------------
 
 
-def _unknown(given: Mapping[str, Given]) -> Iterable[str]:
-    known = settings_of()
+def _unknown(model: type[ServerSettings], given: Mapping[str, Given]) -> Iterable[str]:
+    known = settings_of(model)
     sections = {setting.section for setting in known.values()}
     for key, (value, origin) in given.items():
         if key in known or (key in sections and value == {}):
             continue
         if key in sections:
-            yield f"{origin}: {key} is a section; set one of {', '.join(_keys_in(key))}"
+            yield f"{origin}: {key} is a section; set one of {', '.join(_keys_in(known, key))}"
         else:
-            yield f"{origin}: there is no setting {quoted(key)}{_meant(key, origin)}"
+            yield f"{origin}: there is no setting {quoted(key)}{_meant(model, key, origin)}"
 
 
-def _meant(key: str, origin: str) -> str:
-    known = settings_of()
+def _meant(model: type[ServerSettings], key: str, origin: str) -> str:
+    known = settings_of(model)
     section, _, last = key.rpartition(".")
     sections = sorted({setting.section for setting in known.values()})
     if section not in sections:
@@ -179,23 +182,24 @@ def _meant(key: str, origin: str) -> str:
     else:
         namesakes = [each for each in known if each.rpartition(".")[2] == last]
         close = namesakes or difflib.get_close_matches(key, known, n=1)
-    allowed = ", ".join(_keys_in(section) or _keys_in(""))
+    allowed = ", ".join(_keys_in(known, section) or _keys_in(known, ""))
     if not close:
         return f"; allowed are {allowed}"
-    spelled = environment_name(close[0]) if origin.startswith(_PREFIX) else close[0]
+    is_variable = origin.startswith(environment_prefix(model))
+    spelled = environment_name(model, close[0]) if is_variable else close[0]
     return f"; did you mean {spelled}? (allowed are {allowed})"
 
 
-def _keys_in(section: str) -> list[str]:
-    known = settings_of()
+def _keys_in(known: Mapping[str, Setting], section: str) -> list[str]:
     keys = [key for key, setting in known.items() if setting.section == section]
     if not section:
         keys += sorted({f"{s.section}.…" for s in known.values() if s.section})
     return keys
 
 
-def _nested(given: Mapping[str, Given]) -> dict[str, object]:
-    tree: dict[str, object] = {"storage": {}}
+def _nested(model: type[ServerSettings], given: Mapping[str, Given]) -> dict[str, object]:
+    required = (each.section for each in settings_of(model).values() if each.is_required)
+    tree: dict[str, object] = {section: {} for section in required if section}
     for key, (value, _) in given.items():
         *sections, last = key.split(".")
         table = tree
@@ -207,10 +211,15 @@ def _nested(given: Mapping[str, Given]) -> dict[str, object]:
     return tree
 
 
-def _told(error: ValidationError, given: Mapping[str, Given], file: Path | None) -> Iterable[str]:
+def _told(
+    model: type[ServerSettings],
+    error: ValidationError,
+    given: Mapping[str, Given],
+    file: Path | None,
+) -> Iterable[str]:
     for problem in error.errors():
         key = ".".join(str(part) for part in problem["loc"])
-        setting = settings_of().get(key)
+        setting = settings_of(model).get(key)
         if problem["type"] == "missing":
             yield f"{file or 'settings'}: {key} is missing: {_lower(setting)}"
             continue

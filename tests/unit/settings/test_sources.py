@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from pulque.broker.sources import Given, LoadedSettings, load_settings
+from pulque.broker.config import BrokerSettings
 from pulque.errors import ConfigError
+from pulque.settings.sources import Given, LoadedSettings, load_settings
 
 DATA = {"storage.directory": Given("data", "--data")}
 
@@ -19,8 +20,10 @@ def load(
     file: Path | None = None,
     environ: dict[str, str] | None = None,
     flags: dict[str, Given] | None = None,
-) -> LoadedSettings:
-    return load_settings(file=file, environ=environ or {}, flags={**DATA, **(flags or {})})
+) -> LoadedSettings[BrokerSettings]:
+    return load_settings(
+        BrokerSettings, file=file, environ=environ or {}, flags={**DATA, **(flags or {})}
+    )
 
 
 def problems(file: Path | None = None, environ: dict[str, str] | None = None) -> list[str]:
@@ -52,11 +55,13 @@ def test_a_stronger_source_wins_and_is_the_origin(file: Path) -> None:
 def test_a_missing_value_is_named_and_explained(file: Path) -> None:
     file.write_text("")
     with pytest.raises(ConfigError, match=r"storage\.directory is missing: holds all logs"):
-        load_settings(file=file, environ={}, flags={})
+        load_settings(BrokerSettings, file=file, environ={}, flags={})
 
 
 def test_a_commands_own_default_counts_as_default() -> None:
-    loaded = load_settings(environ={}, flags={}, fallbacks={"storage.directory": "here"})
+    loaded = load_settings(
+        BrokerSettings, environ={}, flags={}, fallbacks={"storage.directory": "here"}
+    )
 
     assert loaded.settings.storage.directory == Path("here")
     assert loaded.origins["storage.directory"] == "default"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ByteSize, TypeAdapter
 
-from pulque.broker.units import Size, parse_duration, parse_number, show_duration, show_size
+from pulque.settings.units import Size, parse_duration, parse_number, show_duration, show_size
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a broker says about itself: one event per line, on stderr.
+"""What a server says about itself: one event per line, on stderr.
 
 Text (``key=value``) for people at a terminal, JSON for everything else. Lines of libraries that
 use ``logging`` take the same way. Values that came from outside cannot steer a terminal, and
@@ -13,8 +13,8 @@ from typing import IO, Any
 
 import structlog
 
-from pulque.broker.config import LogSection
-from pulque.broker.foreign import escaped
+from pulque.settings.foreign import escaped
+from pulque.settings.sections import LogSection
 
 __all__ = ["configure_logging"]
 
@@ -58,7 +58,7 @@ def configure_logging(section: LogSection, stream: IO[str] | None = None) -> Non
 
 
 class _LineLogger:
-    """Writes lines. A stream that cannot be written to is no reason for a broker to stop."""
+    """Writes lines. A stream that cannot be written to is no reason for a server to stop."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream

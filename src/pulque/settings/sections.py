@@ -1,0 +1,64 @@
+"""What the settings of all servers have in common."""
+
+from ipaddress import ip_address
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from pulque.settings.units import Number
+
+__all__ = ["ListenSection", "LogSection", "Section", "ServerSettings"]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class ListenSection(Section):
+    """Where a server can be reached."""
+
+    host: str = Field(
+        default="127.0.0.1",
+        description="The address to listen on. It has to be a loopback address (127.0.0.1, ::1 or "
+        "localhost): clients are not authenticated yet, so nobody else may reach the port.",
+    )
+    port: Annotated[Number, Field(ge=0, le=65535)] = Field(
+        default=7450,
+        description="The TCP port. 0 takes any free one; the ready line tells which.",
+    )
+
+    @field_validator("host")
+    @classmethod
+    def _is_loopback(cls, host: str) -> str:
+        if host == "localhost":
+            return host
+        try:
+            is_loopback = ip_address(host).is_loopback
+        except ValueError:
+            raise ValueError("not an address; use 127.0.0.1, ::1 or localhost") from None
+        if not is_loopback:
+            raise ValueError(
+                "not a loopback address, and whoever can reach the port could read and send: "
+                "authentication does not exist yet; use 127.0.0.1, ::1 or localhost"
+            )
+        return host
+
+
+class LogSection(Section):
+    """What a server says about itself, on stderr."""
+
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="Lines below this level are left out."
+    )
+    format: Literal["auto", "text", "json"] = Field(
+        default="auto",
+        description="`text` is key=value for people, `json` one object per line for machines; "
+        "`auto` is `text` on a terminal and `json` elsewhere.",
+    )
+
+
+class ServerSettings(Section):
+    """All that a server can be told."""
+
+    server: ClassVar[str]
+    """Which one: the word in its variables, ``PULQUE_<server>__…``."""
