@@ -236,11 +236,14 @@ class IncomingCore:
                 f"delivery {delivered.first_pull} of {each.partition} came, "
                 f"{each.expected} was expected",
             )
+        filters = self._filters(each.partition)
         for batch in batches_of(each.partition, delivered):
-            self._leave_out(each, batch.pull_base + batch.start, delivered.tenure)
+            first_pull = batch.pull_base + batch.start
+            if first_pull > each.expected:
+                self._leave_out(each, first_pull, delivered.tenure)
             each.expected += batch.end - batch.start
             batch.max_delay_ms = self._max_delay_ms
-            if self._filters(each.partition):
+            if filters:
                 self._take_in_wanted(each, batch)
             else:
                 self._hold(each, batch)
@@ -252,6 +255,9 @@ class IncomingCore:
 
     def _take_in_wanted(self, each: Subscription, batch: ReceivedBatch) -> None:
         """Hold the messages of a batch that the group wants; settle the others in silence."""
+        if batch.is_wanted(self.options.filter):
+            self._hold(each, batch)
+            return
         for start, end, is_wanted in list(batch.runs(self.options.filter)):
             if is_wanted:
                 self._hold(each, batch.window(start, end))
@@ -310,9 +316,13 @@ class IncomingCore:
         """Return at most ``limit`` messages of a batch and of those that wait behind it."""
         messages: list[ReceivedMessage] = []
         while batch is not None and len(messages) < limit:
-            end = min(batch.end, batch.start + limit - len(messages))
-            messages += [ReceivedMessage(batch, index) for index in range(batch.start, end)]
-            self.put_back(batch, end)
+            start, end = batch.start, batch.end
+            if end - start == 1:
+                messages.append(ReceivedMessage(batch, start))
+            else:
+                end = min(end, start + limit - len(messages))
+                messages += [ReceivedMessage(batch, index) for index in range(start, end)]
+                self.put_back(batch, end)
             batch = self.next_batch() if len(messages) < limit else None
         return messages
 

@@ -6,14 +6,15 @@ prefix of finished messages reaches.
 
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
+from functools import lru_cache
 from math import ceil
 
-from pulque.client.records import check_count, split_records
+from pulque.client.records import Served, Single, check_count, read_record, read_single
 from pulque.errors import UsageError
 from pulque.model.actions import GROUP_DECIDES, NO_RETRY
-from pulque.model.batch import Flag
+from pulque.model.batch import Flag, seed_of
 from pulque.model.groups import Filter
-from pulque.model.message import Message, StoredBatch
+from pulque.model.message import Message, StoredBatch, tags_in
 from pulque.model.names import PartitionName
 from pulque.model.positions import ConsumeSequence, PullSequence, Tenure
 from pulque.wire.responses import Delivered
@@ -27,6 +28,12 @@ ANY_DELAY_MS = 2**62
 """As the longest delay, until a broker says what it allows."""
 _MAX_REASON = 1000
 _HAS_TAGS = int(Flag.TAGS)
+
+
+@lru_cache(maxsize=4096)
+def _matches(wanted: Filter, encoded: bytes) -> bool:
+    """Compare the tags of a message: most have those of another."""
+    return wanted.matches(tags_in(encoded))
 
 
 class ReceivedBatch(StoredBatch):
@@ -82,6 +89,38 @@ class ReceivedBatch(StoredBatch):
         self.lost: tuple[range, ...] = ()
         self.max_delay_ms = ANY_DELAY_MS
 
+    @classmethod
+    def of_single(
+        cls, single: Single, partition: PartitionName, ahead: int, tenure: Tenure
+    ) -> "ReceivedBatch":
+        """Return a batch of one message, without looking at it again.
+
+        Args:
+            single: It.
+            partition: Where it is stored.
+            ahead: By how much its pull sequence is ahead of its consume sequence.
+            tenure: Of the broker that handed it out.
+        """
+        data, header, first, stored_at_ms, data_start, _ = single
+        batch = cls.__new__(cls)
+        batch.header = header
+        batch.data = data
+        batch.partition = partition
+        batch.first_sequence = first
+        batch.stored_at_ms = stored_at_ms
+        batch._columns = {}  # noqa: SLF001  # its own
+        batch._body_starts = None  # noqa: SLF001
+        batch.starts = [data_start, len(data)]
+        batch.states = bytearray(1)
+        batch.nacks = {}
+        batch.pull_base = ahead + first
+        batch.start = batch.settled = 0
+        batch.end = 1
+        batch.tenure = tenure
+        batch.lost = ()
+        batch.max_delay_ms = ANY_DELAY_MS
+        return batch
+
     def finished_until(self) -> int:
         """Return the index after the last of the finished ones that follow the settled ones."""
         found = self.states.find(OPEN, self.settled, self.end)
@@ -97,6 +136,10 @@ class ReceivedBatch(StoredBatch):
         part.start = part.settled = start
         part.end = end
         return part
+
+    def is_wanted(self, wanted: Filter) -> bool:
+        """Say whether it is one message that a filter wants: that is what a broker cuts out."""
+        return self.end - self.start == 1 and _matches(wanted, self.part(self.start, _HAS_TAGS))
 
     def runs(self, wanted: Filter) -> Iterator[tuple[int, int, bool]]:
         """Divide what was delivered into runs that a filter wants and runs that it does not.
@@ -179,27 +222,49 @@ class Hole:
 
 
 def batches_of(partition: PartitionName, delivered: Delivered) -> Iterator[ReceivedBatch]:
-    """Yield the batches of a run of deliveries, each with what of it was delivered."""
+    """Yield the batches of a run of deliveries, each with what of it was delivered.
+
+    Raises:
+        CorruptionError: A batch is not what its producer packed.
+        InvalidBatchError: Its producer packed nonsense.
+        RemoteProtocolError: The records are out of order, or of another run.
+    """
     assert not isinstance(delivered.records, tuple)  # noqa: S101  # decoded, not encoded
-    for served in split_records(
-        delivered.records,
-        partition=partition,
-        first_sequence=delivered.first_sequence,
-        count=delivered.count,
-    ):
-        first = served.envelope.first_sequence
-        batch = ReceivedBatch(
-            served.data,
-            partition=partition,
-            first_sequence=first,
-            stored_at_ms=served.envelope.stored_at_ms,
-            pull_base=delivered.first_pull - delivered.first_sequence + first,
-            start=served.start,
-            end=served.end,
-            tenure=delivered.tenure,
-        )
-        check_count(len(batch), served.envelope.count)
+    records = bytes(delivered.records)
+    seed = seed_of(partition)
+    expected: int = delivered.first_sequence
+    last = expected + delivered.count
+    ahead = delivered.first_pull - expected
+    at = 0
+    while at < len(records) and expected < last:
+        single = read_single(records, at, seed)
+        if single is not None and expected <= single.first_sequence < last:
+            batch = ReceivedBatch.of_single(single, partition, ahead, delivered.tenure)
+            at += single.size
+        else:
+            served = read_record(records, at, partition, expected, last)
+            batch = _received(served, partition, ahead, delivered.tenure)
+            at += served.envelope.size
+        expected = batch.first_sequence + batch.end
         yield batch
+
+
+def _received(
+    served: Served, partition: PartitionName, ahead: int, tenure: Tenure
+) -> ReceivedBatch:
+    first = served.envelope.first_sequence
+    batch = ReceivedBatch(
+        served.data,
+        partition=partition,
+        first_sequence=first,
+        stored_at_ms=served.envelope.stored_at_ms,
+        pull_base=ahead + first,
+        start=served.start,
+        end=served.end,
+        tenure=tenure,
+    )
+    check_count(len(batch), served.envelope.count)
+    return batch
 
 
 class ReceivedMessage(Message):

@@ -6,14 +6,57 @@ disk damaged them. Every batch is checked against its crc before anybody sees a 
 """
 
 from collections.abc import Iterator
+from functools import lru_cache
+from struct import Struct
 from typing import NamedTuple
 
-from pulque.errors import CorruptionError, InvalidBatchError, RemoteProtocolError
-from pulque.model.batch import seed_of, verify_crc
-from pulque.model.names import PartitionName
-from pulque.model.record import ENVELOPE_SIZE, Envelope, read_envelope
+import google_crc32c
 
-__all__ = ["Served", "split_records"]
+from pulque.errors import CorruptionError, InvalidBatchError, RemoteProtocolError
+from pulque.model.batch import (
+    HEADER,
+    MAX_RECORDS_SIZE,
+    UNKNOWN_FLAGS,
+    BatchHeader,
+    Codec,
+    layout_of,
+    seed_of,
+    verify_crc,
+)
+from pulque.model.checksum import crc_after_crc
+from pulque.model.names import PartitionName
+from pulque.model.positions import ConsumeSequence
+from pulque.model.record import (
+    ENVELOPE,
+    ENVELOPE_SIZE,
+    MAGIC,
+    VERSION,
+    Envelope,
+    RecordType,
+    read_envelope,
+)
+
+__all__ = ["Served", "Single", "read_record", "read_single", "split_records"]
+
+
+_SINGLE = Struct(f"{ENVELOPE.format}{HEADER.format[1:]}I")
+"""An envelope, the header of a batch, and the size of its first message."""
+_PLAIN = (1, 1, int(Codec.NONE), int(RecordType.BATCH), VERSION, MAGIC)
+_CRC_AT = ENVELOPE_SIZE - 4
+_MOST_PRIORITY = 9
+
+
+class Single(NamedTuple):
+    """A batch of one message."""
+
+    data: bytes
+    header: BatchHeader
+    first_sequence: ConsumeSequence
+    stored_at_ms: int
+    data_start: int
+    """Where in the data that begins which is the message's own."""
+    size: int
+    """Of the record."""
 
 
 class Served(NamedTuple):
@@ -38,29 +81,78 @@ def split_records(
         CorruptionError: A batch is not what its producer packed.
         RemoteProtocolError: The records are out of order, or of another run.
     """
-    seed = seed_of(partition)
     at = 0
     expected = first_sequence
     last = first_sequence + count
     while at < len(records) and expected < last:
-        envelope = read_envelope(bytes(records[at : at + ENVELOPE_SIZE]))
-        if isinstance(envelope, str):
-            raise RemoteProtocolError(f"a record of {partition} cannot be read: {envelope}")
-        data = bytes(records[at + ENVELOPE_SIZE : at + envelope.size])
-        at += envelope.size
-        if len(data) + ENVELOPE_SIZE != envelope.size or not verify_crc(data, seed):
-            raise CorruptionError(
-                partition, envelope.offset, "the crc of a batch does not match its bytes"
-            )
-        first = envelope.first_sequence
-        start, end = max(expected, first), min(last, first + envelope.count)
-        if start >= end:
-            raise RemoteProtocolError(
-                f"messages {first} to {first + envelope.count} of {partition} came, and "
-                f"{expected} to {last} were announced"
-            )
-        yield Served(data, envelope, start - first, end - first)
-        expected = end
+        served = read_record(records, at, partition, expected, last)
+        yield served
+        at += served.envelope.size
+        expected = served.envelope.first_sequence + served.end
+
+
+def read_record(
+    records: bytes | memoryview, at: int, partition: PartitionName, expected: int, last: int
+) -> Served:
+    """Return the batch at ``at``, checked, and clipped to messages ``expected..last``.
+
+    Raises:
+        CorruptionError: It is not what its producer packed.
+        RemoteProtocolError: It is out of order, or of another run.
+    """
+    envelope = read_envelope(bytes(records[at : at + ENVELOPE_SIZE]))
+    if isinstance(envelope, str):
+        raise RemoteProtocolError(f"a record of {partition} cannot be read: {envelope}")
+    data = bytes(records[at + ENVELOPE_SIZE : at + envelope.size])
+    if len(data) + ENVELOPE_SIZE != envelope.size or not verify_crc(data, seed_of(partition)):
+        raise CorruptionError(
+            partition, envelope.offset, "the crc of a batch does not match its bytes"
+        )
+    first = envelope.first_sequence
+    start, end = max(expected, first), min(last, first + envelope.count)
+    if start >= end:
+        raise RemoteProtocolError(
+            f"messages {first} to {first + envelope.count} of {partition} came, and "
+            f"{expected} to {last} were announced"
+        )
+    return Served(data, envelope, start - first, end - first)
+
+
+def read_single(records: bytes, at: int, seed: int) -> Single | None:
+    """Return the record at ``at`` if it is of one message and in order: the short way.
+
+    A broker cuts such records out of its batches for those who want few messages of many, and
+    has stored them for those who send one at a time. It checks what ``read_record`` and
+    ``StoredBatch`` check; whatever is not plain is left to them, and to their errors.
+    """
+    if len(records) - at < _SINGLE.size:
+        return None
+    magic, kind, version, size, _, _, _, _, first, at_ms, count, crc, *header, data_size = (
+        _SINGLE.unpack_from(records, at)
+    )
+    batch_crc, flags, codec, priority, batch_count, records_size, *_ = header
+    if (count, batch_count, codec, kind, version, magic) != _PLAIN or priority > _MOST_PRIORITY:
+        return None
+    data = records[at + ENVELOPE_SIZE : at + size]
+    data_start, record_width = _widths(flags)
+    if (
+        len(data) + ENVELOPE_SIZE != size
+        or data_start + data_size != len(data)
+        or record_width + data_size != records_size
+        or google_crc32c.value(records[at : at + _CRC_AT]) != crc
+        or crc_after_crc(data, seed) != batch_crc
+    ):
+        return None
+    return Single(data, BatchHeader._make(header), first, at_ms, data_start, size)
+
+
+@lru_cache(maxsize=1024)
+def _widths(flags: int) -> tuple[int, int]:
+    """Return where the data of a single message begins, and how wide its records' columns are."""
+    if flags & UNKNOWN_FLAGS:
+        return MAX_RECORDS_SIZE, 0  # nothing is that long
+    layout = layout_of(flags)
+    return layout.data_start(1), layout.record_width
 
 
 def check_count(found: int, announced: int) -> None:

@@ -33,6 +33,7 @@ __all__ = [
     "HEADER_SIZE",
     "MAX_COUNT",
     "MAX_RECORDS_SIZE",
+    "UNKNOWN_FLAGS",
     "BatchHeader",
     "Codec",
     "Column",
@@ -52,6 +53,9 @@ MAX_RECORDS_SIZE = 64 * 1024 * 1024
 HEADER = Struct("<IHBBIIQIQqQ")
 HEADER_SIZE = HEADER.size
 _CRC = Struct("<I")
+_COUNT_AT = 8
+_COUNT_AND_SIZE = Struct("<II")
+"""What of a header is another one for a part: how many messages, and how large their records."""
 
 
 class Flag(IntFlag):
@@ -127,7 +131,8 @@ COLUMNS = (
     Column("tags_size", "H", 2, Flag.TAGS, visible=False),
     Column("headers_size", "I", 4, Flag.HEADERS, visible=False),
 )
-_ALL_FLAGS = sum(Flag)
+UNKNOWN_FLAGS = ~sum(Flag)
+_LAST_CODEC = int(Codec.ZSTD)
 
 
 class Layout(NamedTuple):
@@ -188,7 +193,7 @@ def read_header(batch: bytes) -> BatchHeader:
         raise InvalidBatchError(
             f"a batch of {header.count} messages; 1 to {MAX_COUNT} are allowed"
         )
-    if header.flags & ~_ALL_FLAGS or header.codec > Codec.ZSTD or header.priority > 9:
+    if header.flags & UNKNOWN_FLAGS or header.codec > _LAST_CODEC or header.priority > 9:
         raise InvalidBatchError(
             f"flags {header.flags:#x}, codec {header.codec} or priority {header.priority} "
             "of a batch is unknown"
@@ -201,7 +206,7 @@ def read_header(batch: bytes) -> BatchHeader:
             f"records of {header.records_size} bytes; at most {MAX_RECORDS_SIZE} are allowed"
         )
     records = len(batch) - layout.records_start(header.count)
-    if records < 0 or (header.codec == Codec.NONE and records != header.records_size):
+    if records < 0 or (not header.codec and records != header.records_size):
         raise InvalidBatchError(
             f"a batch of {len(batch)} bytes does not fit its {header.count} messages "
             f"and records of {header.records_size} bytes"
@@ -234,24 +239,34 @@ def slice_batch(batch: bytes, start: int, end: int, seed: int) -> bytes:
     kept; a superset only costs a second look.
     """
     header = read_header(batch)
-    if header.codec != Codec.NONE:
+    if header.codec:
         raise InvalidBatchError("a compressed batch cannot be sliced")
     count = header.count
     if not 0 <= start < end <= count:
         raise InvalidBatchError(f"messages {start}..{end} of a batch of {count}")
-    layout = layout_of(header.flags)
+    columns, data_start, record_width = _places(header.flags, count)
     sizes = _sizes(end).unpack_from(batch, HEADER_SIZE)
-    data_start = layout.data_start(count) + sum(sizes[:start])
-    data_size = sum(sizes[start:])
-    if data_start + data_size > len(batch):
+    data_start += sum(sizes[:start])
+    data_end = data_start + sum(sizes[start:])
+    if data_end > len(batch):
         raise InvalidBatchError("the sizes of a batch's messages do not add up to its data")
-    parts = [b""]
-    for column in layout.columns:
-        base = layout.column_start(column.name, count)
-        parts.append(batch[base + start * column.width : base + end * column.width])
-    parts.append(batch[data_start : data_start + data_size])
     kept = end - start
-    parts[0] = HEADER.pack(*header[:4], kept, kept * layout.record_width + data_size, *header[6:])[
-        4:
-    ]
-    return seal(b"".join(parts), seed)
+    records_size = kept * record_width + data_end - data_start
+    rest = b"".join(
+        [
+            batch[4:_COUNT_AT],
+            _COUNT_AND_SIZE.pack(kept, records_size),
+            batch[_COUNT_AT + _COUNT_AND_SIZE.size : HEADER_SIZE],
+            *[batch[at + start * width : at + end * width] for at, width in columns],
+            batch[data_start:data_end],
+        ]
+    )
+    return seal(rest, seed)
+
+
+@lru_cache(maxsize=1024)
+def _places(flags: int, count: int) -> tuple[list[tuple[int, int]], int, int]:
+    """Return where each column begins and how wide it is, where the data begins, and a width."""
+    layout = layout_of(flags)
+    columns = [(layout.column_start(c.name, count), c.width) for c in layout.columns]
+    return columns, layout.data_start(count), layout.record_width

@@ -12,7 +12,7 @@ from struct import Struct
 
 import google_crc32c
 
-__all__ = ["crc_after_crc"]
+__all__ = ["before_crc", "crc_after_crc"]
 
 _POLYNOMIAL = 0x82F63B78
 _ALL_BITS = 0xFFFFFFFF
@@ -23,12 +23,15 @@ _CRC = Struct("<I")
 def crc_after_crc(data: bytes, seed: int) -> int:
     """Return the CRC-32C of ``data[4:]``, seeded, without copying it."""
     (first,) = _CRC.unpack_from(data)
-    return int(google_crc32c.extend(_back(seed) ^ first, data))
+    return int(google_crc32c.extend(before_crc(seed) ^ first, data))
 
 
 @lru_cache(maxsize=65536)
-def _back(seed: int) -> int:
-    """Return the crc from which four zero bytes lead to ``seed``."""
+def before_crc(seed: int) -> int:
+    """Return the crc from which four zero bytes lead to ``seed``.
+
+    For those who check many: what ``crc_after_crc`` begins with is this, xor the four bytes.
+    """
     register = seed ^ _ALL_BITS
     for _ in range(32):
         if register & _TOP_BIT:

@@ -4,17 +4,18 @@
 an index into it. A consumer that looks at nothing but bodies pays for nothing else.
 """
 
+from functools import lru_cache
 from itertools import accumulate
 from operator import gt
 from struct import Struct
 
 from pulque.errors import InvalidBatchError
-from pulque.model.batch import HEADER_SIZE, Codec, Flag, layout_of, read_header
+from pulque.model.batch import Flag, layout_of, read_header
 from pulque.model.compression import decompress
 from pulque.model.names import PartitionName, Subject, subject_of
 from pulque.model.positions import ConsumeSequence
 
-__all__ = ["Message", "StoredBatch"]
+__all__ = ["Message", "StoredBatch", "tags_in"]
 
 # An operation on the enum itself costs more than all else in the access of a field.
 _TAGS, _KEYS, _DUE = int(Flag.TAGS), int(Flag.KEYS), int(Flag.DUE)
@@ -52,8 +53,9 @@ class StoredBatch:
         stored_at_ms: int,
     ) -> None:
         self.header = header = read_header(data)
-        if header.codec != Codec.NONE:
-            start = layout_of(header.flags).records_start(header.count)
+        flags, count = header.flags, header.count
+        if header.codec:
+            start = layout_of(flags).records_start(count)
             records = decompress(data[start:], header.codec, header.records_size)
             data = data[:start] + records
         self.data = data
@@ -62,9 +64,9 @@ class StoredBatch:
         self.stored_at_ms = stored_at_ms
         self._columns: dict[str, tuple[int, ...]] = {}
         self._body_starts: list[int] | None = None
-        data_start = layout_of(header.flags).data_start(header.count)
-        sizes = Struct(f"<{header.count}I").unpack_from(data, HEADER_SIZE)
-        self.starts = list(accumulate(sizes, initial=data_start))
+        packed, size_start = _column_of(flags, count, "size")
+        sizes = packed.unpack_from(data, size_start)
+        self.starts = list(accumulate(sizes, initial=layout_of(flags).data_start(count)))
         if self.starts[-1] != len(data):
             raise InvalidBatchError("the sizes of a batch's messages do not add up to its data")
 
@@ -75,12 +77,8 @@ class StoredBatch:
         """Return a column of numbers; it must be there, by the flags."""
         column = self._columns.get(name)
         if column is None:
-            layout = layout_of(self.header.flags)
-            count = self.header.count
-            code = next(c.code for c in layout.columns if c.name == name)
-            packed = Struct(f"<{count}{code}")
-            column = packed.unpack_from(self.data, layout.column_start(name, count))
-            self._columns[name] = column
+            packed, start = _column_of(self.header.flags, self.header.count, name)
+            column = self._columns[name] = packed.unpack_from(self.data, start)
         return column
 
     def body_starts(self) -> list[int]:
@@ -116,6 +114,14 @@ class StoredBatch:
                     return self.data[at : at + size]
                 at += size
         return b""
+
+
+@lru_cache(maxsize=4096)
+def _column_of(flags: int, count: int, name: str) -> tuple[Struct, int]:
+    """Say how a column is packed, and where it begins."""
+    layout = layout_of(flags)
+    code = next(column.code for column in layout.columns if column.name == name)
+    return Struct(f"<{count}{code}"), layout.column_start(name, count)
 
 
 _TOO_LONG = "key, order key, tags and headers of a message are longer than the message"
@@ -179,8 +185,7 @@ class Message:
     @property
     def tags(self) -> tuple[str, ...]:
         """The tags that it was sent with."""
-        encoded = self._batch.part(self._index, _TAGS)
-        return tuple(_text(encoded).split("\0")) if encoded else ()
+        return tags_in(self._batch.part(self._index, _TAGS))
 
     @property
     def headers(self) -> dict[str, str]:
@@ -243,6 +248,11 @@ class Message:
             f"<{type(self).__name__} {self.id} {self.partition}/{self.sequence} "
             f"attempt={self.attempt} {len(self.body)} bytes>"
         )
+
+
+def tags_in(encoded: bytes) -> tuple[str, ...]:
+    """Return tags as they were before they were packed."""
+    return tuple(_text(encoded).split("\0")) if encoded else ()
 
 
 def _text(encoded: bytes) -> str:

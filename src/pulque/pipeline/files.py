@@ -30,6 +30,9 @@ class OpenFile:
         except OSError as error:
             raise StorageError(f"{self._path}: {error}") from error
 
+    def will_read(self, size: int, offset: int) -> None:
+        """There is nobody to tell."""
+
     def size(self) -> int:
         """How many bytes it has."""
         return int(self._handle.size())

@@ -70,6 +70,9 @@ class File(Protocol):
             StorageError: The disk failed.
         """
 
+    def will_read(self, size: int, offset: int) -> None:
+        """Say what will be read soon, so that the disk can begin. It need not."""
+
     def sync(self) -> None:
         """Make all writes durable. A failure is final: the pages may be gone."""
 
@@ -142,6 +145,11 @@ class _OsFile:
             _raise_trouble(error, self._path)
             raise
         return data
+
+    def will_read(self, size: int, offset: int) -> None:
+        if hasattr(os, "posix_fadvise"):
+            with suppress(OSError):
+                os.posix_fadvise(self._descriptor, offset, size, os.POSIX_FADV_WILLNEED)
 
     def sync(self) -> None:
         try:

@@ -85,6 +85,9 @@ class _BreakableFile:
     def read(self, size: int, offset: int, *, may_block: bool = True) -> bytes:
         return self._inner.read(size, offset, may_block=may_block)
 
+    def will_read(self, size: int, offset: int) -> None:
+        self._inner.will_read(size, offset)
+
     def sync(self) -> None:
         if not self._files.is_cut_off:
             self._inner.sync()

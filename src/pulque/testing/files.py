@@ -305,6 +305,9 @@ class _MemoryFile:
             raise WouldBlockError
         return self._files.read(self._node, size, offset)
 
+    def will_read(self, size: int, offset: int) -> None:
+        self._check_open()
+
     def sync(self) -> None:
         if not self._is_open:
             raise StorageError(f"{self._path}: sync failed: {os.strerror(errno.EBADF)}")

@@ -65,7 +65,7 @@ class _ColdFile:
         self._directory = directory
         self._file = file
         self.write, self.sync, self.truncate = file.write, file.sync, file.truncate
-        self.size, self.close = file.size, file.close
+        self.size, self.close, self.will_read = file.size, file.close, file.will_read
 
     def read(self, size: int, offset: int, *, may_block: bool = True) -> bytes:
         if not may_block:
