@@ -16,7 +16,7 @@ def test_sources_that_always_have_something_get_the_same(
     amounts: list[list[int]], rounds: int
 ) -> None:
     shares: Shares[int] = Shares()
-    taken: Counter[int] = Counter({source: 0 for source in range(len(amounts))})
+    taken: Counter[int] = Counter(dict.fromkeys(range(len(amounts)), 0))
     turns: Counter[int] = Counter()
     for _ in range(rounds):
         source = shares.next_of(range(len(amounts)))

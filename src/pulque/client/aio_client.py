@@ -1,29 +1,19 @@
 """The client for asyncio: the blocking one's twin, with the same names."""
 
-import asyncio
-import functools
 import os
 import secrets
-import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Sequence
-from datetime import datetime
+from collections.abc import Callable, Generator, Iterable, Sequence
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
 from pulque.client.aio_administration import Administration
-from pulque.client.aio_connection import AsyncConnection, connect_any
+from pulque.client.aio_brokers import Brokers
 from pulque.client.aio_consumer import Consumer
 from pulque.client.aio_producer import Producer
-from pulque.client.backoff import Retries
+from pulque.client.aio_reading import Reading
+from pulque.client.health import LATENCY_TABLE, LatencyRow
 from pulque.client.identity import application_name
-from pulque.client.looking import (
-    PartitionPositions,
-    first_sequence,
-    messages_of,
-    positions_of,
-    positions_request,
-)
 from pulque.client.options import (
     DEFAULT_TIMEOUT,
     AcksName,
@@ -31,30 +21,26 @@ from pulque.client.options import (
     acks_of,
     check_timeout,
     consumer_core,
+    latency_table,
     send_options,
 )
 from pulque.client.receipt import Outgoing, Parts, Receipt
-from pulque.client.routes import Targets, targets_of
+from pulque.client.route_table import RouteKey
+from pulque.client.routes import HOME, Targets
 from pulque.client.url import Address, addresses_of
 from pulque.client.wishes import (
     ModeName,
     RetryPolicy,
     StartAt,
-    start_of,
 )
-from pulque.errors import PulqueError, UnknownSubjectError, UsageError
 from pulque.model.ids import IdSource
-from pulque.model.message import Message
-from pulque.model.names import PartitionName, parse_subject
-from pulque.model.positions import ConsumeSequence
-from pulque.wire.requests import Read, Request, Route
+from pulque.wire.requests import Request
 from pulque.wire.responses import Response
 
 __all__ = ["Client", "connect"]
 
 T = TypeVar("T")
 _MAX_BYTES = 1024 * 1024
-_LONG_POLL = 10.0
 _draw = secrets.SystemRandom().random
 
 
@@ -65,12 +51,14 @@ def connect(
     timeout: float = DEFAULT_TIMEOUT,
     acks: AcksName = "disk",
     state_dir: str | os.PathLike[str] | None = None,
+    latency: Sequence[tuple[float, float]] | None = None,
 ) -> "Client":
     """Return a client, to be used with ``async with``, which connects it; or ``await`` it.
 
     Args:
-        url: ``pulque://host:port``, or several hosts with commas; else ``$PULQUE_URL``, else
-            this machine.
+        url: ``pulque://host:port``, or several hosts with commas, of which one at random is
+            tried first: meta servers, or brokers of one cluster. Else ``$PULQUE_URL``, else this
+            machine.
         name: What this application is called; else the name of its script. It is part of
             consumer ids and stands in the broker's log.
         timeout: The limit of every call that is given no other, in seconds.
@@ -79,17 +67,25 @@ def connect(
             half a second).
         state_dir: Where consumers keep their ids; else ``$PULQUE_STATE_DIR``, else
             ``~/.local/state/pulque``.
+        latency: Pairs of seconds: after an answer to a send that took longer than the first, the
+            broker is sent nothing for the second, where others take the messages; else
+            ``[(0.55, 3), (1, 60)]``.
 
     Raises:
         ConfigError: The URL is not one.
     """
     return Client(
-        addresses_of(url, os.environ), name=name, timeout=timeout, acks=acks, state_dir=state_dir
+        addresses_of(url, os.environ),
+        name=name,
+        timeout=timeout,
+        acks=acks,
+        state_dir=state_dir,
+        latency=latency_table(latency),
     )
 
 
-class Client(Administration):
-    """One application's way to a broker. Made by ``connect``.
+class Client(Administration, Reading):
+    """One application's way to a broker, or to all brokers of a cluster. Made by ``connect``.
 
     All methods may be called from any number of tasks of one event loop.
     """
@@ -102,18 +98,18 @@ class Client(Administration):
         timeout: float,
         acks: AcksName,
         state_dir: str | os.PathLike[str] | None,
+        latency: tuple[LatencyRow, ...] = LATENCY_TABLE,
     ) -> None:
-        self._addresses = tuple(addresses)
         self._name = application_name(name)
+        self._brokers = Brokers(
+            addresses, client=self._name, latency=latency, tell=self._routes_changed, draw=_draw
+        )
         self._timeout = check_timeout(timeout)
         self._acks_name: AcksName = acks
         acks_of(acks)
         self._state_dir = state_dir
-        self._connection: AsyncConnection | None = None
-        self._connecting = asyncio.Lock()
-        self._targets: dict[str, Targets] = {}
+        self._targets = self._brokers.table.targets
         self._sends: Producer | None = None
-        self._is_closed = False
         self._open_ends: weakref.WeakSet[Producer | Consumer] = weakref.WeakSet()
 
     async def warm_up(self) -> Self:
@@ -122,7 +118,7 @@ class Client(Administration):
         Raises:
             DisconnectedError: Nobody answers there.
         """
-        await self._connected(self._timeout)
+        await self._brokers.home.warm_up(self._timeout)
         return self
 
     # ── sending ────────────────────────────────────────────────────────────────────────────
@@ -207,11 +203,13 @@ class Client(Administration):
             timeout=timeout or self._timeout,
             compression=compression,
         )
-        self._check_open()
+        self._brokers.home.check_open()
         producer = Producer(
             options,
-            connect=self._open,
+            connect=self._brokers.open_at,
             find_targets=self._find_targets,
+            stale=self._brokers.stale,
+            first_place=None if self._brokers.is_cluster else HOME,
             producer_id=secrets.randbits(64) | 1,
             ids=IdSource(secrets.randbits(38)),
             draw=_draw,
@@ -261,7 +259,7 @@ class Client(Administration):
             prefetch: Whether to ask for the next messages while the caller handles these; by
                 default when iterating, and not for ``pull``.
         """
-        self._check_open()
+        self._brokers.home.check_open()
         core, identity = consumer_core(
             subject,
             group,
@@ -281,7 +279,7 @@ class Client(Administration):
         consumer = Consumer(
             core,
             identity,
-            connect=self._open,
+            connect=self._brokers.home.open,
             timeout=self._timeout,
             prefetch=prefetch,
             draw=_draw,
@@ -289,85 +287,13 @@ class Client(Administration):
         self._open_ends.add(consumer)
         return consumer
 
-    # ── looking ────────────────────────────────────────────────────────────────────────────
-
-    async def read(
-        self,
-        subject: str,
-        sequence: int = 0,
-        *,
-        partition: str | None = None,
-        max_messages: int = 1000,
-        timeout: float = 0.0,
-    ) -> list[Message]:
-        """Return stored messages from a sequence on, without a group and without effect.
-
-        Args:
-            subject: Whose messages.
-            sequence: Where to start; if that is no longer stored, at the oldest that is.
-            partition: Which partition, if the subject has several.
-            max_messages: At most so many.
-            timeout: How long to wait for a first message, in seconds.
-        """
-        first = (await self._find_targets(subject)).all[0].partition
-        name = PartitionName(partition) if partition else first
-        request = Read(name, sequence, max_messages, _MAX_BYTES, int(timeout * 1000))
-        convert = functools.partial(messages_of, name)
-        return await self._ask(request, timeout + self._timeout, convert)
-
-    async def tail(self, subject: str, *, start: StartAt = "latest") -> AsyncIterator[Message]:
-        """Yield messages as they are stored, without a group, until the caller stops."""
-        instant = start if isinstance(start, datetime) else None
-        nexts = {
-            found.partition: first_sequence(start_of(start), found)
-            for found in await self.positions(subject, at=instant)
-        }
-        while not self._is_closed:
-            is_quiet = True
-            wait = _LONG_POLL / len(nexts) ** 2
-            for name, sequence in nexts.items():
-                messages = await self.read(subject, sequence, partition=name, timeout=wait)
-                if messages:
-                    is_quiet = False
-                    nexts[name] = ConsumeSequence(messages[-1].sequence + 1)
-                for message in messages:
-                    yield message
-            if is_quiet:
-                # Another priority may have come into use meanwhile.
-                for target in await self._ask_targets(subject, None):
-                    nexts.setdefault(target.partition, ConsumeSequence(0))
-
-    async def positions(
-        self, subject: str, *, at: datetime | None = None
-    ) -> list[PartitionPositions]:
-        """Return where each partition of a subject begins and ends.
-
-        Args:
-            subject: Whose partitions.
-            at: Look for the first message stored at or after this instant, too.
-        """
-        targets = await self._ask_targets(subject, None)
-        found: list[PartitionPositions] = []
-        for target in targets:
-            name = target.partition
-            request = positions_request(name, at)
-            convert = functools.partial(positions_of, name, at)
-            try:
-                found.append(await self._ask(request, self._timeout, convert))
-            except UnknownSubjectError:
-                if len(targets.all) == 1:
-                    raise  # else it has messages of other priorities
-        return found
-
     # ── the end ────────────────────────────────────────────────────────────────────────────
 
     async def close(self) -> None:
-        """Close everything that was made from this client, and its connection."""
+        """Close everything that was made from this client, and its connections."""
         for end in list(self._open_ends):
             await end.close()
-        self._is_closed = True
-        if self._connection is not None:
-            await self._connection.close()
+        await self._brokers.close()
 
     def __await__(self) -> Generator[object, None, Self]:
         return self.warm_up().__await__()
@@ -394,38 +320,13 @@ class Client(Administration):
     async def _find_targets(self, subject: str, timeout: float | None = None) -> Targets:
         targets = self._targets.get(subject)
         if targets is None:
-            targets = self._targets[subject] = await self._ask_targets(subject, timeout)
+            targets = await self._brokers.find_targets(subject, timeout or self._timeout)
         return targets
 
-    async def _ask_targets(self, subject: str, timeout: float | None) -> Targets:
-        request = Route(parse_subject(subject))
-        return await self._ask(request, timeout or self._timeout, targets_of)
+    async def _routes_changed(self, keys: list[RouteKey]) -> None:
+        """Tell producers and consumers; called by the task that watches."""
+        for end in list(self._open_ends):
+            await end._routes_changed(keys)  # noqa: SLF001
 
     async def _ask(self, request: Request, timeout: float, convert: Callable[[Response], T]) -> T:
-        """Ask what is safe to ask again, until there is an answer or the time is up."""
-        started = time.monotonic()
-        deadline = started + timeout
-        retries = Retries(_draw, started, deadline)
-        left = timeout
-        while True:
-            try:
-                connection = await self._connected(left)
-                left = max(0.001, deadline - time.monotonic())
-                return await connection.request(request, left, convert)
-            except PulqueError as error:
-                await asyncio.sleep(retries.next_wait(error, time.monotonic()))
-                left = max(0.001, deadline - time.monotonic())
-
-    async def _connected(self, timeout: float) -> AsyncConnection:
-        async with self._connecting:
-            if self._connection is None or not self._connection.is_open:
-                self._connection = await self._open(timeout)
-            return self._connection
-
-    async def _open(self, timeout: float) -> AsyncConnection:
-        self._check_open()
-        return await connect_any(self._addresses, client=self._name, timeout=timeout)
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise UsageError("this client is closed")
+        return await self._brokers.home.ask(request, timeout, convert)

@@ -18,6 +18,7 @@ from pulque.client.incoming import IncomingCore
 from pulque.client.options import check_timeout
 from pulque.client.pace import Pace
 from pulque.client.received import ACKED, ReceivedBatch, ReceivedMessage
+from pulque.client.route_table import RouteKey
 from pulque.client.trouble import Trouble, problem_of
 from pulque.errors import (
     CorruptionError,
@@ -178,6 +179,9 @@ class Consumer:
     def is_connected(self) -> bool:
         """Whether there is a connection to a broker right now."""
         return self._connection is not None and self._connection.is_open
+
+    async def _routes_changed(self, keys: Iterable[RouteKey]) -> None:
+        """Take in that the subject is served by others; the client calls it."""
 
     async def close(self) -> None:
         """Settle what is done, and hand the rest back at once."""

@@ -8,12 +8,13 @@ from types import TracebackType
 from typing import Self, Unpack
 
 from pulque.client.aio_connection import AsyncConnection
-from pulque.client.backoff import Backoff
+from pulque.client.aio_sending import SendLinks
 from pulque.client.batches import OutgoingBatch
 from pulque.client.dispatch import SendOptions
 from pulque.client.outgoing import NoRouteError, OutgoingCore
 from pulque.client.pending import Promise, Promises, Span
 from pulque.client.receipt import Outgoing, Parts, Receipt
+from pulque.client.route_table import RouteKey
 from pulque.client.routes import Targets
 from pulque.errors import (
     DisconnectedError,
@@ -21,7 +22,6 @@ from pulque.errors import (
     RequestTimeoutError,
 )
 from pulque.model.ids import IdSource
-from pulque.wire.responses import Response
 
 __all__ = ["PendingSend", "PendingSends", "Producer"]
 
@@ -85,12 +85,14 @@ class Producer:
     even then).
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # ports, by keyword
         self,
         options: SendOptions,
         *,
-        connect: Callable[[float], Awaitable[AsyncConnection]],
+        connect: Callable[[str, float], Awaitable[AsyncConnection]],
         find_targets: Callable[[str], Awaitable[Targets]],
+        stale: Callable[[], None],
+        first_place: str | None,
         producer_id: int,
         ids: IdSource,
         draw: Callable[[], float],
@@ -104,17 +106,14 @@ class Producer:
             now_ms=lambda: time.time_ns() // 1_000_000,
             draw=draw,
         )
-        self._dispatch = self._core.dispatch
-        self._connect = connect
+        self._signal = self._core.signal
         self._find_targets = find_targets
-        self._backoff = Backoff(draw)
         self._loop = asyncio.get_running_loop()
-        self._connection: AsyncConnection | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._changed = asyncio.Event()
-        self._lost = asyncio.Event()
+        self._links = SendLinks(self._core, connect, stale, draw)
+        self._links.owner = self
         self._is_closed = False
-        self._task = asyncio.create_task(self._keep_connected(), name="pulque-producer")
+        if first_place is not None:
+            self._core.add_place(first_place)
 
     async def send(self, subject: str, body: bytes, **parts: Unpack[Parts]) -> PendingSend:
         """Take in one message and return the promise of its receipt.
@@ -141,7 +140,7 @@ class Producer:
         except NoRouteError:
             await self._learn(subject)
             return await self.send(subject, body, **parts)
-        if self._dispatch.has_work:
+        if self._signal.is_up:
             await self._work()
         return pending
 
@@ -156,7 +155,7 @@ class Producer:
         spans: list[Span] = []
         for some in self._core.add_in_steps(subject, messages):
             spans += some
-            if self._dispatch.has_work:
+            if self._signal.is_up:
                 await self._work()
         return PendingSends(spans)
 
@@ -168,8 +167,8 @@ class Producer:
         Raises:
             RequestTimeoutError: Some have none within ``timeout`` seconds.
         """
-        batches = self._dispatch.flush()
-        self._pump()
+        batches = self._core.flush()
+        self._links.pump()
         await _wait_for(batches, timeout)
 
     async def close(self, timeout: float | None = None) -> None:
@@ -178,21 +177,18 @@ class Producer:
             return
         self._is_closed = True
         batches = self._core.close()
-        self._changed.set()
-        self._pump()
+        self._links.changed.set()
+        self._links.pump()
         try:
             await _wait_for(batches, timeout)
         except RequestTimeoutError:
             log.info("a producer is closed with messages on their way")
         finally:
-            self._dispatch.fail_all(
+            self._core.fail_all(
                 DisconnectedError("the producer was closed before the outcome was known")
             )
-            self._tell()
-            self._task.cancel()
-            if self._timer is not None:
-                self._timer.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            self._links.tell()
+            await self._links.stop()
 
     async def __aenter__(self) -> Self:
         return self
@@ -207,112 +203,27 @@ class Producer:
 
     # ── underneath ─────────────────────────────────────────────────────────────────────────
 
+    async def _routes_changed(self, keys: Iterable[RouteKey]) -> None:
+        """Take in that subjects are served by others; the client calls it."""
+        for subject in {key.subject for key in keys if not key.group}:
+            if self._core.knows(subject):
+                await self._learn(subject)
+
     async def _learn(self, subject: str) -> None:
         self._core.add_subject(subject, await self._find_targets(subject))
 
     async def _work(self) -> None:
         """Send what is ready, and wait while too much is not."""
-        self._pump()
+        self._links.pump()
         # Whatever happens, batches have an outcome within their timeout: that makes room.
         deadline = self._loop.time() + self._core.options.timeout
         while self._core.is_crowded and not self._is_closed and self._loop.time() < deadline:
-            self._changed.clear()
+            self._links.changed.clear()
             try:
                 async with asyncio.timeout_at(deadline):
-                    await self._changed.wait()
+                    await self._links.changed.wait()
             except TimeoutError:
                 return
-
-    def _pump(self) -> None:
-        """Write what is ready, and have the clock ring when something will be."""
-        connection = self._connection
-        while connection is not None and connection.is_open:
-            now = time.monotonic()
-            batches = self._dispatch.take(now)
-            if not batches:
-                break
-            self._post(connection, batches, now)
-        self._set_timer()
-
-    def _post(self, connection: AsyncConnection, batches: list[OutgoingBatch], now: float) -> None:
-        key = id(batches)
-        self._dispatch.sent(key, batches)
-
-        def take_in(response: Response | PulqueError) -> None:
-            if not isinstance(response, DisconnectedError):
-                self._backoff.reset()
-                self._dispatch.answered(key, response, time.monotonic())
-                self._tell()
-                self._pump()
-
-        connection.post(self._dispatch.request(batches, now), take_in)
-
-    def _set_timer(self) -> None:
-        wake = self._dispatch.next_wake()
-        if self._timer is not None:
-            if wake is not None and self._timer.when() <= self._loop_time(wake):
-                return  # it rings early enough, and looks again then
-            self._timer.cancel()
-            self._timer = None
-        if wake is not None and not self._task.done():
-            self._timer = self._loop.call_at(self._loop_time(wake), self._ring)
-
-    def _loop_time(self, instant: float) -> float:
-        return self._loop.time() + (instant - time.monotonic())
-
-    def _ring(self) -> None:
-        self._timer = None
-        is_overdue = self._dispatch.expire(time.monotonic())
-        self._tell()
-        if is_overdue and self._connection is not None:
-            log.info("disconnected: the broker owes an answer for too long")
-            self._connection.abort()
-        self._pump()
-
-    def _tell(self) -> None:
-        finished = self._dispatch.take_finished()
-        for batch in finished:
-            batch.tell()
-        if finished:
-            self._changed.set()
-
-    async def _keep_connected(self) -> None:
-        try:
-            while True:
-                try:
-                    await self._stay_connected(await self._connect(_CONNECT_LIMIT))
-                except PulqueError as error:
-                    self._not_connected(error)
-                await asyncio.sleep(self._backoff.next_wait())
-        finally:
-            if self._connection is not None:
-                self._connection.on_lost = None
-                await self._connection.close()
-
-    def _not_connected(self, error: PulqueError) -> None:
-        log.info("not connected: %s", error)
-        self._dispatch.problem = str(error)
-        if not error.retryable:
-            self._dispatch.fail_all(error)
-            self._tell()
-
-    async def _stay_connected(self, connection: AsyncConnection) -> None:
-        self._dispatch.problem = ""
-        self._core.limit_messages(connection.welcome.max_message)
-        self._lost.clear()
-        connection.on_lost = self._disconnected
-        self._connection = connection
-        if not connection.is_open:
-            self._disconnected(DisconnectedError(f"{connection.address} closed it at once"))
-        self._pump()
-        await self._lost.wait()
-
-    def _disconnected(self, error: DisconnectedError) -> None:
-        log.info("disconnected: %s", error)
-        self._connection = None
-        self._dispatch.problem = str(error)
-        self._dispatch.disconnected()
-        self._lost.set()
 
 
 async def _wait_for(batches: Sequence[OutgoingBatch], timeout: float | None) -> None:

@@ -4,6 +4,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from pulque.client.backoff import Backoff
 from pulque.client.receipt import Receipt
@@ -13,6 +14,9 @@ from pulque.model.ids import ID_SIZE, show_id
 from pulque.model.pack import BatchPacker
 from pulque.model.positions import ConsumeSequence
 from pulque.wire.responses import Outcome
+
+if TYPE_CHECKING:
+    from pulque.client.dispatch import Dispatch
 
 __all__ = ["WINDOW", "OutgoingBatch", "Stream"]
 
@@ -27,6 +31,7 @@ class Stream:
 
     __slots__ = (
         "backoff",
+        "dispatch",
         "in_flight",
         "is_active",
         "is_due",
@@ -38,8 +43,10 @@ class Stream:
         "unresolved",
     )
 
-    def __init__(self, target: Target, backoff: Backoff) -> None:
+    def __init__(self, target: Target, backoff: Backoff, dispatch: "Dispatch") -> None:
         self.target = target
+        self.dispatch = dispatch
+        """Sends to the broker that has the partition."""
         self.backoff = backoff
         self.open: OutgoingBatch | None = None
         """Takes new messages."""
@@ -89,12 +96,16 @@ class OutgoingBatch:
         "error",
         "ids",
         "is_done",
+        "is_ordered",
+        "is_unanswered",
         "large",
         "lock",
+        "may_be_doubled",
         "number",
         "opened_at_ms",
         "outcome",
         "packer",
+        "sent_at",
         "size",
         "stream",
         "subject",
@@ -123,7 +134,14 @@ class OutgoingBatch:
         self.number = -1
         self.data = b""
         self.ids = b""
+        self.sent_at = 0.0
         self.is_done = False
+        self.is_ordered = False
+        """Whether a message in it has an order key."""
+        self.is_unanswered = False
+        """Whether it was sent, and the connection lost before there was an answer."""
+        self.may_be_doubled = False
+        """Whether that was with another broker than the one that has it now."""
         self.outcome: Outcome | None = None
         self.error: PulqueError | None = None
         self.callbacks: list[Callable[[], object]] = []
@@ -143,6 +161,7 @@ class OutgoingBatch:
             outcome.stored_at_ms,
             target.broker_group,
             outcome.is_duplicate,
+            self.may_be_doubled,
         )
 
     def when_done(self, callback: Callable[[], object]) -> None:

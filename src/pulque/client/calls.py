@@ -9,33 +9,45 @@ from pulque.client.backoff import Retries
 from pulque.client.connection import Connection, connect_any
 from pulque.client.lanes import Lane
 from pulque.client.url import Address
-from pulque.errors import DisconnectedError, PulqueError, UsageError
+from pulque.errors import DisconnectedError, PulqueError, UnavailableError, UsageError
 from pulque.model.ids import IdSource
 from pulque.wire.requests import Request
 from pulque.wire.responses import Response
 
-__all__ = ["Calls"]
+__all__ = ["Calls", "NotReachedError"]
 
 T = TypeVar("T")
 _MAX_IDLE = 64
 
 
+class NotReachedError(DisconnectedError):
+    """Nobody could be connected to: whatever was to be said, nobody has heard it."""
+
+
 class Calls:
-    """The connections of a client that wait for the next call. Thread-safe.
+    """The connections of a client to one place that wait for the next call. Thread-safe.
 
     Args:
-        addresses: Where brokers listen.
+        addresses: Where to connect to: any of these will do. Or what says so, each time.
         client: What this client calls itself.
         draw: Returns a random number in ``0.0..1.0``.
     """
 
     def __init__(
-        self, addresses: Sequence[Address], *, client: str, draw: Callable[[], float]
+        self,
+        addresses: Sequence[Address] | Callable[[], Address],
+        *,
+        client: str,
+        draw: Callable[[], float],
     ) -> None:
         self.max_message = 0
         """The largest message that the broker takes."""
+        self.cluster = ""
+        """The id of the cluster that the server belongs to; empty for a lone broker."""
+        self.server = ""
+        """What the server calls itself."""
         self.is_closed = False
-        self._addresses = tuple(addresses)
+        self._addresses = addresses if callable(addresses) else tuple(addresses)
         self._client = client
         self._draw = draw
         self._idle: list[Lane] = []
@@ -44,13 +56,20 @@ class Calls:
         """Connect now, so that a wrong address is known at once."""
         lane = self.take_lane()
         lane.connection = self.open(timeout)
-        self._give_back(lane)
+        self.give_back(lane)
 
     def open(self, timeout: float) -> Connection:
         """Open a connection for whoever needs one."""
         self.check_open()
-        connection = connect_any(self._addresses, client=self._client, timeout=timeout)
+        found = self._addresses
+        addresses = (found(),) if callable(found) else found
+        if len(addresses) > 1:
+            # Clients spread over servers that are all the same.
+            addresses = tuple(sorted(addresses, key=lambda _: self._draw()))
+        connection = connect_any(addresses, client=self._client, timeout=timeout)
         self.max_message = connection.welcome.max_message
+        self.cluster = connection.welcome.cluster
+        self.server = connection.welcome.broker
         return connection
 
     def ask(self, request: Request, timeout: float, convert: Callable[[Response], T]) -> T:
@@ -71,13 +90,13 @@ class Calls:
         try:
             result = self._try(lane, call, timeout, deadline)
         except PulqueError:
-            self._give_back(lane)
+            self.give_back(lane)
             raise
         except BaseException:
             # Interrupted in the middle of a frame: nobody can go on with that connection.
             lane.drop_connection()
             raise
-        self._give_back(lane)
+        self.give_back(lane)
         return result
 
     def _try(
@@ -104,6 +123,38 @@ class Calls:
                     time.sleep(retries.next_wait(error, time.monotonic()))
                 left = max(0.001, deadline - time.monotonic())
 
+    def attempt(self, lane: Lane, call: Callable[[Connection, float], T], timeout: float) -> T:
+        """Make a call once; the lane stays with the caller.
+
+        A connection that was idle may have been closed: only then another one is tried.
+
+        Raises:
+            NotReachedError: Nobody was reached, so that nothing was asked.
+            PulqueError: What else went wrong.
+        """
+        deadline = time.monotonic() + timeout
+        was_used = lane.connection is not None
+        was_asked = False
+        while True:
+            left = max(0.001, deadline - time.monotonic())
+            if lane.connection is None:
+                try:
+                    lane.connection = self.open(left)
+                except UnavailableError as error:
+                    if was_asked:
+                        raise
+                    raise NotReachedError(str(error)) from None
+            try:
+                was_asked = True
+                return call(lane.connection, left)
+            except DisconnectedError:
+                if not was_used:
+                    raise
+                was_used = False
+            finally:
+                if not lane.connection.is_open:
+                    lane.drop_connection()
+
     def take_lane(self) -> Lane:
         """Return a lane that nobody else uses, for ``repeat``."""
         # Taking from and adding to a list is atomic: threads need no lock here.
@@ -112,7 +163,8 @@ class Calls:
         except IndexError:
             return Lane(secrets.randbits(64) | 1, IdSource(secrets.randbits(38)))
 
-    def _give_back(self, lane: Lane) -> None:
+    def give_back(self, lane: Lane) -> None:
+        """Have a lane used by others again."""
         if self.is_closed or len(self._idle) >= _MAX_IDLE:
             lane.drop_connection()
         else:

@@ -1,18 +1,19 @@
 """The blocking client: everything an application does goes through it."""
 
-import functools
 import os
 import secrets
+import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Self, TypeVar
 
 from pulque.client.administration import Administration
-from pulque.client.calls import Calls
+from pulque.client.brokers import Brokers
 from pulque.client.connection import Connection
 from pulque.client.consumer import Consumer
+from pulque.client.health import LATENCY_TABLE, LatencyRow
 from pulque.client.identity import application_name
 from pulque.client.lanes import (
     Lane,
@@ -23,13 +24,6 @@ from pulque.client.lanes import (
     receipt_of,
     receipts_of,
 )
-from pulque.client.looking import (
-    PartitionPositions,
-    first_sequence,
-    messages_of,
-    positions_of,
-    positions_request,
-)
 from pulque.client.options import (
     DEFAULT_TIMEOUT,
     AcksName,
@@ -37,34 +31,33 @@ from pulque.client.options import (
     acks_of,
     check_timeout,
     consumer_core,
+    latency_table,
     send_options,
 )
 from pulque.client.producer import Producer
+from pulque.client.reading import Reading
 from pulque.client.receipt import Outgoing, Receipt, as_body, check_priority
-from pulque.client.routes import Targets, targets_of
+from pulque.client.route_table import RouteKey
+from pulque.client.routes import HOME, Target, Targets
 from pulque.client.url import Address, addresses_of
 from pulque.client.wishes import (
     ModeName,
     RetryPolicy,
     StartAt,
-    start_of,
 )
-from pulque.errors import PulqueError, UnknownSubjectError
+from pulque.errors import PulqueError
 from pulque.model.ids import IdSource
-from pulque.model.message import Message
-from pulque.model.names import DEFAULT_LEVEL, PartitionName, parse_subject
-from pulque.model.positions import ConsumeSequence
-from pulque.wire.requests import Read, Request, Route
+from pulque.model.names import DEFAULT_LEVEL
+from pulque.model.pack import BatchPacker
+from pulque.wire.requests import Request
 from pulque.wire.responses import Response
 from pulque.wire.single import SingleStored
 
 __all__ = ["Client", "connect"]
 
 T = TypeVar("T")
-_MAX_IDLE = 64
-_MAX_MANY = 1000
 _MAX_BYTES = 1024 * 1024
-_LONG_POLL = 10.0
+_ANY_SIZE = 2**31
 _draw = secrets.SystemRandom().random
 
 
@@ -75,12 +68,14 @@ def connect(
     timeout: float = DEFAULT_TIMEOUT,
     acks: AcksName = "disk",
     state_dir: str | os.PathLike[str] | None = None,
+    latency: Sequence[tuple[float, float]] | None = None,
 ) -> "Client":
-    """Connect to a broker.
+    """Connect to a broker, or to a cluster of them.
 
     Args:
-        url: ``pulque://host:port``, or several hosts with commas; else ``$PULQUE_URL``, else
-            this machine.
+        url: ``pulque://host:port``, or several hosts with commas, of which one at random is
+            tried first: meta servers, or brokers of one cluster. Else ``$PULQUE_URL``, else this
+            machine.
         name: What this application is called; else the name of its script. It is part of
             consumer ids and stands in the broker's log.
         timeout: The limit of every call that is given no other, in seconds.
@@ -89,20 +84,28 @@ def connect(
             half a second).
         state_dir: Where consumers keep their ids; else ``$PULQUE_STATE_DIR``, else
             ``~/.local/state/pulque``.
+        latency: Pairs of seconds: after an answer to a send that took longer than the first, the
+            broker is sent nothing for the second, where others take the messages; else
+            ``[(0.55, 3), (1, 60)]``.
 
     Raises:
         DisconnectedError: Nobody answers there.
         ConfigError: The URL is not one.
     """
     client = Client(
-        addresses_of(url, os.environ), name=name, timeout=timeout, acks=acks, state_dir=state_dir
+        addresses_of(url, os.environ),
+        name=name,
+        timeout=timeout,
+        acks=acks,
+        state_dir=state_dir,
+        latency=latency_table(latency),
     )
     client.warm_up()
     return client
 
 
-class Client(Administration):
-    """One application's way to a broker. Made by ``connect``.
+class Client(Administration, Reading):
+    """One application's way to a broker, or to all brokers of a cluster. Made by ``connect``.
 
     All methods may be called from any number of threads. Calls that wait for an answer use a
     connection of their own while they do.
@@ -116,14 +119,18 @@ class Client(Administration):
         timeout: float,
         acks: AcksName,
         state_dir: str | os.PathLike[str] | None,
+        latency: tuple[LatencyRow, ...] = LATENCY_TABLE,
     ) -> None:
         self._name = application_name(name)
-        self._calls = Calls(addresses, client=self._name, draw=_draw)
+        self._brokers = Brokers(
+            addresses, client=self._name, latency=latency, tell=self._routes_changed, draw=_draw
+        )
+        self._calls = self._brokers.home
         self._timeout = check_timeout(timeout)
         self._acks_name: AcksName = acks
         self._acks = acks_of(acks)
         self._state_dir = state_dir
-        self._targets: dict[str, Targets] = {}
+        self._targets = self._brokers.table.targets
         self._open_ends: weakref.WeakSet[Producer | Consumer] = weakref.WeakSet()
 
     def warm_up(self) -> None:
@@ -176,14 +183,19 @@ class Client(Administration):
         if key or order_key or tags or headers or expires_at or not is_usual:
             level = check_priority(priority)
             message = Outgoing(body, key, order_key, tags, headers, expires_at, reliable=reliable)
-            packer = pack_messages((message,), self._calls.max_message)
-            lane = self._calls.take_lane()
-            packed = lane.pack(targets.pick(order_key, level), packer)
-        else:
-            body = as_body(body)
-            check_size(len(body), self._calls.max_message)
-            lane = self._calls.take_lane()
-            packed = lane.pack_body(targets.pick(None), body)
+            target = self._pick(targets, order_key, level)
+            packer = pack_messages((message,), self._max_message(target))
+            return self._send_batch(subject, order_key, target, packer, timeout)[0]
+        body = as_body(body)
+        if not targets.is_home:
+            target = self._pick(targets, None, DEFAULT_LEVEL)
+            check_size(len(body), self._max_message(target))
+            return self._send_far(
+                subject, None, target, lambda lane: lane.pack_body(target, body), timeout
+            )[0]
+        check_size(len(body), self._calls.max_message)
+        lane = self._calls.take_lane()
+        packed = lane.pack_body(targets.pick(None), body)
         return receipt_of(packed, self._send_packed(lane, packed, timeout), 0)
 
     def send_many(
@@ -202,13 +214,12 @@ class Client(Administration):
         targets = self._targets.get(subject) or self._find_targets(subject, timeout)
         items = list(messages)
         receipts: dict[int, Receipt] = {}
-        for target, places in deal(targets, items):
+        for target, places in deal(targets, items, time.monotonic()):
             some = [items[place] for place in places]
-            packer = pack_messages(some, self._calls.max_message)
-            lane = self._calls.take_lane()
-            packed = lane.pack(target, packer)
+            packer = pack_messages(some, self._max_message(target))
+            order_key = next((each.order_key for each in some if isinstance(each, Outgoing)), None)
             try:
-                found = receipts_of(packed, self._send_packed(lane, packed, timeout))
+                found = self._send_batch(subject, order_key, target, packer, timeout)
             except PulqueError as error:
                 error.add_note(f"{len(receipts)} of {len(items)} messages are confirmed")
                 raise
@@ -253,8 +264,10 @@ class Client(Administration):
         self._calls.check_open()
         producer = Producer(
             options,
-            connect=self._calls.open,
+            connect=self._brokers.open_at,
             find_targets=self._find_targets,
+            stale=self._brokers.stale,
+            first_place=None if self._brokers.is_cluster else HOME,
             producer_id=secrets.randbits(64) | 1,
             ids=IdSource(secrets.randbits(38)),
             draw=_draw,
@@ -332,81 +345,13 @@ class Client(Administration):
         self._open_ends.add(consumer)
         return consumer
 
-    # ── looking ────────────────────────────────────────────────────────────────────────────
-
-    def read(
-        self,
-        subject: str,
-        sequence: int = 0,
-        *,
-        partition: str | None = None,
-        max_messages: int = 1000,
-        timeout: float = 0.0,
-    ) -> list[Message]:
-        """Return stored messages from a sequence on, without a group and without effect.
-
-        Args:
-            subject: Whose messages.
-            sequence: Where to start; if that is no longer stored, at the oldest that is.
-            partition: Which partition, if the subject has several.
-            max_messages: At most so many.
-            timeout: How long to wait for a first message, in seconds.
-        """
-        name = (
-            PartitionName(partition) if partition else self._find_targets(subject).all[0].partition
-        )
-        request = Read(name, sequence, max_messages, _MAX_BYTES, int(timeout * 1000))
-        convert = functools.partial(messages_of, name)
-        return self._calls.ask(request, timeout + self._timeout, convert)
-
-    def tail(self, subject: str, *, start: StartAt = "latest") -> Iterator[Message]:
-        """Yield messages as they are stored, without a group, until the caller stops."""
-        instant = start if isinstance(start, datetime) else None
-        nexts = {
-            found.partition: first_sequence(start_of(start), found)
-            for found in self.positions(subject, at=instant)
-        }
-        while not self._calls.is_closed:
-            is_quiet = True
-            wait = _LONG_POLL / len(nexts) ** 2
-            for name, sequence in nexts.items():
-                messages = self.read(subject, sequence, partition=name, timeout=wait)
-                if messages:
-                    is_quiet = False
-                    nexts[name] = ConsumeSequence(messages[-1].sequence + 1)
-                yield from messages
-            if is_quiet:
-                # Another priority may have come into use meanwhile.
-                for target in self._ask_targets(subject, None):
-                    nexts.setdefault(target.partition, ConsumeSequence(0))
-
-    def positions(self, subject: str, *, at: datetime | None = None) -> list[PartitionPositions]:
-        """Return where each partition of a subject begins and ends.
-
-        Args:
-            subject: Whose partitions.
-            at: Look for the first message stored at or after this instant, too.
-        """
-        targets = self._ask_targets(subject, None)
-        found: list[PartitionPositions] = []
-        for target in targets:
-            name = target.partition
-            request = positions_request(name, at)
-            convert = functools.partial(positions_of, name, at)
-            try:
-                found.append(self._calls.ask(request, self._timeout, convert))
-            except UnknownSubjectError:
-                if len(targets.all) == 1:
-                    raise  # else it has messages of other priorities
-        return found
-
     # ── the end ────────────────────────────────────────────────────────────────────────────
 
     def close(self) -> None:
         """Close everything that was made from this client, and its connections."""
         for end in list(self._open_ends):
             end.close()
-        self._calls.close()
+        self._brokers.close()
 
     def __enter__(self) -> Self:
         return self
@@ -425,14 +370,51 @@ class Client(Administration):
         return self._calls.ask(request, timeout, convert)
 
     def _find_targets(self, subject: str, timeout: float | None = None) -> Targets:
-        targets = self._targets.get(subject)
-        if targets is None:
-            targets = self._targets[subject] = self._ask_targets(subject, timeout)
-        return targets
+        return self._brokers.find_targets(subject, timeout or self._timeout)
 
-    def _ask_targets(self, subject: str, timeout: float | None) -> Targets:
-        request = Route(parse_subject(subject))
-        return self._calls.ask(request, timeout or self._timeout, targets_of)
+    def _routes_changed(self, keys: list[RouteKey]) -> None:
+        """Tell producers and consumers; called by the thread that watches."""
+        for end in list(self._open_ends):
+            end._routes_changed(keys)  # noqa: SLF001
+
+    @staticmethod
+    def _pick(targets: Targets, order_key: str | None, level: int) -> Target:
+        now = 0.0 if targets.is_single else time.monotonic()
+        return targets.pick(order_key, level, now)
+
+    def _max_message(self, target: Target) -> int:
+        """Return the largest message that a broker takes, as far as known."""
+        return self._brokers.calls_at(target.place).max_message or _ANY_SIZE
+
+    def _send_batch(
+        self,
+        subject: str,
+        order_key: str | None,
+        target: Target,
+        packer: BatchPacker,
+        timeout: float | None,
+    ) -> list[Receipt]:
+        if target.place != HOME:
+            return self._send_far(
+                subject, order_key, target, lambda lane: lane.pack(target, packer), timeout
+            )
+        lane = self._calls.take_lane()
+        packed = lane.pack(target, packer)
+        return receipts_of(packed, self._send_packed(lane, packed, timeout))
+
+    def _send_far(
+        self,
+        subject: str,
+        order_key: str | None,
+        target: Target,
+        pack: Callable[[Lane], Packed],
+        timeout: float | None,
+    ) -> list[Receipt]:
+        """Send a batch to a broker of the cluster, or to another if that does not take it."""
+        stored = self._brokers.spread.send(
+            subject, order_key, target, pack, acks=self._acks, timeout=timeout or self._timeout
+        )
+        return receipts_of(stored.packed, stored.outcome, may_be_doubled=stored.may_be_doubled)
 
     def _send_packed(self, lane: Lane, packed: Packed, timeout: float | None) -> SingleStored:
         partition, data, acks = packed.target.partition, packed.data, self._acks

@@ -19,6 +19,7 @@ from pulque.client.keeper import Keeper
 from pulque.client.options import check_timeout
 from pulque.client.pace import Pace
 from pulque.client.received import ACKED, ReceivedBatch, ReceivedMessage
+from pulque.client.route_table import RouteKey
 from pulque.client.session import Answer
 from pulque.client.trouble import Trouble, problem_of
 from pulque.errors import (
@@ -197,6 +198,9 @@ class Consumer:
         """Whether there is a connection to a broker right now."""
         connection = self._connection
         return connection is not None and connection.is_open
+
+    def _routes_changed(self, keys: Iterable[RouteKey]) -> None:
+        """Take in that the subject is served by others; the client calls it."""
 
     def close(self) -> None:
         """Settle what is done, and hand the rest back at once. May be called from any thread."""

@@ -9,30 +9,35 @@
 A batch gets its number when it is first taken and keeps it, so that a broker that stored it
 already knows it again. Every batch has a deadline; whatever happens, its messages have an
 outcome by then.
+
+A producer has one dispatch for each broker that it sends to. A batch that its broker refuses, or
+that cannot reach it, goes over to another's: ``OutgoingCore`` decides where to.
 """
 
 import heapq
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
 from pulque.client.batches import OutgoingBatch, Stream
+from pulque.client.health import Health
 from pulque.errors import (
     ErrorCode,
     LocalProtocolError,
     PulqueError,
     RemoteProtocolError,
     RequestTimeoutError,
+    StorageError,
     error_from_wire,
 )
-from pulque.model.batch import Codec
+from pulque.model.batch import Codec, renumber
 from pulque.model.ids import IdSource
 from pulque.model.pack import BatchPacker, ProducedBy
 from pulque.wire.requests import Acks, Send
 from pulque.wire.responses import Outcome, Response, Sent
 
-__all__ = ["OBJECT_BYTES", "Dispatch", "SendOptions"]
+__all__ = ["OBJECT_BYTES", "Dispatch", "SendOptions", "Signal"]
 
 OBJECT_BYTES = 64
 """What a body costs in memory beside its bytes."""
@@ -62,25 +67,50 @@ class SendOptions:
     codec: Codec
 
 
+class Signal:
+    """Says that some dispatch of a producer may have something to do."""
+
+    __slots__ = ("is_up",)
+
+    def __init__(self) -> None:
+        self.is_up = False
+
+
 class Dispatch:
-    """The batches of one producer on their way. The lock of ``OutgoingCore`` guards it.
+    """The batches of one producer on their way to one broker. Guarded by the producer's lock.
 
     Args:
         options: How to send.
         producer_id: Who sends; the broker deduplicates by it.
         ids: Makes message ids; nobody else may use it.
+        signal: Is put up when there is work.
+        open_batches: By subject: the batch that the next message without an order key goes into.
     """
 
-    def __init__(self, options: SendOptions, *, producer_id: int, ids: IdSource) -> None:
+    def __init__(
+        self,
+        options: SendOptions,
+        *,
+        producer_id: int,
+        ids: IdSource,
+        signal: Signal,
+        open_batches: dict[str, OutgoingBatch],
+    ) -> None:
         self.options = options
+        self.health: Health | None = None
+        """How the broker is doing; None while there is no other to go to."""
+        self.go_elsewhere: Callable[[OutgoingBatch, float], bool] | None = None
+        """Hands a batch over that this broker does not take; says whether another does."""
+        self.was_refused = False
+        """Whether a batch was handed over, or would have been; until somebody looks."""
+        self._signal = signal
         self.has_work = False
         """Something may be ready to be taken; may be read without the lock."""
         self.released = 0
         """Bytes of all messages that have an outcome, since the start."""
         self.problem = ""
         """Why there is no connection, for the texts of errors."""
-        self.open: dict[str, OutgoingBatch] = {}
-        """By subject: the batch that the next message without an order key goes into."""
+        self.open = open_batches
         self._producer_id = producer_id
         self._ids = ids
         self._lingering: deque[OutgoingBatch] = deque()
@@ -98,7 +128,7 @@ class Dispatch:
         batch.stream.open = batch
         self._lingering.append(batch)
         self._unresolved.append(batch)
-        self.has_work = True
+        self.has_work = self._signal.is_up = True
 
     def discard(self, batch: OutgoingBatch) -> None:
         """Forget a batch whose first message turned out to be no message."""
@@ -125,7 +155,7 @@ class Dispatch:
         if not stream.is_active and (stream.ready or stream.is_due):
             stream.is_active = True
             self._active.append(stream)
-            self.has_work = True
+            self.has_work = self._signal.is_up = True
 
     # ── batches go out ─────────────────────────────────────────────────────────────────────
 
@@ -184,12 +214,19 @@ class Dispatch:
             batch = stream.ready.popleft()
             if not batch.is_done and (batch.number >= 0 or self._encode(batch)):
                 stream.in_flight += 1
+                batch.sent_at = now
                 return batch
         return None
 
     def _encode(self, batch: OutgoingBatch) -> bool:
         """Number a batch and pack it; say whether that went well."""
         stream = batch.stream
+        if batch.data:
+            # It was meant for another broker, and is packed already.
+            target = stream.target
+            batch.data = renumber(batch.data, target.seed, self._producer_id, stream.next_number)
+            self._number(batch)
+            return True
         self._count(batch)
         now_ms = batch.opened_at_ms
         batch.ids = self._ids.many(now_ms, batch.count)
@@ -207,11 +244,16 @@ class Dispatch:
             reason = error if isinstance(error, PulqueError) else LocalProtocolError(str(error))
             self._fail(batch, reason)
             return False
+        self._number(batch)
+        batch.packer, batch.bodies = _EMPTY, _EMPTY.bodies
+        return True
+
+    @staticmethod
+    def _number(batch: OutgoingBatch) -> None:
+        stream = batch.stream
         batch.number = stream.next_number
         stream.next_number += 1
         stream.unresolved.append(batch)
-        batch.packer, batch.bodies = _EMPTY, _EMPTY.bodies
-        return True
 
     def _count(self, batch: OutgoingBatch) -> None:
         if batch.bodies:
@@ -227,12 +269,15 @@ class Dispatch:
             return
         for batch in batches:
             batch.stream.in_flight -= 1
+        if self.health is not None:
+            self.health.answered(now, now - batches[0].sent_at)
         for batch, outcome in zip(batches, _outcomes(response, len(batches)), strict=True):
+            stream = batch.stream
             if isinstance(outcome, PulqueError):
                 self._refused(batch, outcome, now)
             else:
                 self._confirm(batch, outcome)
-            self.activate(batch.stream)
+            self.activate(stream)
 
     def disconnected(self) -> None:
         """Have everything without an answer sent again, in order and under the same numbers."""
@@ -240,9 +285,44 @@ class Dispatch:
         for batches in in_flight.values():
             for batch in batches:
                 batch.stream.in_flight -= 1
+                batch.is_unanswered = True
                 if not batch.is_done:
                     batch.stream.put_back(batch)
                 self.activate(batch.stream)
+
+    def oldest_in_flight(self) -> float | None:
+        """Return when the request was sent that waits for its answer for longest."""
+        for batches in self._in_flight.values():
+            return batches[0].sent_at
+        return None
+
+    # ── batches go over to another broker ──────────────────────────────────────────────────
+
+    def unresolved(self) -> list[OutgoingBatch]:
+        """Return the batches without an outcome, the oldest first; none may be in flight."""
+        return [batch for batch in self._unresolved if not batch.is_done]
+
+    def let_go(self, batch: OutgoingBatch) -> None:
+        """Forget a batch: another dispatch has it from now on."""
+        self.no_longer_open(batch)
+        stream = batch.stream
+        for queue in (stream.ready, stream.unresolved, self._unresolved):
+            if batch in queue:
+                queue.remove(batch)
+        batch.may_be_doubled = batch.may_be_doubled or batch.is_unanswered
+        batch.is_unanswered = False
+        batch.number = -1
+
+    def take_over(self, batch: OutgoingBatch) -> None:
+        """Send a batch that another dispatch let go; its stream is one of ours now."""
+        place = len(self._unresolved)
+        while place and self._unresolved[place - 1].deadline > batch.deadline:
+            place -= 1
+        self._unresolved.insert(place, batch)
+        batch.stream.ready.append(batch)
+        self.activate(batch.stream)
+
+    # ── the end of waiting ─────────────────────────────────────────────────────────────────
 
     def expire(self, now: float) -> bool:
         """Fail the batches whose time is up; say whether the broker owes an answer to one."""
@@ -301,6 +381,13 @@ class Dispatch:
     def _refused(self, batch: OutgoingBatch, error: PulqueError, now: float) -> None:
         if batch.is_done:
             return
+        if self.go_elsewhere is not None and (error.retryable or isinstance(error, StorageError)):
+            # Of a failed disk nobody knows what it has.
+            batch.is_unanswered = batch.is_unanswered or not error.retryable
+            batch.stream.target.refused(now)
+            self.was_refused = True
+            if self.go_elsewhere(batch, now):
+                return
         if not error.retryable:
             self._fail(batch, error)
             return

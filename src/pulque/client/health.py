@@ -123,3 +123,4 @@ class Health:
     def failed(self, now: float, lasted: float = 0.0) -> None:
         """Take in that there was no answer, for so many seconds."""
         self.breaker.failed(now, lasted)
+        self._slow_until = max(self._slow_until, now + wait_after(self._table, lasted))

@@ -40,6 +40,7 @@ from pulque.model.groups import (
 )
 from pulque.model.names import PartitionName, owner_of
 from pulque.model.positions import Tenure
+from pulque.model.routes import RouteKind
 from pulque.wire.requests import (
     EARLIEST,
     Nacked,
@@ -132,7 +133,7 @@ class IncomingCore:
         if self._knows_routes or self._is_routing:
             return None
         self._is_routing = True
-        return Route(self.options.subject, self.options.group)
+        return Route(self.options.subject, self.options.group, RouteKind.LOCAL)
 
     def routed(self, answer: Routed) -> None:
         """Take in the answer to it."""

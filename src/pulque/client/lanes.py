@@ -12,6 +12,7 @@ from pulque.client.connection import Connection
 from pulque.client.receipt import Outgoing, Receipt, as_body, check_priority, ms_of
 from pulque.client.routes import Target, Targets
 from pulque.errors import MessageTooLargeError
+from pulque.model.batch import renumber
 from pulque.model.ids import ID_SIZE, IdSource
 from pulque.model.names import DEFAULT_LEVEL, PartitionName
 from pulque.model.pack import BatchPacker, ProducedBy
@@ -77,6 +78,12 @@ class Lane:
         )
         return Packed(target, data, ids, length)
 
+    def pack_again(self, target: Target, packed: Packed) -> Packed:
+        """Return a batch for another partition, with a number of this lane; its ids stay."""
+        number = self._next_number(target.partition)
+        data = renumber(packed.data, target.seed, self._producer_id, number)
+        return Packed(target, data, packed.ids, packed.length)
+
     def drop_connection(self) -> None:
         """Close the connection; the next call opens another."""
         if self.connection is not None:
@@ -118,7 +125,9 @@ def check_size(size: int, max_message: int) -> None:
         )
 
 
-def receipt_of(packed: Packed, stored: SingleStored, index: int) -> Receipt:
+def receipt_of(
+    packed: Packed, stored: SingleStored, index: int, *, may_be_doubled: bool = False
+) -> Receipt:
     """Return the receipt of one message of a batch."""
     target = packed.target
     at = ID_SIZE * index
@@ -129,34 +138,44 @@ def receipt_of(packed: Packed, stored: SingleStored, index: int) -> Receipt:
         stored.stored_at_ms,
         target.broker_group,
         stored.is_duplicate,
+        may_be_doubled,
     )
 
 
-def receipts_of(packed: Packed, stored: SingleStored) -> list[Receipt]:
+def receipts_of(
+    packed: Packed, stored: SingleStored, *, may_be_doubled: bool = False
+) -> list[Receipt]:
     """Return the receipts of all messages of a batch."""
-    return [receipt_of(packed, stored, index) for index in range(packed.length)]
+    return [
+        receipt_of(packed, stored, index, may_be_doubled=may_be_doubled)
+        for index in range(packed.length)
+    ]
 
 
 def deal(
-    targets: Targets, items: Sequence[bytes | Outgoing]
+    targets: Targets, items: Sequence[bytes | Outgoing], now: float = 0.0
 ) -> Iterator[tuple[Target, list[int]]]:
     """Deal messages to partitions, in batches that are not too large."""
-    batches: dict[PartitionName, tuple[Target, list[int], int]] = {}
+    batches: dict[Target, tuple[list[int], int]] = {}
     others: dict[int, Target] = {}
     for place, item in enumerate(items):
         order_key, level = None, DEFAULT_LEVEL
         if isinstance(item, Outgoing):
             order_key, level = item.order_key, check_priority(item.priority)
         if level not in others:
-            others[level] = targets.pick(None, level)
-        target = targets.pick(order_key, level) if order_key else others[level]
+            others[level] = targets.pick(None, level, now)
+        target = targets.pick(order_key, level, now) if order_key else others[level]
         size = len(item.body if isinstance(item, Outgoing) else item)
-        _, places, total = batches.get(target.partition, (target, [], 0))
+        places, total = batches.get(target, ([], 0))
         if places and (len(places) >= _MAX_MANY or total + size > _MAX_BYTES):
             yield target, places
             places, total = [], 0
+            if not order_key:
+                del batches[target]
+                others[level] = target = targets.pick(None, level, now)
+                places, total = batches.get(target, ([], 0))
         places.append(place)
-        batches[target.partition] = (target, places, total + size)
-    for target, places, _ in batches.values():
+        batches[target] = (places, total + size)
+    for target, (places, _) in batches.items():
         if places:
             yield target, places

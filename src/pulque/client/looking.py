@@ -35,6 +35,8 @@ class PartitionPositions(NamedTuple):
     """The next message to come."""
     at: ConsumeSequence | None
     """The first message stored at or after the instant asked for; ``end`` if there is none."""
+    broker_group: str = ""
+    """Who has it."""
 
 
 def first_sequence(start: Start, found: PartitionPositions) -> ConsumeSequence:
@@ -55,16 +57,18 @@ def positions_request(partition: PartitionName, at: datetime | None) -> Position
 
 
 def positions_of(
-    partition: PartitionName, at: datetime | None, response: Response
+    partition: PartitionName, at: datetime | None, broker_group: str, response: Response
 ) -> PartitionPositions:
     """Return what the answer says."""
     if not isinstance(response, Located):
         raise RemoteProtocolError(f"a request for positions got {response!r}")
     found = None if at is None else response.at
-    return PartitionPositions(partition, response.start, response.end, found)
+    return PartitionPositions(partition, response.start, response.end, found, broker_group)
 
 
-def messages_of(partition: PartitionName, response: Response) -> list[Message]:
+def messages_of(
+    partition: PartitionName, response: Response, *, broker_group: str = ""
+) -> list[Message]:
     """Return the messages of an answer to a read."""
     if not isinstance(response, ReadBack) or isinstance(response.records, tuple):
         raise RemoteProtocolError(f"a read got {response!r}")
@@ -82,6 +86,7 @@ def messages_of(partition: PartitionName, response: Response) -> list[Message]:
             stored_at_ms=served.envelope.stored_at_ms,
         )
         check_count(len(batch), served.envelope.count)
+        batch.broker_group = broker_group
         messages += [Message(batch, index) for index in range(served.start, served.end)]
     return messages
 

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pulque.client.batches import WINDOW
 from pulque.client.dispatch import SendOptions
+from pulque.client.health import LATENCY_TABLE, LatencyRow
 from pulque.client.identity import Identity, state_folder
 from pulque.client.incoming import IncomingCore
 from pulque.client.local_state import LocalState
@@ -31,6 +32,7 @@ __all__ = [
     "acks_of",
     "check_timeout",
     "consumer_core",
+    "latency_table",
     "send_options",
 ]
 
@@ -56,6 +58,17 @@ def check_timeout(seconds: float) -> float:
     if not 0 < seconds < 1_000_000:
         raise UsageError(f"timeout is {seconds!r}; more than 0 and at most a million seconds")
     return float(seconds)
+
+
+def latency_table(rows: Iterable[tuple[float, float]] | None) -> tuple[LatencyRow, ...]:
+    """Return what is done about slow answers."""
+    if rows is None:
+        return LATENCY_TABLE
+    found = tuple(LatencyRow(*row) for row in rows)
+    for row in found:
+        if row.limit < 0 or row.wait < 0:
+            raise UsageError(f"latency has {tuple(row)}; both must be 0 seconds or more")
+    return found
 
 
 def send_options(  # noqa: PLR0913  # the arguments of Client.producer

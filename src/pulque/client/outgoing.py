@@ -7,6 +7,9 @@ The shell brings the clock, the bytes and the lock::
         batches = core.dispatch.take(now)
         request_id, buffers = session.ask(core.dispatch.request(batches, now))
         core.dispatch.sent(request_id, batches)
+
+``dispatch`` leads to the first broker that a message went to, which is often the only one. Each
+other has one of its own, and ``on_place`` tells the shell of it.
 """
 
 import threading
@@ -15,7 +18,8 @@ from typing import Generic, TypeVar, cast
 
 from pulque.client.backoff import Backoff
 from pulque.client.batches import OutgoingBatch, Stream
-from pulque.client.dispatch import OBJECT_BYTES, Dispatch, SendOptions
+from pulque.client.dispatch import OBJECT_BYTES, Dispatch, SendOptions, Signal
+from pulque.client.health import Health
 from pulque.client.pending import Promise, Span
 from pulque.client.receipt import Outgoing, as_body, check_priority, ms_of
 from pulque.client.routes import Target, Targets
@@ -36,32 +40,53 @@ class NoRouteError(Exception):
 class SubjectStreams:
     """The streams of one subject: a batch to one partition, the next batch to the next."""
 
-    __slots__ = ("_by_target", "_current", "_draw", "_targets")
+    __slots__ = ("_by_name", "_by_target", "_current", "_monotonic", "_new_stream", "targets")
 
-    def __init__(self, targets: Targets, draw: Callable[[], float]) -> None:
-        self._targets = targets
-        self._draw = draw
-        self._by_target: dict[str, Stream] = {}
+    def __init__(
+        self,
+        targets: Targets,
+        new_stream: Callable[[Target], Stream],
+        monotonic: Callable[[], float],
+    ) -> None:
+        self.targets = targets
+        self._new_stream = new_stream
+        self._monotonic = monotonic
+        self._by_name: dict[tuple[str, str], Stream] = {}
+        """By place and partition."""
+        self._by_target: dict[Target, Stream] = {}
         self._current: dict[int, Stream] = {}
         """By priority: where the next batch goes."""
+
+    def change(self, targets: Targets) -> None:
+        """Take in another route; what is on its way goes on."""
+        self.targets = targets
+        self._by_target.clear()
+        self._current.clear()
 
     def pick(self, order_key: str | None, level: int) -> Stream:
         """Return the stream for a message."""
         if order_key:
-            return self._stream(self._targets.pick(order_key, level))
-        if level not in self._current:
-            self._current[level] = self._stream(self._targets.of_level(level)[0])
-        return self._current[level]
+            targets = self.targets
+            now = 0.0 if targets.is_single else self._monotonic()
+            return self.stream(targets.pick(order_key, level, now))
+        return self._current.get(level) or self.turn(level)
 
     def turn(self, level: int) -> Stream:
         """Have the next batch of a priority go to the next partition; return its stream."""
-        self._current[level] = self._stream(self._targets.pick(None, level))
-        return self._current[level]
+        target = self.targets.pick(None, level, self._monotonic())
+        self._current[level] = found = self.stream(target)
+        return found
 
-    def _stream(self, target: Target) -> Stream:
-        found = self._by_target.get(target.partition)
+    def stream(self, target: Target) -> Stream:
+        """Return the stream that leads to a partition."""
+        found = self._by_target.get(target)
         if found is None:
-            found = self._by_target[target.partition] = Stream(target, Backoff(self._draw))
+            name = target.place, target.partition
+            found = self._by_name.get(name)
+            if found is None:
+                found = self._by_name[name] = self._new_stream(target)
+            found.target = target
+            self._by_target[target] = found
         return found
 
 
@@ -91,7 +116,17 @@ class OutgoingCore(Generic[P]):
     ) -> None:
         self.lock = threading.Lock()
         self.options = options
-        self.dispatch = Dispatch(options, producer_id=producer_id, ids=ids)
+        self.signal = Signal()
+        """Is up when there may be something to send; may be looked at without the lock."""
+        self.on_place: Callable[[str, Dispatch], None] | None = None
+        """Called with the lock held when messages go to a broker for the first time."""
+        self._open: dict[str, OutgoingBatch] = {}
+        self._producer_id = producer_id
+        self._ids = ids
+        self.dispatch = self._new_dispatch()
+        self.dispatches: dict[str, Dispatch] = {}
+        """By place."""
+        self._healths: dict[str, Health] = {}
         self._promise = promise
         self._new_promise: Callable[[type[P]], P] = promise.__new__
         self._acquire = self.lock.acquire
@@ -103,7 +138,8 @@ class OutgoingCore(Generic[P]):
         self._added = 0
         self._ceiling = options.max_buffered_bytes
         self._subjects: dict[str, SubjectStreams] = {}
-        self._open = self.dispatch.open
+        self._streams: dict[str, SubjectStreams] = {}
+        """The same, also when the producer is closed and takes nothing more."""
         self._closed_by: PulqueError | None = None
         self.limit_messages(_NO_LIMIT)
 
@@ -125,9 +161,76 @@ class OutgoingCore(Generic[P]):
         return subject in self._subjects
 
     def add_subject(self, subject: str, targets: Targets) -> None:
-        """Take in the partitions of a subject."""
-        if subject not in self._subjects and self._closed_by is None:
-            self._subjects[subject] = SubjectStreams(targets, self._draw)
+        """Take in the partitions of a subject, or that they have changed."""
+        streams = self._subjects.get(subject)
+        if streams is not None:
+            if streams.targets is not targets:
+                streams.change(targets)
+        elif self._closed_by is None:
+            streams = SubjectStreams(targets, self._new_stream, self._monotonic)
+            self._subjects[subject] = self._streams[subject] = streams
+
+    def subjects(self) -> list[str]:
+        """Return all subjects whose partitions are known."""
+        return list(self._subjects)
+
+    # ── brokers ────────────────────────────────────────────────────────────────────────────
+
+    def add_place(self, place: str) -> Dispatch:
+        """Return what leads to a broker, made if need be."""
+        found = self.dispatches.get(place)
+        if found is None:
+            found = self._new_dispatch() if self.dispatches else self.dispatch
+            self.dispatches[place] = found
+            if self.on_place is not None:
+                self.on_place(place, found)
+        return found
+
+    def unreachable(self, dispatch: Dispatch, now: float, lasted: float) -> bool:
+        """Take in that a broker cannot be reached, and for how long that was tried.
+
+        Its batches go to others if that is not the first time; say whether there are any. None
+        of them may be in flight.
+        """
+        if dispatch.health is None:
+            return False
+        dispatch.health.failed(now, lasted)
+        if not dispatch.health.is_open(now):
+            return False
+        moved = [self._go_elsewhere(batch, now) for batch in dispatch.unresolved()]
+        return any(moved)
+
+    def _new_dispatch(self) -> Dispatch:
+        return Dispatch(
+            self.options,
+            producer_id=self._producer_id,
+            ids=self._ids,
+            signal=self.signal,
+            open_batches=self._open,
+        )
+
+    def _new_stream(self, target: Target) -> Stream:
+        dispatch = self.add_place(target.place)
+        self._healths[target.place] = target.health
+        if len(self.dispatches) > 1:
+            for place, each in self.dispatches.items():
+                each.health = self._healths.get(place)
+                each.go_elsewhere = self._go_elsewhere
+        return Stream(target, Backoff(self._draw), dispatch)
+
+    def _go_elsewhere(self, batch: OutgoingBatch, now: float) -> bool:
+        """Hand a batch over to another broker; say whether there is one that takes it."""
+        streams = self._streams[batch.subject]
+        own = batch.stream.target
+        other = streams.targets.pick_other(own, now, is_ordered=batch.is_ordered)
+        if other is None:
+            return False
+        batch.stream.dispatch.let_go(batch)
+        batch.stream = streams.stream(other)
+        batch.stream.dispatch.take_over(batch)
+        return True
+
+    # ── messages come in ───────────────────────────────────────────────────────────────────
 
     def add(self, subject: str, body: bytes) -> P:
         """Add a message that is nothing but a body. Takes the lock itself.
@@ -152,7 +255,7 @@ class OutgoingCore(Generic[P]):
             bodies.append(body)
             self._added = added = self._added + size + OBJECT_BYTES
             if index == self._last:
-                self.dispatch.close(batch)
+                batch.stream.dispatch.close(batch)
             elif added > self._ceiling:
                 self._raise_ceiling()
         finally:
@@ -183,14 +286,16 @@ class OutgoingCore(Generic[P]):
                 )
             except BaseException:
                 if not index:
-                    self.dispatch.discard(batch)
+                    batch.stream.dispatch.discard(batch)
                 raise
             extra = packer.extra_size - before
             batch.large += extra
             self._added += len(body) + extra + OBJECT_BYTES
             self._raise_ceiling()
+            if message.order_key:
+                batch.is_ordered = True
             if index == self._last:
-                self.dispatch.close(batch)
+                batch.stream.dispatch.close(batch)
         return self._promise(batch, index)
 
     def add_many(self, subject: str, bodies: Sequence[bytes]) -> list[Span]:
@@ -214,7 +319,7 @@ class OutgoingCore(Generic[P]):
                 at += len(some)
                 spans.append((batch, start, start + len(some)))
                 if start + len(some) > self._last:
-                    self.dispatch.close(batch)
+                    batch.stream.dispatch.close(batch)
             self._raise_ceiling()
         return spans
 
@@ -244,7 +349,7 @@ class OutgoingCore(Generic[P]):
     @property
     def buffered(self) -> int:
         """Bytes of all messages without an outcome; may be asked without the lock."""
-        return self._added - self.dispatch.released
+        return self._added - self._released()
 
     @property
     def is_crowded(self) -> bool:
@@ -253,9 +358,14 @@ class OutgoingCore(Generic[P]):
 
     def _raise_ceiling(self) -> None:
         """Find out how much more may be added now; if nothing, the shell must have a look."""
-        self._ceiling = self.dispatch.released + self.options.max_buffered_bytes
+        self._ceiling = self._released() + self.options.max_buffered_bytes
         if self._added > self._ceiling:
-            self.dispatch.has_work = True
+            self.signal.is_up = True
+
+    def _released(self) -> int:
+        if len(self.dispatches) <= 1:
+            return self.dispatch.released
+        return sum(each.released for each in list(self.dispatches.values()))
 
     def _batch_for(
         self, subject: str, order_key: str | None, size: int, level: int = DEFAULT_LEVEL
@@ -291,7 +401,7 @@ class OutgoingCore(Generic[P]):
             return batch
         if batch.large + self._small * len(batch.bodies) + size <= self._full:
             return batch
-        self.dispatch.close(batch)
+        stream.dispatch.close(batch)
         return None
 
     def _open_batch(self, subject: str, stream: Stream) -> OutgoingBatch:
@@ -305,12 +415,28 @@ class OutgoingCore(Generic[P]):
             deadline=now + options.timeout,
         )
         batch.opened_at_ms = self._now_ms()
-        self.dispatch.opened(batch)
+        stream.dispatch.opened(batch)
         return batch
 
     def close(self) -> list[OutgoingBatch]:
         """Refuse new messages; those that are here go on. Return the batches of them."""
         self._closed_by = UsageError("this producer is closed")
-        self._subjects.clear()
+        self._subjects = {}
         self._open.clear()
-        return self.dispatch.flush()
+        return self.flush()
+
+    def flush(self) -> list[OutgoingBatch]:
+        """Let no batch linger; return all that have no outcome yet."""
+        return [batch for each in self._all() for batch in each.flush()]
+
+    def fail_all(self, error: PulqueError) -> None:
+        """Give every batch without an outcome this one."""
+        for each in self._all():
+            each.fail_all(error)
+
+    def take_finished(self) -> list[OutgoingBatch]:
+        """Return the batches that got their outcome since the last call, for ``tell``."""
+        return [batch for each in self._all() for batch in each.take_finished()]
+
+    def _all(self) -> list[Dispatch]:
+        return list(self.dispatches.values()) or [self.dispatch]

@@ -11,8 +11,9 @@ from pulque.client.dispatch import SendOptions
 from pulque.client.outgoing import NoRouteError, OutgoingCore
 from pulque.client.pending import PendingSend, PendingSends, Span, wait_for
 from pulque.client.receipt import Outgoing, Parts
+from pulque.client.route_table import RouteKey
 from pulque.client.routes import Targets
-from pulque.client.sending import SendLink
+from pulque.client.sending import SendLinks
 from pulque.errors import DisconnectedError, RequestTimeoutError
 from pulque.model.ids import IdSource
 
@@ -30,12 +31,14 @@ class Producer:
     again after the broker refused it for a while (``max_in_flight=1`` keeps it even then).
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # ports, by keyword
         self,
         options: SendOptions,
         *,
-        connect: Callable[[float], Connection],
+        connect: Callable[[str, float], Connection],
         find_targets: Callable[[str], Targets],
+        stale: Callable[[], None],
+        first_place: str | None,
         producer_id: int,
         ids: IdSource,
         draw: Callable[[], float],
@@ -49,10 +52,12 @@ class Producer:
             now_ms=_now_ms,
             draw=draw,
         )
-        self._dispatch = self._core.dispatch
+        self._signal = self._core.signal
         self._add = self._core.add
         self._find_targets = find_targets
-        self._link = SendLink(self._core, connect, draw)
+        self._links = SendLinks(self._core, connect, stale, draw)
+        if first_place is not None:
+            self._core.add_place(first_place)
         self._is_closed = False
         atexit.register(self.close, _LAST_WORDS)
 
@@ -80,7 +85,7 @@ class Producer:
         except NoRouteError:
             self._learn(subject)
             return self.send(subject, body, **parts)
-        if self._dispatch.has_work:
+        if self._signal.is_up:
             self._work()
         return pending
 
@@ -95,7 +100,7 @@ class Producer:
         spans: list[Span] = []
         for some in self._core.add_in_steps(subject, messages):
             spans += some
-            if self._dispatch.has_work:
+            if self._signal.is_up:
                 self._work()
         return PendingSends(spans)
 
@@ -108,8 +113,8 @@ class Producer:
             RequestTimeoutError: Some have none within ``timeout`` seconds.
         """
         with self._core.lock:
-            batches = self._dispatch.flush()
-        self._link.pump()
+            batches = self._core.flush()
+        self._links.pump()
         wait_for(batches, timeout)
 
     def close(self, timeout: float | None = None) -> None:
@@ -120,19 +125,19 @@ class Producer:
         atexit.unregister(self.close)
         with self._core.lock:
             batches = self._core.close()
-            self._link.changed.notify_all()
-        self._link.pump()
+            self._links.changed.notify_all()
+        self._links.pump()
         try:
             wait_for(batches, timeout)
         except RequestTimeoutError:
             with self._core.lock:
-                self._dispatch.fail_all(
+                self._core.fail_all(
                     DisconnectedError("the producer was closed before the outcome was known")
                 )
-                finished = self._dispatch.take_finished()
-            self._link.tell(finished)
+                finished = self._core.take_finished()
+            self._links.tell(finished)
         finally:
-            self._link.stop()
+            self._links.stop()
 
     def __enter__(self) -> Self:
         return self
@@ -145,6 +150,12 @@ class Producer:
     ) -> None:
         self.close()
 
+    def _routes_changed(self, keys: Iterable[RouteKey]) -> None:
+        """Take in that subjects are served by others; the client calls it."""
+        for subject in {key.subject for key in keys if not key.group}:
+            if self._core.knows(subject):
+                self._learn(subject)
+
     def _learn(self, subject: str) -> None:
         targets = self._find_targets(subject)
         with self._core.lock:
@@ -152,12 +163,12 @@ class Producer:
 
     def _work(self) -> None:
         """Send what is ready, and wait while too much is not."""
-        self._link.pump()
+        self._links.pump()
         core = self._core
         if core.is_crowded:
             # Whatever happens, batches have an outcome within their timeout: that makes room.
             with core.lock:
-                self._link.changed.wait_for(
+                self._links.changed.wait_for(
                     lambda: self._is_closed or not core.is_crowded, core.options.timeout
                 )
 

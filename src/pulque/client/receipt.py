@@ -32,6 +32,9 @@ class Receipt(NamedTuple):
     """Who keeps it."""
     is_duplicate: bool
     """An earlier try had stored it already; it is there once."""
+    may_be_doubled: bool = False
+    """Another broker was sent it before, and nobody knows whether it stored it: the message, known
+    by its id, may be there twice."""
 
     @property
     def position(self) -> Position:

@@ -1,9 +1,11 @@
 """Where a subject's messages go: its partitions, and which of them a message belongs to."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import google_crc32c
 
+from pulque.client.health import Health
+from pulque.client.url import Address
 from pulque.errors import RemoteProtocolError
 from pulque.model.batch import seed_of
 from pulque.model.names import (
@@ -14,74 +16,264 @@ from pulque.model.names import (
     owner_of,
     subject_of,
 )
-from pulque.model.routes import Route
+from pulque.model.routes import SLOTS, PartitionRoute, Route
 from pulque.wire.responses import Response, Routed
 
-__all__ = ["Target", "Targets", "targets_of"]
+__all__ = [
+    "HOME",
+    "Target",
+    "Targets",
+    "choose",
+    "next_best",
+    "place_of",
+    "places_in",
+    "route_of",
+    "targets_of",
+]
 
-ORDER_RANGES = 1024
-"""Order keys are dealt to this many ranges, and ranges to partitions."""
+HOME = ""
+"""As a place: the servers that the client's URL names."""
+REFUSED_WAIT = 2.0
+"""How long to stay away from a partition that took no messages, unless its route changes."""
+HealthOf = Callable[[str], Health]
 
 
 class Target:
-    """One partition that messages are sent to."""
+    """One partition that messages are sent to.
 
-    __slots__ = ("broker_group", "level", "partition", "seed")
+    The same partition may exist on several broker groups: both together name it.
+    """
 
-    def __init__(self, partition: PartitionName, broker_group: str) -> None:
-        self.partition = partition
-        self.broker_group = broker_group
-        self.seed = seed_of(partition)
-        self.level = level_of(partition)
+    __slots__ = (
+        "address",
+        "broker_group",
+        "health",
+        "is_writable",
+        "level",
+        "partition",
+        "place",
+        "refused_until",
+        "seed",
+        "slots",
+    )
+
+    def __init__(self, route: PartitionRoute, health: Health) -> None:
+        self.partition = route.partition
+        self.broker_group = route.broker_group
+        self.place = place_of(route)
+        """Whom to ask: a broker group, or ``HOME``."""
+        self.address = Address(route.host, route.port) if route.host else None
+        self.is_writable = route.is_writable
+        self.refused_until = 0.0
+        """Until then nothing is sent there, as the broker takes no messages for it."""
+        self.slots = route.slots
+        self.health = health
+        self.seed = seed_of(route.partition)
+        self.level = level_of(route.partition)
+
+    def of_level(self, level: int) -> "Target":
+        """Return the partition beside it for messages of one priority."""
+        name = level_partition(subject_of(self.partition), level)
+        host, port = self.address or ("", 0)
+        return Target(
+            PartitionRoute(name, self.broker_group, host, port, self.is_writable, self.slots),
+            self.health,
+        )
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What is the same in every route that names the partition."""
+        return self.place, self.partition
+
+    def takes_messages(self, now: float) -> bool:
+        """Say whether messages may be sent there, as far as known."""
+        return self.is_writable and now >= self.refused_until
+
+    def refused(self, now: float) -> None:
+        """Take in that its broker takes no messages for it now."""
+        self.refused_until = now + REFUSED_WAIT
+
+    def __repr__(self) -> str:
+        return f"<Target {self.partition} at {self.broker_group}>"
+
+
+def place_of(route: PartitionRoute) -> str:
+    """Return whom a partition's route sends one to."""
+    return route.broker_group if route.host else HOME
+
+
+def places_in(route: Route) -> list[str]:
+    """Return all that a route sends one to, each once."""
+    return list(dict.fromkeys(map(place_of, route.partitions)))
+
+
+def route_of(response: Response) -> Route:
+    """Return the route that is the answer to a request for one."""
+    if not isinstance(response, Routed):
+        raise RemoteProtocolError(f"a request for a route got {response!r}")
+    return response.route
 
 
 def targets_of(response: Response) -> "Targets":
     """Return the partitions that the answer to a request for a route names."""
-    if not isinstance(response, Routed):
-        raise RemoteProtocolError(f"a request for a route got {response!r}")
-    return Targets(response.route)
+    return Targets(route_of(response))
+
+
+def choose(
+    targets: Sequence[Target],
+    order_key: str | None,
+    turn: int,
+    now: float,
+    avoid: Collection[Target] = (),
+) -> int:
+    """Return the index of the partition that a message goes to.
+
+    A message with an order key goes where its slot lies, and only elsewhere while nobody can send
+    there: to the next partition that takes messages, the same for all messages of that key. Slow
+    answers do not drive it away. The others take turns, and go round what is slow or was tried.
+    If no partition is fit, it is the least bad.
+    """
+    start = _owner(targets, order_key) if order_key else turn
+    length = len(targets)
+    for step in range(length):
+        index = (start + step) % length
+        target = targets[index]
+        if not target.takes_messages(now):
+            continue
+        if order_key:
+            if not target.health.is_open(now):
+                return index
+        elif target not in avoid and target.health.is_usable(now):
+            return index
+    return min(
+        ((start + step) % length for step in range(length)),
+        key=lambda index: _badness(targets[index], now, avoid),
+    )
+
+
+def next_best(
+    targets: Sequence[Target], own: Target, turn: int, now: float, *, is_ordered: bool
+) -> int | None:
+    """Return the index of another broker's partition that can be sent to, or None.
+
+    What is ordered goes to the next one, so that it stays together; the rest takes turns.
+    """
+    length = len(targets)
+    start = 1 + next((n for n, each in enumerate(targets) if each is own), -1)
+    order = [(start if is_ordered else turn) + step for step in range(length)]
+    fit = [
+        index % length
+        for index in order
+        if targets[index % length].place != own.place
+        and targets[index % length].takes_messages(now)
+        and not targets[index % length].health.is_open(now)
+    ]
+    quick = [index for index in fit if is_ordered or targets[index].health.is_usable(now)]
+    return next(iter(quick or fit), None)
+
+
+def _badness(
+    target: Target, now: float, avoid: Collection[Target]
+) -> tuple[bool, bool, tuple[bool, float]]:
+    return not target.takes_messages(now), target in avoid, target.health.waits_until(now)
+
+
+def _owner(targets: Sequence[Target], order_key: str) -> int:
+    """Return the index of the partition that the slot of an order key lies in."""
+    slot: int = google_crc32c.value(order_key.encode()) % SLOTS
+    for index, target in enumerate(targets):
+        if target.slots[0] <= slot < target.slots[1]:
+            return index
+    return slot * len(targets) // SLOTS
+
+
+def _any_health(place: str) -> Health:
+    del place
+    return Health()
 
 
 class Targets:
     """The partitions of one subject, or of all that a pattern covers.
 
     Not thread-safe; a wrong turn is harmless. Messages of one priority with the same order key
-    always go to the same partition; the others take turns.
+    go to the same partition as long as it can be sent to; the others take turns.
     """
 
-    __slots__ = ("_levels", "_plain", "_turn", "all", "version")
+    __slots__ = (
+        "_levels",
+        "_plain",
+        "_turn",
+        "all",
+        "is_empty",
+        "is_home",
+        "is_single",
+        "version",
+    )
 
-    def __init__(self, route: Route) -> None:
-        self.all = tuple(Target(each.partition, each.broker_group) for each in route.partitions)
+    def __init__(self, route: Route, health_of: HealthOf = _any_health) -> None:
+        self.all = tuple(Target(each, health_of(place_of(each))) for each in route.partitions)
         """Those of the subject, the plain one first, then those of the group's retries."""
         self.version = route.version
         self._plain = tuple(each for each in self.all if _is_plain(each.partition))
+        self.is_empty = not self._plain
+        """Whether nobody serves it."""
+        self.is_single = len(self._plain) == 1
+        """Whether there is nothing to choose."""
+        self.is_home = self.is_single and self._plain[0].place == HOME
+        """Whether a lone broker has it all."""
         self._levels = {DEFAULT_LEVEL: self._plain}
-        self._turn = 0
+        self._turn = -1
 
     def __iter__(self) -> Iterator[Target]:
         return iter(self.all)
 
-    def pick(self, order_key: str | None, level: int = DEFAULT_LEVEL) -> Target:
-        """Return the partition for the next message."""
+    def pick(
+        self,
+        order_key: str | None,
+        level: int = DEFAULT_LEVEL,
+        now: float = 0.0,
+        avoid: Collection[Target] = (),
+    ) -> Target:
+        """Return the partition for the next message, or the next batch.
+
+        Args:
+            order_key: The message's, if it has one.
+            level: Its priority.
+            now: The monotonic clock's, for what is said about brokers' health.
+            avoid: Partitions where this message was refused, or found nobody.
+        """
         targets = self._plain if level == DEFAULT_LEVEL else self.of_level(level)
         if len(targets) == 1:
             return targets[0]
-        if order_key:
-            place: int = google_crc32c.value(order_key.encode()) % ORDER_RANGES
-            return targets[place * len(targets) // ORDER_RANGES]
-        self._turn = (self._turn + 1) % len(targets)
-        return targets[self._turn]
+        index = choose(targets, order_key, self._turn + 1, now, avoid)
+        if not order_key:
+            self._turn = index
+        target = targets[index]
+        target.health.breaker.probe(now)
+        return target
 
     def of_level(self, level: int) -> tuple[Target, ...]:
         """Return the partitions for messages of one priority; the first message makes them."""
         found = self._levels.get(level)
         if found is None:
-            found = self._levels[level] = tuple(
-                Target(level_partition(subject_of(each.partition), level), each.broker_group)
-                for each in self._plain
-            )
+            found = self._levels[level] = tuple(each.of_level(level) for each in self._plain)
         return found
+
+    def pick_other(self, own: Target, now: float, *, is_ordered: bool) -> Target | None:
+        """Return where a batch goes that was meant for ``own``; None if it has to stay."""
+        targets = self.of_level(own.level)
+        index = next_best(targets, own, self._turn + 1, now, is_ordered=is_ordered)
+        if index is None:
+            return None
+        if not is_ordered:
+            self._turn = index
+        targets[index].health.breaker.probe(now)
+        return targets[index]
+
+    def go_on_from(self, other: "Targets") -> None:
+        """Take turns where an older route of the subject was."""
+        # Whoever is next after a change is not worth a name of its own.
+        self._turn = other._turn % len(self._plain) if self._plain else -1  # noqa: SLF001
 
 
 def _is_plain(partition: PartitionName) -> bool:

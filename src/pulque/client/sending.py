@@ -1,9 +1,10 @@
-"""The thread and the connection of a blocking producer.
+"""The threads and the connections of a blocking producer: one for each broker.
 
 Whoever closes a batch writes it, in its own thread; this thread reads the answers, sends what
 has lingered long enough, and connects again when the connection is lost.
 """
 
+import functools
 import logging
 import select
 import socket
@@ -14,11 +15,14 @@ from collections.abc import Callable, Iterable
 from pulque.client.backoff import Backoff
 from pulque.client.batches import OutgoingBatch
 from pulque.client.connection import Connection
+from pulque.client.dispatch import Dispatch
+from pulque.client.health import Breaker
 from pulque.client.outgoing import OutgoingCore
 from pulque.client.pending import PendingSend
+from pulque.client.spreading import ANSWER_LIMIT
 from pulque.errors import DisconnectedError, PulqueError, RequestTimeoutError
 
-__all__ = ["SendLink"]
+__all__ = ["SendLinks"]
 
 log = logging.getLogger("pulque.client")
 
@@ -26,25 +30,77 @@ _CONNECT_LIMIT = 5.0
 _FOR_EVER = float("inf")
 
 
-class SendLink:
-    """Moves the batches of one producer. Thread-safe.
+class SendLinks:
+    """All that moves the batches of one producer. Thread-safe.
 
     Args:
         core: What to send.
-        connect: Opens a connection within so many seconds.
+        connect: Opens a connection to a place within so many seconds.
+        stale: Told when a broker cannot be reached, or refuses what the route says is its own.
         draw: Returns a random number in ``0.0..1.0``.
     """
 
     def __init__(
         self,
         core: OutgoingCore[PendingSend],
-        connect: Callable[[float], Connection],
+        connect: Callable[[str, float], Connection],
+        stale: Callable[[], None],
         draw: Callable[[], float],
     ) -> None:
         self.changed = threading.Condition(core.lock)
         """Told whenever batches got their outcome."""
+        self.stale = stale
         self._core = core
-        self._dispatch = core.dispatch
+        self._connect = connect
+        self._draw = draw
+        self._links: tuple[SendLink, ...] = ()
+        self._is_stopped = False
+        core.on_place = self._add
+
+    def pump(self) -> None:
+        """Write what is ready; the thread that writes already takes over what others bring."""
+        self._core.signal.is_up = False
+        for link in self._links:
+            link.pump()
+
+    def stop(self) -> None:
+        """End the threads and the connections."""
+        self._is_stopped = True
+        for link in self._links:
+            link.stop()
+
+    def tell(self, finished: Iterable[OutgoingBatch]) -> None:
+        """Call those who wait for these batches. The lock must not be held."""
+        for batch in finished:
+            if batch.error is not None:
+                log.warning(
+                    "send failed: partition=%s messages=%d error=%s",
+                    batch.stream.target.partition,
+                    batch.count,
+                    batch.error,
+                )
+            batch.tell()
+
+    def _add(self, place: str, dispatch: Dispatch) -> None:
+        if not self._is_stopped:
+            connect = functools.partial(self._connect, place)
+            self._links += (SendLink(self, self._core, dispatch, connect, self._draw),)
+
+
+class SendLink:
+    """Moves the batches of one producer to one broker. Thread-safe."""
+
+    def __init__(
+        self,
+        links: SendLinks,
+        core: OutgoingCore[PendingSend],
+        dispatch: Dispatch,
+        connect: Callable[[float], Connection],
+        draw: Callable[[], float],
+    ) -> None:
+        self._links = links
+        self._core = core
+        self._dispatch = dispatch
         self._connect = connect
         self._backoff = Backoff(draw)
         self._connection: Connection | None = None
@@ -75,18 +131,6 @@ class SendLink:
         self._wake()
         if threading.current_thread() is not self._thread:
             self._thread.join()
-
-    def tell(self, finished: Iterable[OutgoingBatch]) -> None:
-        """Call those who wait for these batches. The lock must not be held."""
-        for batch in finished:
-            if batch.error is not None:
-                log.warning(
-                    "send failed: partition=%s messages=%d error=%s",
-                    batch.stream.target.partition,
-                    batch.count,
-                    batch.error,
-                )
-            batch.tell()
 
     def _write_ready(self) -> bool:
         """Write until nothing is ready; say whether the connection is there."""
@@ -136,31 +180,43 @@ class SendLink:
             self._dispatch.expire(time.monotonic())
             wake = self._dispatch.next_wake()
         self._settle_finished()
-        left = _CONNECT_LIMIT if wake is None else wake - time.monotonic()
+        started = time.monotonic()
+        left = _CONNECT_LIMIT if wake is None else wake - started
         try:
             connection = self._connect(max(0.1, min(left, _CONNECT_LIMIT)))
         except PulqueError as error:
-            self._not_connected(error)
+            self._not_connected(error, started)
             return None
         except Exception as error:
             log.exception("a producer cannot connect")
-            self._not_connected(DisconnectedError(str(error)))
+            self._not_connected(DisconnectedError(str(error)), started)
             return None
         connection.set_timeout(self._core.options.timeout)
         with self._core.lock:
             self._dispatch.problem = ""
+            if self._dispatch.health is not None:
+                self._dispatch.health.answered(time.monotonic(), 0.0)
             self._core.limit_messages(connection.welcome.max_message)
             self._dispatch.has_work = True
             self._connection = connection
         return connection
 
-    def _not_connected(self, error: PulqueError) -> None:
+    def _not_connected(self, error: PulqueError, started: float) -> None:
         log.info("not connected: %s", error)
         self._dispatch.problem = str(error)
+        self._give_up(time.monotonic() - started)
         if not error.retryable:
             with self._core.lock:
                 self._dispatch.fail_all(error)
         self._settle_finished()
+
+    def _give_up(self, lasted: float) -> None:
+        """Let other brokers have what this one cannot be sent, if there are any."""
+        with self._core.lock:
+            has_moved = self._core.unreachable(self._dispatch, time.monotonic(), lasted)
+        if has_moved:
+            self._links.pump()
+        self._links.stale()
 
     def _rest(self) -> None:
         select.select([self._woken], [], [], self._backoff.next_wait())
@@ -171,6 +227,7 @@ class SendLink:
         poller = select.poll()
         poller.register(connection, select.POLLIN)
         poller.register(self._woken, select.POLLIN)
+        is_stuck = False
         try:
             while not self._stopped and connection.is_open:
                 self.pump()
@@ -181,6 +238,7 @@ class SendLink:
         except PulqueError as error:
             log.info("disconnected: %s", error)
             self._dispatch.problem = str(error)
+            is_stuck = isinstance(error, RequestTimeoutError)
         except Exception as error:
             log.exception("a producer's connection failed")
             self._dispatch.problem = str(error)
@@ -191,6 +249,8 @@ class SendLink:
             with self._writing:
                 connection.close()
             self._settle_finished()
+            if is_stuck:
+                self._give_up(max(ANSWER_LIMIT, Breaker.LONG))
 
     def _prepare_to_wait(self) -> float | None:
         """Return how many milliseconds there is nothing to do but to wait."""
@@ -198,6 +258,10 @@ class SendLink:
             now = time.monotonic()
             is_overdue = self._dispatch.expire(now)
             wake = self._dispatch.next_wake()
+            patience_ends = self._patience_ends()
+            if patience_ends is not None:
+                is_overdue = is_overdue or patience_ends <= now
+                wake = patience_ends if wake is None else min(wake, patience_ends)
             if wake is not None and wake <= now:
                 self._dispatch.has_work = True
             has_work = self._dispatch.has_work
@@ -209,12 +273,24 @@ class SendLink:
             return 0
         return None if wake is None else max(0.0, (wake - now) * 1000 + 0.5)
 
+    def _patience_ends(self) -> float | None:
+        """Return when to give the broker up for others, if it does not answer until then."""
+        sent_at = self._dispatch.oldest_in_flight()
+        if self._dispatch.health is None or sent_at is None:
+            return None
+        return sent_at + ANSWER_LIMIT
+
     def _read(self, connection: Connection) -> None:
         answer = connection.try_answer()
         while answer is not None:
             self._backoff.reset()
             with self._core.lock:
                 self._dispatch.answered(*answer, time.monotonic())
+                was_refused, self._dispatch.was_refused = self._dispatch.was_refused, False
+            if was_refused:
+                # What it did not take is with other brokers by now.
+                self._links.stale()
+                self._links.pump()
             answer = connection.buffered_answer()
         self._settle_finished()
 
@@ -222,9 +298,9 @@ class SendLink:
         with self._core.lock:
             finished = self._dispatch.take_finished()
             if finished:
-                self.changed.notify_all()
+                self._links.changed.notify_all()
         if finished:
-            self.tell(finished)
+            self._links.tell(finished)
 
     def _drain(self) -> None:
         try:

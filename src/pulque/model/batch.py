@@ -41,6 +41,7 @@ __all__ = [
     "Layout",
     "layout_of",
     "read_header",
+    "renumber",
     "seal",
     "seed_of",
     "slice_batch",
@@ -225,6 +226,13 @@ def verify_crc(batch: bytes, seed: int) -> bool:
 def seal(rest: bytes, seed: int) -> bytes:
     """Put the crc before all that follows it."""
     return _CRC.pack(google_crc32c.extend(seed, rest)) + rest
+
+
+def renumber(batch: bytes, seed: int, producer_id: int, producer_sequence: int) -> bytes:
+    """Return a batch as the same producer would have packed it for another partition."""
+    header = BatchHeader._make(HEADER.unpack_from(batch))
+    renumbered = header._replace(producer_id=producer_id, producer_sequence=producer_sequence)
+    return seal(HEADER.pack(*renumbered)[4:] + batch[HEADER_SIZE:], seed)
 
 
 @lru_cache(maxsize=1024)

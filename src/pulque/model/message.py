@@ -36,6 +36,7 @@ class StoredBatch:
     __slots__ = (
         "_body_starts",
         "_columns",
+        "broker_group",
         "data",
         "first_sequence",
         "header",
@@ -62,6 +63,8 @@ class StoredBatch:
         self.partition = partition
         self.first_sequence = first_sequence
         self.stored_at_ms = stored_at_ms
+        self.broker_group = ""
+        """Who has it, where its reader knows."""
         self._columns: dict[str, tuple[int, ...]] = {}
         self._body_starts: list[int] | None = None
         packed, size_start = _column_of(flags, count, "size")
@@ -166,6 +169,11 @@ class Message:
     def partition(self) -> PartitionName:
         """The partition that it was read from."""
         return self._batch.partition
+
+    @property
+    def broker_group(self) -> str:
+        """Who keeps it; empty where that is not known."""
+        return self._batch.broker_group
 
     @property
     def sequence(self) -> ConsumeSequence:

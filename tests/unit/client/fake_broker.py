@@ -33,10 +33,11 @@ from pulque.model.positions import (
     Tenure,
 )
 from pulque.model.record import ENVELOPE_SIZE, Envelope, RecordType, pack_envelope
-from pulque.model.routes import PartitionRoute
+from pulque.model.routes import PartitionRoute, RouteKind
 from pulque.model.routes import Route as RouteValue
 from pulque.wire import requests, responses
 from pulque.wire.frame import MAX_PAYLOAD, FrameReader
+from pulque.wire.routes import ChangedRoute
 
 LIMIT = 10.0
 """No wait in a test is longer, in seconds."""
@@ -314,6 +315,10 @@ class FakeBroker(BrokerModel):
         self.max_message = max_message
         self.lease_ms = lease_ms
         self.max_delay_ms = 3_600_000
+        self.name = "fake"
+        self.cluster = ""
+        self.routes: Callable[[str], RouteValue] | None = None
+        """Who serves a subject, if it is not this broker alone."""
         self._peers: set[socket.socket] = set()
         self._is_closed = False
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -369,6 +374,27 @@ class FakeBroker(BrokerModel):
             with contextlib.suppress(OSError):
                 peer.shutdown(socket.SHUT_RDWR)
 
+    def change_routes(self, routes: Callable[[str], RouteValue]) -> None:
+        """Answer whoever watches them."""
+        with self._changed:
+            self.routes = routes
+            self._changed.notify_all()
+
+    def _watch(self, watch: requests.Watch) -> responses.Watched:
+        def changed() -> tuple[ChangedRoute, ...]:
+            return tuple(
+                ChangedRoute(known.kind, known.group, route)
+                for known in watch.known
+                if self.routes is not None
+                and (route := self.routes(known.subject)).version != known.version
+            )
+
+        with self._changed:
+            self._changed.wait_for(
+                lambda: changed() or self._is_closed, min(watch.wait_ms / 1000, LIMIT)
+            )
+            return responses.Watched(changed())
+
     def wait_until(self, condition: Callable[[], bool]) -> None:
         """Wait for a condition on this broker; fail after the limit."""
         with self._changed:
@@ -400,20 +426,25 @@ class FakeBroker(BrokerModel):
                 reader.received(count)
                 while (frame := reader.next_frame()) is not None:
                     request = requests.decode_request(frame)
-                    if isinstance(request, requests.Pull) and request.timeout_ms:
-                        self._serve_pull(peer, writing, frame.request_id, request)
+                    is_pull = isinstance(request, requests.Pull) and request.timeout_ms > 0
+                    if is_pull or isinstance(request, requests.Watch):
+                        self._serve_long(peer, writing, frame.request_id, request)
                     else:
                         self._serve(peer, writing, frame.request_id, request)
         with self._changed:
             self._peers.discard(peer)
             self._changed.notify_all()
 
-    def _serve_pull(
-        self, peer: socket.socket, writing: threading.Lock, request_id: int, pull: requests.Pull
+    def _serve_long(
+        self,
+        peer: socket.socket,
+        writing: threading.Lock,
+        request_id: int,
+        request: requests.Request,
     ) -> None:
         """A pull may wait for long; other requests on its connection must not."""
         thread = threading.Thread(
-            target=self._serve, args=(peer, writing, request_id, pull), daemon=True
+            target=self._serve, args=(peer, writing, request_id, request), daemon=True
         )
         self._threads.append(thread)
         thread.start()
@@ -461,23 +492,28 @@ class FakeBroker(BrokerModel):
 
     # ── requests ───────────────────────────────────────────────────────────────────────────
 
-    def _handle(  # noqa: C901, PLR0911  # one case for each request
+    def _handle(  # noqa: C901, PLR0911, PLR0912  # one case for each request
         self, request: requests.Request, peer: socket.socket
     ) -> responses.Response:
         match request:
             case requests.Hello():
                 return responses.Welcome(
                     1,
-                    "fake",
+                    self.name,
                     self.tenure,
                     MAX_PAYLOAD,
                     self.max_message,
                     self.lease_ms,
                     self.max_delay_ms,
+                    cluster=self.cluster,
                 )
-            case requests.Route(subject):
-                where = PartitionRoute(PartitionName(subject), "fake", "127.0.0.1", self.port)
+            case requests.Route(subject, _, kind):
+                if self.routes is not None and kind is not RouteKind.LOCAL:
+                    return responses.Routed(self.routes(subject))
+                where = PartitionRoute(PartitionName(subject), self.name, "", 0)
                 return responses.Routed(RouteValue(Pattern(subject), 1, (where,)))
+            case requests.Watch():
+                return self._watch(request)
             case requests.Send(batches=batches):
                 return responses.Sent(
                     tuple(self.store(name, bytes(data)) for name, data in batches)

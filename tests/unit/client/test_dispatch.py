@@ -43,7 +43,7 @@ from pulque.model.ids import IdSource
 from pulque.model.message import Message, StoredBatch
 from pulque.model.names import PartitionName, Pattern
 from pulque.model.positions import ConsumeSequence
-from pulque.model.routes import PartitionRoute, Route
+from pulque.model.routes import PartitionRoute, Route, Slots
 from pulque.wire.requests import Send
 from pulque.wire.responses import Outcome, Response, Sent, Settled
 
@@ -90,7 +90,13 @@ def make_core(
 
 
 def targets(subject: str, names: list[str]) -> Targets:
-    routes = tuple(PartitionRoute(PartitionName(name), "group", "host", 1) for name in names)
+    share = 1024 // len(names)
+    routes = tuple(
+        PartitionRoute(
+            PartitionName(name), "group", "host", 1, slots=Slots(at * share, (at + 1) * share)
+        )
+        for at, name in enumerate(names)
+    )
     return Targets(Route(Pattern(subject), 1, routes))
 
 

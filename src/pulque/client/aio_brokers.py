@@ -1,0 +1,271 @@
+"""All servers that a client for asyncio talks to: the blocking one's twin."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+from pulque.client.aio_connection import AsyncConnection, connect_any
+from pulque.client.aio_watching import Watcher
+from pulque.client.backoff import Retries
+from pulque.client.brokers import LOOKING, NOBODY_WAIT, STALE_PAUSE, chosen
+from pulque.client.health import LATENCY_TABLE, LatencyRow
+from pulque.client.route_table import RouteKey, RouteTable
+from pulque.client.routes import HOME, Targets, place_of, places_in, route_of, targets_of
+from pulque.client.url import Address
+from pulque.errors import (
+    DisconnectedError,
+    PulqueError,
+    RequestTimeoutError,
+    UnavailableError,
+    UsageError,
+)
+from pulque.model.names import PartitionName, parse_subject
+from pulque.model.routes import Route, RouteKind
+from pulque.wire.requests import Request
+from pulque.wire.requests import Route as AskRoute
+from pulque.wire.responses import Response
+
+__all__ = ["Brokers", "Calls"]
+
+T = TypeVar("T")
+
+
+class Calls:
+    """The connection of a client to one place, which all its calls share.
+
+    Args:
+        addresses: Where to connect to: any of these will do. Or what says so, each time.
+        client: What this client calls itself.
+        draw: Returns a random number in ``0.0..1.0``.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[Address] | Callable[[], Address],
+        *,
+        client: str,
+        draw: Callable[[], float],
+    ) -> None:
+        self.cluster = ""
+        """The id of the cluster that the server belongs to; empty for a lone broker."""
+        self.server = ""
+        """What the server calls itself."""
+        self.is_closed = False
+        self._addresses = addresses if callable(addresses) else tuple(addresses)
+        self._client = client
+        self._draw = draw
+        self._connection: AsyncConnection | None = None
+        self._connecting = asyncio.Lock()
+
+    async def warm_up(self, timeout: float) -> AsyncConnection:
+        """Return the connection; open one if need be."""
+        async with self._connecting:
+            if self._connection is None or not self._connection.is_open:
+                self._connection = await self.open(timeout)
+            return self._connection
+
+    async def open(self, timeout: float) -> AsyncConnection:
+        """Open a connection for whoever needs one."""
+        self.check_open()
+        found = self._addresses
+        addresses = (found(),) if callable(found) else found
+        if len(addresses) > 1:
+            # Clients spread over servers that are all the same.
+            addresses = tuple(sorted(addresses, key=lambda _: self._draw()))
+        connection = await connect_any(addresses, client=self._client, timeout=timeout)
+        self.cluster = connection.welcome.cluster
+        self.server = connection.welcome.broker
+        return connection
+
+    async def ask(self, request: Request, timeout: float, convert: Callable[[Response], T]) -> T:
+        """Ask what is safe to ask again, until there is an answer or the time is up."""
+        started = time.monotonic()
+        deadline = started + timeout
+        retries = Retries(self._draw, started, deadline)
+        left = timeout
+        while True:
+            try:
+                connection = await self.warm_up(left)
+                left = max(0.001, deadline - time.monotonic())
+                return await connection.request(request, left, convert)
+            except PulqueError as error:
+                await asyncio.sleep(retries.next_wait(error, time.monotonic()))
+                left = max(0.001, deadline - time.monotonic())
+
+    def check_open(self) -> None:
+        """Raise ``UsageError`` if the client is closed."""
+        if self.is_closed:
+            raise UsageError("this client is closed")
+
+    async def close(self) -> None:
+        """Close the connection."""
+        self.is_closed = True
+        if self._connection is not None:
+            await self._connection.close()
+
+
+class Store(NamedTuple):
+    """A broker that has messages of a subject, and its partitions of it."""
+
+    broker_group: str
+    calls: Calls
+    targets: Targets
+
+
+class Brokers:
+    """Who serves what, and the connections to them.
+
+    Args:
+        addresses: The servers of the client's URL: meta servers, or any broker.
+        client: What this client calls itself.
+        latency: What is done about slow answers.
+        tell: Called when routes have changed.
+        draw: Returns a random number in ``0.0..1.0``.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[Address],
+        *,
+        client: str,
+        latency: tuple[LatencyRow, ...] = LATENCY_TABLE,
+        tell: Callable[[list[RouteKey]], Awaitable[None]],
+        draw: Callable[[], float],
+    ) -> None:
+        self.home = Calls(addresses, client=client, draw=draw)
+        self.table = RouteTable(latency)
+        self._client = client
+        self._draw = draw
+        self._pools: dict[str, Calls] = {HOME: self.home}
+        self._stale_at = 0.0
+        self._watcher = Watcher(
+            self.table,
+            self.home.open,
+            client=f"{client}/{secrets.token_hex(4)}",
+            application=client,
+            tell=tell,
+            draw=draw,
+        )
+
+    def calls_at(self, place: str) -> Calls:
+        """Return the connection to a place that all calls share."""
+        found = self._pools.get(place)
+        if found is None:
+            found = Calls(
+                lambda: self.table.address_of(place), client=self._client, draw=self._draw
+            )
+            found.is_closed = self.home.is_closed
+            self._pools[place] = found
+        return found
+
+    async def open_at(self, place: str, timeout: float) -> AsyncConnection:
+        """Open a connection to a place for whoever needs one."""
+        return await self.calls_at(place).open(timeout)
+
+    @property
+    def is_cluster(self) -> bool:
+        """Whether there may be more brokers than the one that was connected to."""
+        return bool(self.home.cluster)
+
+    async def find_targets(self, subject: str, timeout: float) -> Targets:
+        """Return where a subject's messages go; ask for it if it is not known.
+
+        Raises:
+            UnavailableError: That could not be found out, or nobody serves it.
+            PulqueError: The subject may not be created, or its name is none.
+        """
+        deadline = time.monotonic() + timeout
+        while (targets := self.table.targets.get(subject)) is None:
+            await self.ask_route(RouteKey(parse_subject(subject)), deadline - time.monotonic())
+            if subject not in self.table.targets:
+                if time.monotonic() + NOBODY_WAIT >= deadline:
+                    raise UnavailableError(f"no broker serves {subject} at present")
+                await asyncio.sleep(NOBODY_WAIT)
+        return targets
+
+    async def ask_route(self, key: RouteKey, timeout: float) -> Route:
+        """Ask who serves a subject or a pattern, keep the answer, and have it watched."""
+        request = AskRoute(key.subject, key.group, key.kind)
+        try:
+            route = await self.home.ask(request, max(timeout, 0.001), route_of)
+        except (DisconnectedError, RequestTimeoutError) as error:
+            raise type(error)(f"who serves {key.subject} could not be asked: {error}") from None
+        is_new = self.table.route(key) is None
+        self.table.take_in(key, route)
+        if self.is_cluster or any(each.host for each in route.partitions):
+            self._watcher.start()
+            if is_new:
+                self._watcher.look()
+        return route
+
+    async def places(self, subject: str, group: str, timeout: float) -> list[str]:
+        """Return who serves a subject or a pattern now, as places.
+
+        Raises:
+            UnavailableError: That could not be found out.
+        """
+        if not self.home.server:
+            await self.home.warm_up(timeout)
+        if not self.is_cluster:
+            return [HOME]
+        return places_in(await self.ask_route(RouteKey(subject, group), timeout))
+
+    async def plain_partitions(
+        self, subject: str, timeout: float, broker: str | None
+    ) -> list[tuple[Calls, str, PartitionName]]:
+        """Return who has messages of a subject: connection, broker group, and partition.
+
+        Args:
+            subject: Whose.
+            timeout: How long to try, in seconds.
+            broker: Only this broker group's.
+
+        Raises:
+            UsageError: The broker that is named is none of them.
+            UnknownSubjectError: There is no such subject.
+        """
+        name = parse_subject(subject)
+        if not self.home.server:
+            await self.home.warm_up(timeout)
+        if not self.is_cluster:
+            return [(self.home, self.home.server, PartitionName(name))]
+        route = await self.ask_route(RouteKey(name, LOOKING), timeout)
+        return [
+            (self.calls_at(place_of(each)), each.broker_group, each.partition)
+            for each in chosen(route, broker)
+        ]
+
+    async def stores(self, subject: str, timeout: float) -> list[Store]:
+        """Return who has messages of a subject, and in which partitions of all priorities.
+
+        Raises:
+            UnknownSubjectError: There is no such subject.
+            UnavailableError: One of them could not be asked.
+        """
+        found: dict[str, Store] = {}
+        for calls, broker_group, _ in await self.plain_partitions(subject, timeout, None):
+            if broker_group not in found:
+                request = AskRoute(subject, kind=RouteKind.LOCAL)
+                targets = await calls.ask(request, timeout, targets_of)
+                found[broker_group] = Store(broker_group, calls, targets)
+        return list(found.values())
+
+    def forget_route(self, key: RouteKey) -> None:
+        """Take in that nobody is interested in a route any more."""
+        self.table.forget(key)
+
+    def stale(self) -> None:
+        """Take in that a route seems to be wrong: it is asked for again, but not all the time."""
+        now = time.monotonic()
+        if now - self._stale_at >= STALE_PAUSE:
+            self._stale_at = now
+            self._watcher.look()
+
+    async def close(self) -> None:
+        """Close all connections."""
+        self.home.is_closed = True
+        await self._watcher.stop()
+        for pool in list(self._pools.values()):
+            await pool.close()

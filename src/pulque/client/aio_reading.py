@@ -1,0 +1,118 @@
+"""Looking at what is stored, without a group, for asyncio."""
+
+import functools
+from collections.abc import AsyncIterator
+from datetime import datetime
+
+from pulque.client.aio_brokers import Brokers
+from pulque.client.looking import (
+    PartitionPositions,
+    first_sequence,
+    messages_of,
+    positions_of,
+    positions_request,
+)
+from pulque.client.wishes import StartAt, start_of
+from pulque.errors import UnknownSubjectError
+from pulque.model.message import Message
+from pulque.model.names import PartitionName
+from pulque.model.positions import ConsumeSequence
+from pulque.wire.requests import Read
+
+__all__ = ["Reading"]
+
+_MAX_BYTES = 1024 * 1024
+_LONG_POLL = 10.0
+_FIRST = ConsumeSequence(0)
+
+
+class Reading:
+    """How a client looks at what brokers have, without a group and without effect."""
+
+    _brokers: Brokers
+    _timeout: float
+
+    async def read(
+        self,
+        subject: str,
+        sequence: int = 0,
+        *,
+        partition: str | None = None,
+        broker: str | None = None,
+        max_messages: int = 1000,
+        timeout: float = 0.0,
+    ) -> list[Message]:
+        """Return stored messages from a sequence on, without a group and without effect.
+
+        Where several brokers have some, those of all are put in the order in which they were
+        stored. Each broker counts for itself: to go on from a message, name its ``broker_group``.
+
+        Args:
+            subject: Whose messages.
+            sequence: Where to start; if that is no longer stored, at the oldest that is.
+            partition: Which partition, if the subject has several.
+            broker: Only this broker group's.
+            max_messages: At most so many.
+            timeout: How long to wait for a first message, in seconds.
+        """
+        wait = timeout
+        found: list[Message] = []
+        brokers = self._brokers
+        for calls, group, plain in await brokers.plain_partitions(subject, self._timeout, broker):
+            name = PartitionName(partition) if partition else plain
+            request = Read(name, sequence, max_messages, _MAX_BYTES, int(wait * 1000))
+            convert = functools.partial(messages_of, name, broker_group=group)
+            some = await calls.ask(request, wait + self._timeout, convert)
+            wait = 0.0 if some else wait
+            found += some
+        found.sort(key=lambda message: message.stored_at_ms)
+        return found[:max_messages]
+
+    async def tail(self, subject: str, *, start: StartAt = "latest") -> AsyncIterator[Message]:
+        """Yield messages as they are stored, without a group, until the caller stops."""
+        instant = start if isinstance(start, datetime) else None
+        nexts = {
+            (found.broker_group, found.partition): first_sequence(start_of(start), found)
+            for found in await self.positions(subject, at=instant)
+        }
+        while not self._brokers.home.is_closed:
+            is_quiet = True
+            wait = _LONG_POLL / len(nexts) ** 2
+            for (broker, name), sequence in nexts.items():
+                messages = await self.read(
+                    subject, sequence, partition=name, broker=broker, timeout=wait
+                )
+                if messages:
+                    is_quiet = False
+                    nexts[broker, name] = ConsumeSequence(messages[-1].sequence + 1)
+                for message in messages:
+                    yield message
+            if is_quiet:
+                # Another priority, or another broker, may have come into use meanwhile.
+                for store in await self._brokers.stores(subject, self._timeout):
+                    for target in store.targets:
+                        nexts.setdefault((store.broker_group, target.partition), _FIRST)
+
+    async def positions(
+        self, subject: str, *, at: datetime | None = None
+    ) -> list[PartitionPositions]:
+        """Return where each partition of a subject begins and ends, at every broker.
+
+        Args:
+            subject: Whose partitions.
+            at: Look for the first message stored at or after this instant, too.
+        """
+        found: list[PartitionPositions] = []
+        unknown: UnknownSubjectError | None = None
+        for store in await self._brokers.stores(subject, self._timeout):
+            for target in store.targets:
+                name = target.partition
+                request = positions_request(name, at)
+                convert = functools.partial(positions_of, name, at, store.broker_group)
+                try:
+                    found.append(await store.calls.ask(request, self._timeout, convert))
+                except UnknownSubjectError as error:
+                    unknown = error  # it may have messages elsewhere, or of other priorities
+        if not found and unknown is not None:
+            raise unknown
+        return found

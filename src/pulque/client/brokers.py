@@ -1,0 +1,212 @@
+"""All servers that a blocking client talks to: those of its URL, and the brokers behind them."""
+
+import functools
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from pulque.client.calls import Calls
+from pulque.client.connection import Connection
+from pulque.client.health import LATENCY_TABLE, LatencyRow
+from pulque.client.route_table import RouteKey, RouteTable
+from pulque.client.routes import HOME, Targets, place_of, places_in, route_of, targets_of
+from pulque.client.spreading import Spread
+from pulque.client.url import Address
+from pulque.client.watching import Watcher
+from pulque.errors import (
+    DisconnectedError,
+    RequestTimeoutError,
+    UnavailableError,
+    UnknownSubjectError,
+    UsageError,
+)
+from pulque.model.names import PartitionName, parse_subject
+from pulque.model.routes import PartitionRoute, Route, RouteKind
+from pulque.wire.requests import Route as AskRoute
+
+__all__ = ["Brokers", "Store", "chosen"]
+
+STALE_PAUSE = 1.0
+"""Routes that seem to be wrong are asked for again after so many seconds at the earliest."""
+LOOKING = "looking"
+"""As a group: to look at a subject must not create it, as a producer's question does."""
+NOBODY_WAIT = 0.2
+
+
+class Store(NamedTuple):
+    """A broker that has messages of a subject, and its partitions of it."""
+
+    broker_group: str
+    calls: Calls
+    targets: Targets
+
+
+def chosen(route: Route, broker: str | None) -> list[PartitionRoute]:
+    """Return the partitions of a route, or of one broker group in it.
+
+    Raises:
+        UnknownSubjectError: Nobody has the subject.
+        UsageError: The broker that is named does not.
+    """
+    if not route.partitions:
+        raise UnknownSubjectError(f"no broker has a subject {route.subject}")
+    found = [each for each in route.partitions if broker in {None, each.broker_group}]
+    if not found:
+        names = ", ".join(sorted({each.broker_group for each in route.partitions}))
+        raise UsageError(f"broker group {broker!r} does not serve {route.subject}; {names} do")
+    return found
+
+
+class Brokers:
+    """Who serves what, and the connections to them. Thread-safe.
+
+    Args:
+        addresses: The servers of the client's URL: meta servers, or any broker.
+        client: What this client calls itself.
+        latency: What is done about slow answers.
+        tell: Called when routes have changed.
+        draw: Returns a random number in ``0.0..1.0``.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[Address],
+        *,
+        client: str,
+        latency: tuple[LatencyRow, ...] = LATENCY_TABLE,
+        tell: Callable[[list[RouteKey]], None],
+        draw: Callable[[], float],
+    ) -> None:
+        self.home = Calls(addresses, client=client, draw=draw)
+        self.table = RouteTable(latency)
+        self.spread = Spread(self.calls_at, self.table.targets.get, self.stale, draw)
+        self._client = client
+        self._draw = draw
+        self._pools: dict[str, Calls] = {HOME: self.home}
+        self._stale_at = 0.0
+        self._watcher = Watcher(
+            self.table,
+            self.home.open,
+            client=f"{client}/{secrets.token_hex(4)}",
+            application=client,
+            tell=tell,
+            draw=draw,
+        )
+
+    def calls_at(self, place: str) -> Calls:
+        """Return the connections to a place that wait for the next call."""
+        found = self._pools.get(place)
+        if found is None:
+            address = functools.partial(self.table.address_of, place)
+            made = Calls(address, client=self._client, draw=self._draw)
+            found = self._pools.setdefault(place, made)
+            found.is_closed = self.home.is_closed
+        return found
+
+    def open_at(self, place: str, timeout: float) -> Connection:
+        """Open a connection to a place for whoever needs one."""
+        return self.calls_at(place).open(timeout)
+
+    @property
+    def is_cluster(self) -> bool:
+        """Whether there may be more brokers than the one that was connected to."""
+        return bool(self.home.cluster)
+
+    def find_targets(self, subject: str, timeout: float) -> Targets:
+        """Return where a subject's messages go; ask for it if it is not known.
+
+        Raises:
+            UnavailableError: That could not be found out, or nobody serves it.
+            PulqueError: The subject may not be created, or its name is none.
+        """
+        deadline = time.monotonic() + timeout
+        while (targets := self.table.targets.get(subject)) is None:
+            self.ask_route(RouteKey(parse_subject(subject)), deadline - time.monotonic())
+            if subject not in self.table.targets:
+                if time.monotonic() + NOBODY_WAIT >= deadline:
+                    raise UnavailableError(f"no broker serves {subject} at present")
+                time.sleep(NOBODY_WAIT)
+        return targets
+
+    def ask_route(self, key: RouteKey, timeout: float) -> Route:
+        """Ask who serves a subject or a pattern, keep the answer, and have it watched."""
+        request = AskRoute(key.subject, key.group, key.kind)
+        try:
+            route = self.home.ask(request, max(timeout, 0.001), route_of)
+        except (DisconnectedError, RequestTimeoutError) as error:
+            raise type(error)(f"who serves {key.subject} could not be asked: {error}") from None
+        is_new = self.table.route(key) is None
+        self.table.take_in(key, route)
+        if self.is_cluster or any(each.host for each in route.partitions):
+            self._watcher.start()
+            if is_new:
+                self._watcher.look()
+        return route
+
+    def places(self, subject: str, group: str, timeout: float) -> list[str]:
+        """Return who serves a subject or a pattern now, as places.
+
+        Raises:
+            UnavailableError: That could not be found out.
+        """
+        if not self.is_cluster:
+            return [HOME]
+        route = self.ask_route(RouteKey(subject, group), timeout)
+        return places_in(route)
+
+    def plain_partitions(
+        self, subject: str, timeout: float, broker: str | None
+    ) -> list[tuple[Calls, str, PartitionName]]:
+        """Return who has messages of a subject: connections, broker group, and partition.
+
+        Args:
+            subject: Whose.
+            timeout: How long to try, in seconds.
+            broker: Only this broker group's.
+
+        Raises:
+            UsageError: The broker that is named is none of them.
+            UnknownSubjectError: There is no such subject.
+        """
+        name = parse_subject(subject)
+        if not self.is_cluster:
+            return [(self.home, self.home.server, PartitionName(name))]
+        route = self.ask_route(RouteKey(name, LOOKING), timeout)
+        return [
+            (self.calls_at(place_of(each)), each.broker_group, each.partition)
+            for each in chosen(route, broker)
+        ]
+
+    def stores(self, subject: str, timeout: float) -> list[Store]:
+        """Return who has messages of a subject, and in which partitions of all priorities.
+
+        Raises:
+            UnknownSubjectError: There is no such subject.
+            UnavailableError: One of them could not be asked.
+        """
+        found: dict[str, Store] = {}
+        for calls, broker_group, _ in self.plain_partitions(subject, timeout, None):
+            if broker_group not in found:
+                request = AskRoute(subject, kind=RouteKind.LOCAL)
+                targets = calls.ask(request, timeout, targets_of)
+                found[broker_group] = Store(broker_group, calls, targets)
+        return list(found.values())
+
+    def forget_route(self, key: RouteKey) -> None:
+        """Take in that nobody is interested in a route any more."""
+        self.table.forget(key)
+
+    def stale(self) -> None:
+        """Take in that a route seems to be wrong: it is asked for again, but not all the time."""
+        now = time.monotonic()
+        if now - self._stale_at >= STALE_PAUSE:
+            self._stale_at = now
+            self._watcher.look()
+
+    def close(self) -> None:
+        """Close all connections that wait; those in use are closed after their call."""
+        self.home.is_closed = True
+        self._watcher.stop()
+        for pool in list(self._pools.values()):
+            pool.close()

@@ -1,0 +1,100 @@
+"""What a client knows of who serves what: routes as they were answered last, without I/O.
+
+A route is kept until another is heard: with all meta servers down, messages go where they went.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from pulque.client.health import LATENCY_TABLE, Health, LatencyRow
+from pulque.client.routes import Targets
+from pulque.client.url import Address
+from pulque.errors import DisconnectedError
+from pulque.model.routes import Route, RouteKind
+from pulque.wire.routes import ChangedRoute, KnownRoute
+
+__all__ = ["RouteKey", "RouteTable"]
+
+
+class RouteKey(NamedTuple):
+    """What a route was asked for as."""
+
+    subject: str
+    group: str = ""
+    kind: RouteKind = RouteKind.REALTIME
+
+
+class RouteTable:
+    """The routes of one client. Thread-safe: every change is one assignment.
+
+    Args:
+        table: What is done about slow answers.
+    """
+
+    def __init__(self, table: tuple[LatencyRow, ...] = LATENCY_TABLE) -> None:
+        self.targets: dict[str, Targets] = {}
+        """By subject: where its messages are sent to."""
+        self._routes: dict[RouteKey, Route] = {}
+        self._addresses: dict[str, Address] = {}
+        self._healths: dict[str, Health] = {}
+        self._table = table
+
+    def health_of(self, place: str) -> Health:
+        """Return how a broker group is doing; it is the same one for all routes."""
+        found = self._healths.get(place)
+        if found is None:
+            found = self._healths.setdefault(place, Health(self._table))
+        return found
+
+    def address_of(self, place: str) -> Address:
+        """Return where a broker group listens, as far as known.
+
+        Raises:
+            DisconnectedError: No route ever named it.
+        """
+        try:
+            return self._addresses[place]
+        except KeyError:
+            raise DisconnectedError(f"where broker group {place} listens is not known") from None
+
+    def route(self, key: RouteKey) -> Route | None:
+        """Return a route as it was heard last."""
+        return self._routes.get(key)
+
+    def take_in(self, key: RouteKey, route: Route) -> bool:
+        """Keep a route; say whether it differs from the last one."""
+        for each in route.partitions:
+            if each.host:
+                self._addresses[each.broker_group] = Address(each.host, each.port)
+        before = self._routes.get(key)
+        self._routes[key] = route
+        is_new = before is None or before.partitions != route.partitions
+        if is_new and not key.group and key.kind is RouteKind.REALTIME:
+            targets = Targets(route, self.health_of)
+            if known := self.targets.get(key.subject):
+                targets.go_on_from(known)
+            if targets.is_empty:
+                self.targets.pop(key.subject, None)
+            else:
+                self.targets[key.subject] = targets
+        return is_new
+
+    def take_in_changed(self, changed: Iterable[ChangedRoute]) -> list[RouteKey]:
+        """Keep the routes that a watch brought; return which of them differ."""
+        found = []
+        for kind, group, route in changed:
+            key = RouteKey(str(route.subject), group, kind)
+            if key in self._routes and self.take_in(key, route):
+                found.append(key)
+        return found
+
+    def forget(self, key: RouteKey) -> None:
+        """Take in that nobody is interested any more."""
+        self._routes.pop(key, None)
+
+    def known(self) -> tuple[KnownRoute, ...]:
+        """Return what a watch is to look after."""
+        return tuple(
+            KnownRoute(key.kind, key.subject, key.group, route.version)
+            for key, route in list(self._routes.items())
+        )

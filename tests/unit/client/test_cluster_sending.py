@@ -1,0 +1,261 @@
+"""Sending to many brokers: spread, round what is away or refuses, with what was heard last."""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import pulque
+from pulque import aio
+from pulque.errors import ReadOnlyError, UnavailableError
+from pulque.wire import requests
+from tests.unit.client.fake_broker import Drop, FakeBroker
+from tests.unit.client.fake_cluster import FakeCluster
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    with FakeCluster(3) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def client(cluster: FakeCluster, tmp_path: Path) -> Iterator[pulque.Client]:
+    with pulque.connect(cluster.url, name="test", timeout=10, state_dir=tmp_path) as client:
+        yield client
+
+
+@pytest.mark.accepts("001-13", "001-17", "004-34", "004-38", "004-73")
+def test_single_messages_go_round(cluster: FakeCluster, client: pulque.Client) -> None:
+    receipts = [client.send("orders", b"x") for _ in range(9)]
+    assert Counter(each.broker_group for each in receipts) == {"g0": 3, "g1": 3, "g2": 3}
+    assert [cluster.bodies(number) for number in range(3)] == [3, 3, 3]
+    asked = cluster.meta.seen(requests.Route)
+    assert len(asked) == 1, "the route is asked for once, and then known"
+
+
+@pytest.mark.accepts("002-08", "002-19")
+def test_an_order_key_always_goes_to_the_same_broker(client: pulque.Client) -> None:
+    found = {
+        key: {client.send("orders", b"x", order_key=key).broker_group for _ in range(4)}
+        for key in "abcdefgh"
+    }
+    assert all(len(groups) == 1 for groups in found.values())
+    assert len(set.union(*found.values())) > 1
+
+
+def test_many_messages_are_dealt_to_brokers(client: pulque.Client) -> None:
+    receipts = client.send_many("orders", [b"x"] * 3000)
+    assert Counter(each.broker_group for each in receipts) == {"g0": 1000, "g1": 1000, "g2": 1000}
+    mixed = [pulque.Outgoing(b"x", order_key=f"k{number % 7}") for number in range(100)]
+    receipts = client.send_many("orders", mixed)
+    by_key = {(number % 7, each.broker_group) for number, each in enumerate(receipts)}
+    assert len(by_key) == 7
+
+
+@pytest.mark.accepts("004-30")
+def test_no_send_fails_when_a_broker_is_away(cluster: FakeCluster, client: pulque.Client) -> None:
+    for _ in range(3):
+        client.send("orders", b"before")
+    cluster.kill(1)
+    receipts = [client.send("orders", b"after", timeout=5) for _ in range(12)]
+    assert {each.broker_group for each in receipts} == {"g0", "g2"}
+    ordered = [client.send("orders", b"x", order_key=f"k{n}", timeout=5) for n in range(12)]
+    assert {each.broker_group for each in ordered} == {"g0", "g2"}
+    cluster.revive(1)
+    deadline = time.monotonic() + 20
+    while client.send("orders", b"back").broker_group != "g1":
+        assert time.monotonic() < deadline
+
+
+def test_a_lost_answer_is_told_apart_from_a_lost_message(
+    cluster: FakeCluster, client: pulque.Client
+) -> None:
+    for _ in range(3):
+        client.send("orders", b"before")
+
+    # It stores the message, does not answer, and is away from then on.
+    def vanish(request: requests.Request) -> None:
+        if isinstance(request, requests.Send):
+            cluster.brokers[0].stop_listening()
+            raise Drop(handled=True)
+
+    cluster.brokers[0].fault = vanish
+    receipts = [client.send("orders", b"x", timeout=5) for _ in range(6)]
+    assert [each.may_be_doubled for each in receipts].count(True) == 1
+    stored = sum(cluster.bodies(number) for number in range(3))
+    assert stored == 3 + 6 + 1
+
+
+def test_a_lost_answer_of_a_broker_that_is_back_at_once_doubles_nothing(
+    cluster: FakeCluster, client: pulque.Client
+) -> None:
+    for _ in range(3):
+        client.send("orders", b"before")
+    drops = iter([True])
+
+    def hiccup(request: requests.Request) -> None:
+        if isinstance(request, requests.Send) and next(drops, False):
+            raise Drop(handled=True)
+
+    cluster.brokers[0].fault = hiccup
+    receipts = [client.send("orders", b"x") for _ in range(6)]
+    assert not any(each.may_be_doubled for each in receipts)
+    assert sum(cluster.bodies(number) for number in range(3)) == 9
+
+
+@pytest.mark.accepts("004-37")
+def test_a_broker_that_takes_no_messages_is_passed_over(
+    cluster: FakeCluster, client: pulque.Client
+) -> None:
+    def refuse(request: requests.Request) -> None:
+        if isinstance(request, requests.Send):
+            raise ReadOnlyError("no sends now")
+
+    cluster.brokers[2].fault = refuse
+    receipts = [client.send("orders", b"x") for _ in range(6)]
+    assert {each.broker_group for each in receipts} == {"g0", "g1"}
+    assert len(cluster.brokers[2].seen(requests.Send)) == 1, "it is left alone then"
+
+
+def test_the_client_hears_of_a_broker_that_comes_and_of_one_that_is_read_only(
+    cluster: FakeCluster, client: pulque.Client
+) -> None:
+    cluster.serve([0])
+    assert client.send("orders", b"x").broker_group == "g0"
+    cluster.serve([0, 1])
+    _until_sent_to(client, {"g0", "g1"})
+    cluster.serve([0, 1, 2], writable=[2])
+    _until_sent_to(client, {"g2"})
+
+
+def _until_sent_to(client: pulque.Client, groups: set[str]) -> None:
+    deadline = time.monotonic() + 20
+    while {client.send("orders", b"x").broker_group for _ in range(6)} != groups:
+        assert time.monotonic() < deadline, "the route was not heard of"
+        time.sleep(0.02)
+
+
+def test_with_no_meta_server_messages_go_where_they_went(
+    cluster: FakeCluster, client: pulque.Client
+) -> None:
+    client.send("orders", b"x")
+    cluster.meta.stop_listening()
+    cluster.meta.drop_all()
+    receipts = [client.send("orders", b"x") for _ in range(6)]
+    assert {each.broker_group for each in receipts} == {"g0", "g1", "g2"}
+    with pytest.raises(UnavailableError, match=r"who serves unheard\.of could not be asked"):
+        client.send("unheard.of", b"x", timeout=0.3)
+    cluster.meta.listen_again()
+    assert client.send("unheard.of", b"x").broker_group in {"g0", "g1", "g2"}
+
+
+@pytest.mark.accepts("004-20")
+def test_any_of_the_servers_in_the_url_will_do_and_which_is_left_to_chance(
+    tmp_path: Path,
+) -> None:
+    with FakeBroker() as first, FakeBroker() as second:
+        url = f"{first.url},127.0.0.1:{second.port}"
+        for _ in range(40):
+            with pulque.connect(url, state_dir=tmp_path):
+                pass
+        assert first.seen(requests.Hello)
+        assert second.seen(requests.Hello)
+        first.stop_listening()
+        for _ in range(4):
+            with pulque.connect(url, state_dir=tmp_path) as client:
+                client.send("orders", b"x")
+
+
+# ── the producer ───────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.accepts("002-21", "004-30")
+def test_a_producer_loses_nothing_when_a_broker_goes_away(
+    cluster: FakeCluster, client: pulque.Client
+) -> None:
+    with client.producer(max_batch=10, linger=0.001) as producer:
+        pendings = [producer.send("orders", b"%d" % number) for number in range(300)]
+        cluster.kill(1)
+        pendings += [producer.send("orders", b"%d" % number) for number in range(300, 900)]
+        receipts = [pending.result(20) for pending in pendings]
+    later = Counter(each.broker_group for each in receipts[600:])
+    assert set(later) <= {"g0", "g2"} or later["g1"] < 300
+    _check_stored(cluster, receipts)
+
+
+def _check_stored(cluster: FakeCluster, receipts: list[pulque.Receipt]) -> None:
+    """Every receipt names a place of its own, and nothing is stored twice without a word."""
+    assert len({each.position for each in receipts}) == len(receipts)
+    stored = sum(cluster.bodies(number) for number in range(3))
+    doubled = sum(each.may_be_doubled for each in receipts)
+    assert len(receipts) <= stored <= len(receipts) + doubled
+
+
+def test_a_producer_follows_routes_and_refusals(
+    cluster: FakeCluster, client: pulque.Client
+) -> None:
+    def refuse(request: requests.Request) -> None:
+        if isinstance(request, requests.Send):
+            raise ReadOnlyError("no sends now")
+
+    cluster.brokers[0].fault = refuse
+    with client.producer(max_batch=5, linger=0) as producer:
+        receipts = producer.send_many("orders", [b"x"] * 200).result(20)
+        assert {each.broker_group for each in receipts} == {"g1", "g2"}
+        assert not any(each.may_be_doubled for each in receipts)
+        cluster.brokers[0].fault = None
+        cluster.serve([0])
+        deadline = time.monotonic() + 20
+        while receipts[-1].broker_group != "g0":
+            assert time.monotonic() < deadline
+            receipts.append(producer.send("orders", b"x").result(5))
+            time.sleep(0.02)
+    _check_stored(cluster, receipts)
+
+
+def test_a_broker_that_stands_still_keeps_nothing_for_long(
+    cluster: FakeCluster, client: pulque.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pulque.client.sending.ANSWER_LIMIT", 0.3)
+    release = threading.Event()
+
+    def stand_still(request: requests.Request) -> None:
+        if isinstance(request, requests.Send):
+            release.wait(20)
+
+    cluster.brokers[0].fault = stand_still
+    try:
+        with client.producer(max_batch=5, linger=0) as producer:
+            receipts = producer.send_many("orders", [b"x"] * 100).result(8)
+        assert {each.broker_group for each in receipts} == {"g1", "g2"}
+    finally:
+        release.set()
+
+
+# ── the twin ───────────────────────────────────────────────────────────────────────────────
+
+
+async def test_the_twin_spreads_and_goes_round_what_is_away(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    async with aio.connect(cluster.url, name="test", timeout=10, state_dir=tmp_path) as client:
+        receipts = [await client.send("orders", b"x") for _ in range(9)]
+        assert {each.broker_group for each in receipts} == {"g0", "g1", "g2"}
+        cluster.kill(2)
+        async with client.producer(max_batch=10) as producer:
+            pending = await producer.send_many("orders", [b"x"] * 500)
+            found = await pending.result(20)
+        assert {each.broker_group for each in found} <= {"g0", "g1"}
+        cluster.serve([0])
+        async with client.producer(max_batch=10) as producer:
+            for _ in range(1000):
+                receipt = await (await producer.send("orders", b"x")).result(5)
+                receipts.append(receipt)
+                if {each.broker_group for each in receipts[-20:]} == {"g0"}:
+                    break
+            assert {each.broker_group for each in receipts[-20:]} == {"g0"}
+        _check_stored(cluster, [*receipts, *found])
