@@ -72,6 +72,8 @@ class Instant:
             case requests.Settle(partition=partition, incarnation=incarnation, last=last):
                 self._settled[partition, incarnation] = last + 1
                 return responses.Settled(PullSequence(last + 1))
+            case requests.Subscribe(group=group, mode=mode, filter=wanted, retry=retry):
+                return responses.Subscribed(group, mode, wanted, retry)  # type: ignore[arg-type]
             case _:
                 return responses.Beaten(30_000)
 
