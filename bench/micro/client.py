@@ -75,7 +75,7 @@ class Instant:
                 self._settled[partition, incarnation] = last + 1
                 return responses.Settled(PullSequence(last + 1))
             case requests.Subscribe(group=group, mode=mode, filter=wanted, retry=retry):
-                return responses.Subscribed(group, mode, wanted, retry)  # type: ignore[arg-type]
+                return responses.Subscribed(group, mode, wanted, retry)
             case _:
                 return responses.Beaten(30_000)
 
