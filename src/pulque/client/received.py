@@ -108,6 +108,7 @@ class ReceivedBatch(StoredBatch):
         batch.partition = partition
         batch.first_sequence = first
         batch.stored_at_ms = stored_at_ms
+        batch.broker_group = ""
         batch._columns = {}  # noqa: SLF001  # its own
         batch._body_starts = None  # noqa: SLF001
         batch.starts = [data_start, len(data)]
