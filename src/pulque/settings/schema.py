@@ -28,9 +28,9 @@ __all__ = [
     "values_of",
 ]
 
-Value = str | int | float | Path | timedelta | None
+Value = str | int | float | Path | timedelta | tuple[str, ...] | None
 
-_KINDS: dict[type, str] = {
+_KINDS: dict[Any, str] = {
     ByteSize: "size",
     Path: "path",
     bool: "yes or no",
@@ -38,6 +38,7 @@ _KINDS: dict[type, str] = {
     int: "whole number",
     str: "text",
     timedelta: "duration",
+    tuple[str, ...]: "list",
 }
 
 
@@ -97,6 +98,8 @@ def show_value(value: object) -> str:
             return show_duration(value)
         case ByteSize():
             return show_size(value)
+        case tuple():
+            return ", ".join(value)
         case _:
             return str(value)
 

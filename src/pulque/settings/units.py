@@ -12,10 +12,12 @@ from pydantic import BeforeValidator, ByteSize
 
 __all__ = [
     "Duration",
+    "Listed",
     "Number",
     "Share",
     "Size",
     "parse_duration",
+    "parse_listed",
     "parse_number",
     "parse_share",
     "parse_size",
@@ -70,6 +72,15 @@ def parse_share(value: object) -> float | str:
     raise ValueError("a number is wanted, such as 0.1")
 
 
+def parse_listed(value: object) -> tuple[str, ...]:
+    """Read a list of texts: a list in a file, or one text parted by commas or spaces."""
+    if isinstance(value, str):
+        return tuple(value.replace(",", " ").split())
+    if isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
+        return tuple(value)
+    raise ValueError('a list is wanted: ["a", "b"] in a file, or a,b')
+
+
 def _plain_parts(text: str) -> list[tuple[str, str]]:
     parts = [(number, _ALIASES.get(unit, unit)) for number, unit in _PART.findall(text)]
     units = [list(_UNITS_MS).index(unit) for _, unit in parts]
@@ -105,6 +116,7 @@ def show_size(size: int) -> str:
 
 
 Duration = Annotated[timedelta, BeforeValidator(parse_duration)]
+Listed = Annotated[tuple[str, ...], BeforeValidator(parse_listed)]
 Number = Annotated[int, BeforeValidator(parse_number)]
 Share = Annotated[float, BeforeValidator(parse_share)]
 Size = Annotated[ByteSize, BeforeValidator(parse_size)]
