@@ -113,7 +113,7 @@ def test_nonsense_under_a_good_crc_is_left_to_the_long_way(
 
     if short is not None:
         served = read_record(records, 0, PARTITION, FIRST_SEQUENCE, FIRST_SEQUENCE + 1)
-        assert long_way(served.data).header == short.header
+        assert long_way(served.data).header == short[1]
     else:
         with suppress(InvalidBatchError, CorruptionError, RemoteProtocolError):
             list(batches_of(PARTITION, delivered(records, FIRST_SEQUENCE, 1)))

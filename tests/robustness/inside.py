@@ -9,11 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from pulque.broker.adopt import Adopter, AdoptionRules
 from pulque.broker.appending import Appender
+from pulque.broker.clients import ClientTable
 from pulque.broker.commit import Committer
 from pulque.broker.dead import DeadLetterOffice
+from pulque.broker.gate import Gate
 from pulque.broker.groups import Registrar
 from pulque.broker.housekeeping import Housekeeper, Rhythm
+from pulque.broker.newcomers import Newcomers
 from pulque.broker.parts import Parts
 from pulque.broker.pull import Puller
 from pulque.broker.read import Browser
@@ -89,6 +93,7 @@ async def open_inside(files: MemoryFileSystem) -> AsyncIterator[Inside]:
         tenure,
         schedule=recovered.schedule,
         dead=recovered.dead,
+        adoptions=recovered.adoptions,
     )
     failures: list[PulqueError] = []
     executor = ThreadPoolExecutor(1)
@@ -110,7 +115,13 @@ async def open_inside(files: MemoryFileSystem) -> AsyncIterator[Inside]:
     )
     settler = Settler(state, clock, perform=redeliverer.perform, longest_delay_ms=1000)
     parts = Parts(
-        Receiver(state, around, committer, SendLimits(_MIB, _MIB, _MIB)),
+        Receiver(
+            state,
+            around,
+            committer,
+            SendLimits(_MIB, _MIB, _MIB),
+            Newcomers(Gate("broker"), "broker", None, around.clock),
+        ),
         puller,
         settler,
         Browser(engine, executor, PullLimits(1000, _MIB, 1000)),
@@ -119,6 +130,20 @@ async def open_inside(files: MemoryFileSystem) -> AsyncIterator[Inside]:
         releaser,
         Resetter(state, around, committer, wake=wake),
         DeadLetterOffice(state, around, committer, appender, 1000),
+        Adopter(
+            state,
+            around,
+            committer,
+            appender,
+            AdoptionRules(
+                Gate("broker"),
+                lambda _group, _subject: at_once,
+                SendLimits(_MIB, _MIB, _MIB),
+                1000,
+            ),
+            waits=releaser.wake,
+        ),
+        ClientTable(state, clock),
     )
     rhythm = Rhythm(10_000, 60_000, 60_000, 2**40, None)
     inside = Inside(

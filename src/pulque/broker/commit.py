@@ -74,6 +74,25 @@ class Committer:
         self._wants_actions = True
         self._start_sync()
 
+    async def synced(self) -> None:
+        """Wait until all that is recorded and written by now is on disk.
+
+        Raises:
+            UnavailableError: Nobody knows whether it is: the disk failed.
+        """
+        over: asyncio.Future[None] = self._loop.create_future()
+
+        def done(error: PulqueError | None) -> None:
+            if over.done():
+                return
+            if error is None:
+                over.set_result(None)
+            else:
+                over.set_exception(error)
+
+        self.sync_facts(done)
+        await over
+
     def schedule(self) -> None:
         """See to it that the engine's queue is written when this turn of the loop ends."""
         if not self._is_flush_scheduled:

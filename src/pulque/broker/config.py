@@ -11,12 +11,14 @@ from typing import Annotated
 
 from pydantic import ByteSize, Field, field_validator, model_validator
 
-from pulque.errors import InvalidNameError
-from pulque.model.names import parse_group
+from pulque.client.url import META_PORT, Address, parse_address
+from pulque.errors import ConfigError, InvalidNameError
+from pulque.model.names import parse_group, parse_pattern
 from pulque.rules.retry import DEFAULT_DELAYS_MS
 from pulque.settings.sections import ListenSection, LogSection, Section, ServerSettings
 from pulque.settings.units import (
     Duration,
+    Listed,
     Number,
     Share,
     Size,
@@ -27,6 +29,7 @@ from pulque.settings.units import (
 
 __all__ = [
     "BrokerSettings",
+    "ClusterSection",
     "ConsumptionSection",
     "LimitsSection",
     "ListenSection",
@@ -144,6 +147,11 @@ class LimitsSection(Section):
         description="The most subscriptions: one for each consumer id that ever pulled from a "
         "partition (2 KiB of memory each). Another consumer's pull is refused.",
     )
+    allowed_subjects: Listed = Field(
+        default=(),
+        description="Only these subjects, and those that patterns like `order.*` cover, may be "
+        "sent to; others are refused. Empty allows all.",
+    )
     send_buffer: Annotated[Size, Field(ge=64 * _KIB, le=_GIB)] = Field(
         default=ByteSize(8 * _MIB),
         description="A client that leaves this many bytes of answers unread, besides those to one "
@@ -167,6 +175,16 @@ class LimitsSection(Section):
         description="A connection without a request, and without one waiting for its answer, is "
         "closed after this time.",
     )
+
+    @field_validator("allowed_subjects")
+    @classmethod
+    def _are_subjects(cls, subjects: tuple[str, ...]) -> tuple[str, ...]:
+        for subject in subjects:
+            try:
+                parse_pattern(subject)
+            except InvalidNameError as error:
+                raise ValueError(str(error)) from None
+        return subjects
 
     @model_validator(mode="after")
     def _fits(self) -> "LimitsSection":
@@ -250,6 +268,50 @@ def parse_delays(text: str) -> list[timedelta]:
     return [parse_duration(each) for each in text.split()]
 
 
+class ClusterSection(Section):
+    """Which cluster the broker belongs to."""
+
+    meta: Listed = Field(
+        default=(),
+        description="The meta servers, as `host:port` (the usual port is 7440); the broker "
+        "registers at each of them. Without any it stands alone.",
+    )
+    group: str = Field(
+        default="",
+        description="The broker group that it belongs to, as routes and positions name it. If "
+        "it is empty, the broker is a group by itself, with its own name.",
+    )
+    advertise: str = Field(
+        default="",
+        description="Where clients reach the broker, as `host:port` or `host`, if that is not "
+        "where it listens: behind a port mapping, or in a container.",
+    )
+
+    @property
+    def meta_addresses(self) -> tuple[Address, ...]:
+        """Where the meta servers listen."""
+        return tuple(map(_address, self.meta))
+
+    @field_validator("meta")
+    @classmethod
+    def _are_addresses(cls, addresses: tuple[str, ...]) -> tuple[str, ...]:
+        if len({_address(each) for each in addresses}) < len(addresses):
+            raise ValueError("a meta server is named twice")
+        return addresses
+
+    @field_validator("advertise")
+    @classmethod
+    def _is_an_address(cls, address: str) -> str:
+        if address:
+            _address(address)
+        return address
+
+    @field_validator("group")
+    @classmethod
+    def _is_a_group(cls, group: str) -> str:
+        return _checked_name(group) if group else group
+
+
 class BrokerSettings(ServerSettings):
     """All that a broker can be told."""
 
@@ -257,7 +319,7 @@ class BrokerSettings(ServerSettings):
 
     name: str = Field(
         default="broker",
-        description="The name of this broker's group in routes and positions; it is "
+        description="The broker's own name, which no other one of its cluster has; it is "
         "spelled like a subject.",
     )
     listen: ListenSection = Field(
@@ -276,6 +338,9 @@ class BrokerSettings(ServerSettings):
         default=RetrySection(),
         description="What becomes of messages that a consumer could not process.",
     )
+    cluster: ClusterSection = Field(
+        default=ClusterSection(), description="Which cluster the broker belongs to."
+    )
     log: LogSection = Field(
         default=LogSection(), description="What the broker says about itself, on stderr."
     )
@@ -283,7 +348,23 @@ class BrokerSettings(ServerSettings):
     @field_validator("name")
     @classmethod
     def _is_a_name(cls, name: str) -> str:
-        try:
-            return parse_group(name)
-        except InvalidNameError as error:
-            raise ValueError(str(error).replace("group", "name", 1)) from None
+        return _checked_name(name)
+
+    @property
+    def broker_group(self) -> str:
+        """The group that routes and positions name."""
+        return self.cluster.group or self.name
+
+
+def _checked_name(name: str) -> str:
+    try:
+        return parse_group(name)
+    except InvalidNameError as error:
+        raise ValueError(str(error).replace("group", "name", 1)) from None
+
+
+def _address(text: str) -> Address:
+    try:
+        return parse_address(text, default_port=META_PORT)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None

@@ -156,7 +156,7 @@ class DeadLetterOffice:
                 last = ConsumeSequence(ranges[-1][1] - 1)
                 now_ms = self._clock.now_ms()
                 self._state.record(DeadPurged(partition.id, ranges[0][0], last, now_ms))
-                await self._sync()
+                await self._committer.synced()
         return DeadListed(partition.start, partition.confirmed, count, ())
 
     # -- delivering again --------------------------------------------------------------------
@@ -196,7 +196,7 @@ class DeadLetterOffice:
                 await self._append(partition, each)
                 resent += each.sequences
             if resent:
-                await self._sync()
+                await self._committer.synced()
         self.resent += len(resent)
         missing = set(todo).difference(resent)
         return Resent(tuple(sorted(resent)), tuple(done), tuple(sorted(missing)))
@@ -235,20 +235,6 @@ class DeadLetterOffice:
         parsed = parse_subject(subject)
         name = parse_partition(dead_partition(parsed, Group(group)))
         return parsed, Group(group), self._engine.partition(PartitionName(name))
-
-    async def _sync(self) -> None:
-        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def synced(error: PulqueError | None) -> None:
-            if over.done():
-                return
-            if error is None:
-                over.set_result(None)
-            else:
-                over.set_exception(error)
-
-        self._committer.sync_facts(synced)
-        await over
 
     def _begin(
         self,

@@ -48,6 +48,7 @@ class Housekeeper:
         self._dedup = state.dedup
         self._schedule = state.schedule
         self._dead = state.dead
+        self._adoptions = state.adoptions
         self._settler = parts.settler
         self._puller = parts.puller
         self._committer = committer
@@ -90,6 +91,7 @@ class Housekeeper:
         changes: dict[bytes, bytes | None] = {**self._dedup.encode_changes()}
         changes.update(self._schedule.encode_changes())
         changes.update(self._dead.encode_changes())
+        changes.update(self._adoptions.encode_changes())
         changes.update(encode_changes(self._consumption))
         job = self._engine.begin_checkpoint(changes)
         taken_ms = self._clock.monotonic_ms() - began_ms
@@ -128,6 +130,7 @@ class Housekeeper:
         if now_ms - self._sweep_at_ms >= _SWEEP_MS:
             self._sweep_at_ms = now_ms
             self._dedup.forget_idle(self._clock.now_ms())
+            self._adoptions.forget_old(self._clock.now_ms())
 
     def _lose_silent(self) -> None:
         lost = self._settler.lose_silent()

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from pulque.broker.adopt import Adopter
+from pulque.broker.clients import ClientTable
 from pulque.broker.dead import DeadLetterOffice
 from pulque.broker.groups import Registrar
 from pulque.broker.pull import Puller
@@ -28,3 +30,5 @@ class Parts:
     releaser: Releaser
     resetter: Resetter
     office: DeadLetterOffice
+    adopter: Adopter
+    clients: ClientTable

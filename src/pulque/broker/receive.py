@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from pulque.broker.columns import total_and_largest
 from pulque.broker.commit import Committer
+from pulque.broker.newcomers import Newcomers
 from pulque.broker.state import BrokerState, SendLimits, Surroundings
 from pulque.errors import (
     ErrorCode,
@@ -95,9 +96,14 @@ class Receiver:
         around: Surroundings,
         committer: Committer,
         limits: SendLimits,
+        newcomers: Newcomers,
     ) -> None:
         self._engine = state.engine
         self._state = state
+        self._gate = newcomers.gate
+        self._newcomers = newcomers
+        self._asked_bytes = 0
+        """Of batches that wait until it is known whether their subject belongs here."""
         self._dedup = state.dedup
         self._clock = around.clock
         self._committer = committer
@@ -118,22 +124,70 @@ class Receiver:
         wants_disk = request.acks is Acks.DISK
         for index, (name, batch) in enumerate(request.batches):
             try:
-                self._store(name, bytes(batch), pending, index, wants_disk=wants_disk)
+                partition = self._engine.partition(name)
+                if partition is None and self._must_ask(name):
+                    self._ask(name, bytes(batch), pending, index, wants_disk=wants_disk)
+                else:
+                    self._store(
+                        name, partition, bytes(batch), pending, index, wants_disk=wants_disk
+                    )
             except PulqueError as error:
                 self.refused += 1
                 pending.put(index, _failed(error))
 
-    def _store(
+    def _must_ask(self, name: str) -> bool:
+        """Whether a partition that is not here may only be made if a meta server says so."""
+        if not self._newcomers.must_ask:
+            return False
+        _sendable(name)
+        if not self._gate.is_open:
+            self._gate.check(PartitionName(name))
+        plain = name.partition("#p")[0]
+        return plain == name or self._engine.partition(plain) is None
+
+    def _ask(
         self, name: str, batch: bytes, pending: _PendingSend, index: int, *, wants_disk: bool
+    ) -> None:
+        """Store a batch once it is known that its subject belongs here."""
+        if self._asked_bytes > self._limits.max_waiting:
+            raise OverloadedError(
+                f"{self._asked_bytes} bytes wait for a meta server's answer; "
+                f"at most {self._limits.max_waiting} are allowed"
+            )
+        self._asked_bytes += len(batch)
+
+        def decided(refusal: PulqueError | None) -> None:
+            self._asked_bytes -= len(batch)
+            try:
+                if refusal is not None:
+                    raise refusal
+                partition = self._engine.partition(name)
+                self._store(name, partition, batch, pending, index, wants_disk=wants_disk)
+            except PulqueError as error:
+                self.refused += 1
+                pending.put(index, _failed(error))
+
+        self._newcomers.decide(PartitionName(name), decided)
+
+    def _store(
+        self,
+        name: str,
+        partition: Partition | None,
+        batch: bytes,
+        pending: _PendingSend,
+        index: int,
+        *,
+        wants_disk: bool,
     ) -> None:
         if self._committer.waiting_bytes > self._limits.max_waiting:
             raise OverloadedError(
                 f"{self._committer.waiting_bytes} bytes wait for the disk; "
                 f"at most {self._limits.max_waiting} are allowed"
             )
-        partition = self._engine.partition(name)
         if partition is None or name[0] == "%":
             _sendable(name)
+        if not self._gate.is_open:
+            self._gate.check(PartitionName(name))
         seed = seed_of(name) if partition is None else partition.seed
         header = check_batch(batch, seed, self._limits)
         if header.priority != DEFAULT_LEVEL or "#" in name:

@@ -11,8 +11,9 @@ from pulque.errors import StorageFullError
 from pulque.model.actions import DeadPurged
 from pulque.model.batch import Flag, read_header
 from pulque.model.message import StoredBatch
-from pulque.model.names import Group, PartitionName, is_dead, is_wait, owner_of
+from pulque.model.names import Group, is_dead, is_wait, owner_of
 from pulque.model.positions import ConsumeSequence
+from pulque.rules.adoption import Adoption, Adoptions
 from pulque.rules.consumption import Consumption
 from pulque.rules.consumption_state import load_state
 from pulque.rules.dead import DeadLetters
@@ -36,11 +37,12 @@ class Recovered:
         self.consumption = Consumption()
         self.schedule = Schedule()
         self.dead = DeadLetters()
+        self.adoptions = Adoptions()
         self.batches = 0
         self.facts = 0
         self.was_clipped = False
         """Whether positions had to be set back, as a power cut took messages away."""
-        self._owned: list[tuple[PartitionName, Group, bytes]] = []
+        self._owned: list[tuple[Partition, Group, Entry, bytes]] = []
         """Batches of partitions that belong to groups."""
 
     def checkpoint_loaded(self, state: dict[bytes, bytes]) -> None:
@@ -49,6 +51,7 @@ class Recovered:
         self.dedup.load(state)
         self.schedule.load(state)
         self.dead.load(state)
+        self.adoptions.load(state)
 
     def batch_stored(self, partition: Partition, entry: Entry, batch: bytes) -> None:
         """Take in one batch, as after a live append."""
@@ -57,14 +60,14 @@ class Recovered:
         self.dedup.stored(partition.id, header, entry.first_sequence, entry.stored_at_ms)
         group = owner_of(partition.name)
         if group is not None:
-            self._owned.append((partition.name, group, batch))
+            self._owned.append((partition, group, entry, batch))
         if header.flags & Flag.DUE and is_wait(partition.name):
             self._wait(partition, entry, batch)
 
     def replay_facts(self, engine: Engine) -> None:
         """Take in all facts since the checkpoint."""
-        for name, group, batch in self._owned:
-            self._follow(engine, name, group, batch)
+        for owned in self._owned:
+            self._follow(engine, *owned)
         self._owned = []
         for fact in engine.replay_actions():
             self.facts += 1
@@ -73,7 +76,8 @@ class Recovered:
             self.consumption.handle(fact)
         self.consumption.end_replay()
         ends = {p.id: p.end for p in engine.partitions.by_id.values()}
-        clipped = [part.clip(ends) for part in (self.consumption, self.schedule, self.dead)]
+        parts = (self.consumption, self.schedule, self.dead, self.adoptions)
+        clipped = [part.clip(ends) for part in parts]
         self.was_clipped = any(clipped)
 
     def _wait(self, partition: Partition, entry: Entry, batch: bytes) -> None:
@@ -86,9 +90,16 @@ class Recovered:
         )
         self.schedule.add(partition.id, entry.first_sequence, stored.column("due_at_ms"))
 
-    def _follow(self, engine: Engine, name: PartitionName, group: Group, batch: bytes) -> None:
+    def _follow(
+        self, engine: Engine, partition: Partition, group: Group, entry: Entry, batch: bytes
+    ) -> None:
         """Take note of what the messages of a batch show to be done."""
-        for origin in origins_of(name, batch):
+        for origin in origins_of(partition.name, batch):
+            if origin.adopted:
+                sequence = ConsumeSequence(entry.first_sequence + origin.at)
+                place = Adoption(partition.id, sequence, entry.stored_at_ms)
+                self.adoptions.stored(group, origin.adopted, place)
+                continue
             source = engine.partition(origin.partition)
             if source is None:
                 continue

@@ -4,9 +4,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import assert_never
 
+from pulque.broker.belonging import ClusterSide
 from pulque.broker.parts import Parts
 from pulque.broker.places import Place
-from pulque.broker.routes import LocalRoutes
+from pulque.broker.routes import LocalRoutes, parse_asked
 from pulque.broker.state import BrokerState
 from pulque.broker.watch import Watcher
 from pulque.clock import Clock
@@ -18,7 +19,8 @@ from pulque.errors import (
     RequestTimeoutError,
     UnsupportedError,
 )
-from pulque.model.names import ConsumerId, Group, effective_group
+from pulque.model.names import ConsumerId, Group, Pattern, effective_group
+from pulque.model.routes import RouteKind
 from pulque.net.server import Connection
 from pulque.wire.frame import Frame
 from pulque.wire.requests import (
@@ -50,6 +52,7 @@ from pulque.wire.responses import (
     Routed,
     Sealed,
     StatusReport,
+    Subscribed,
     Welcome,
     encode_error,
     encode_response,
@@ -99,9 +102,12 @@ class RequestHandler:
         parts: Parts,
         state: BrokerState,
         clock: Clock,
+        *,
         status: Callable[[], bytes],
+        cluster: ClusterSide,
     ) -> None:
         self._welcome = welcome
+        self._cluster = cluster
         self._receiver = parts.receiver
         self._puller = parts.puller
         self._settler = parts.settler
@@ -109,8 +115,10 @@ class RequestHandler:
         self._registrar = parts.registrar
         self._resetter = parts.resetter
         self._office = parts.office
+        self._adopter = parts.adopter
+        self._clients = parts.clients
         self._engine = state.engine
-        self._routes = LocalRoutes(state.places, welcome.broker)
+        self._routes = LocalRoutes(state.places, cluster.broker_group, cluster.gate)
         self._watcher = Watcher(state.places, self._routes)
         self._clock = clock
         self._status = status
@@ -134,6 +142,7 @@ class RequestHandler:
         self._puller.closed(connection)
         self._browser.closed(connection)
         self._watcher.closed(connection)
+        self._clients.closed(connection)
 
     def partition_added(self, places: list[Place]) -> None:
         """Tell the watches that a new partition matters to."""
@@ -148,7 +157,9 @@ class RequestHandler:
             )
         version = agree(request.min_version, request.max_version)
         connection.welcome()
-        answerer.answer(replace(self._welcome, version=version))
+        self._clients.greeted(connection, request.client)
+        cluster = self._cluster.gate.standing.cluster
+        answerer.answer(replace(self._welcome, version=version, cluster=cluster))
 
     def _dispatch(  # noqa: C901, PLR0912, PLR0915  # one case per opcode
         self, connection: Connection, request: Request, answerer: _Answerer
@@ -158,18 +169,12 @@ class RequestHandler:
                 _check_time(connection, request)
                 self._receiver.send(request, answerer.answer)
             case Pull():
-                self._hold(
-                    connection,
-                    answerer,
-                    lambda: self._puller.pull(
-                        request, connection, answerer.answer_held, answerer.refuse_held
-                    ),
-                )
+                self._hold(connection, answerer, lambda: self._pull(connection, request, answerer))
             case Settle():
                 answerer.answer(self._settler.settle(request))
                 self._puller.settled(*_consumer_of(request))
             case Heartbeat():
-                self._beat(request, answerer)
+                self._beat(connection, request, answerer)
             case Read():
                 self._hold(
                     connection,
@@ -181,7 +186,7 @@ class RequestHandler:
             case Positions():
                 self._browser.positions(request, answerer.answer, answerer.refuse)
             case Subscribe():
-                self._registrar.subscribe(request, answerer.answer, answerer.refuse)
+                self._subscribe(connection, request, answerer)
             case Reset():
                 self._resetter.reset(request, answerer.answer, answerer.refuse)
             case Groups():
@@ -189,18 +194,23 @@ class RequestHandler:
             case ChangeGroup():
                 self._registrar.change(request, answerer.answer, answerer.refuse)
             case Route():
-                route = self._routes.route(request.subject, request.group, request.kind)
-                answerer.answer(Routed(route))
+                self._hold(connection, answerer, lambda: self._route(request, answerer))
             case Watch():
                 self._hold(
-                    connection,
-                    answerer,
-                    lambda: self._watcher.watch(request, connection, answerer.answer_held),
+                    connection, answerer, lambda: self._watch(connection, request, answerer)
                 )
             case Register():
                 raise UnsupportedError("this is a broker; servers register at a meta server")
-            case Adopt() | Clients():
-                raise UnsupportedError(f"this broker does not know {type(request).__name__} yet")
+            case Adopt():
+                self._hold(
+                    connection,
+                    answerer,
+                    lambda: self._adopter.adopt(
+                        request, answerer.answer_held, answerer.refuse_held
+                    ),
+                )
+            case Clients():
+                answerer.answer(self._clients.listed(request))
             case Status():
                 answerer.answer(StatusReport(self._status()))
             case Seal():
@@ -234,10 +244,40 @@ class RequestHandler:
         except PulqueError as error:
             answerer.refuse_held(error)
 
-    def _beat(self, request: Heartbeat, answerer: _Answerer) -> None:
+    def _pull(self, connection: Connection, request: Pull, answerer: _Answerer) -> None:
+        self._puller.pull(request, connection, answerer.answer_held, answerer.refuse_held)
+        self._clients.pulled(connection, request)
+
+    def _route(self, request: Route, answerer: _Answerer) -> None:
+        """Answer what is here, or have a meta server say who serves a subject."""
+        if self._cluster.relay is not None and request.kind is not RouteKind.LOCAL:
+            parse_asked(request.subject, request.group)
+            self._cluster.relay.route(request, answerer.answer_held, answerer.refuse_held)
+            return
+        route = self._routes.route(request.subject, request.group, request.kind)
+        answerer.answer_held(Routed(route))
+
+    def _watch(self, connection: Connection, request: Watch, answerer: _Answerer) -> None:
+        relay = self._cluster.relay
+        if relay is None:
+            self._watcher.watch(request, connection, answerer.answer_held)
+        else:
+            relay.watch(request, answerer.answer_held, answerer.refuse_held)
+
+    def _subscribe(self, connection: Connection, request: Subscribe, answerer: _Answerer) -> None:
+        def answer(response: Subscribed) -> None:
+            key = (Group(response.group), ConsumerId(request.consumer))
+            self._clients.subscribed(connection, key, Pattern(request.subject))
+            answerer.answer(response)
+
+        self._registrar.subscribe(request, answer, answerer.refuse)
+
+    def _beat(self, connection: Connection, request: Heartbeat, answerer: _Answerer) -> None:
         answerer.answer(self._settler.heartbeat(request))
         if request.is_leaving:
-            self._puller.dismiss([_consumer_of(request)])
+            key = _consumer_of(request)
+            self._clients.left(connection, key)
+            self._puller.dismiss([key])
 
     def _seal(self) -> Sealed:
         if self._engine.open_batches:

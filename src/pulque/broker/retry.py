@@ -34,6 +34,7 @@ from pulque.model.names import (
 )
 from pulque.model.pack import ONCE_HEADER
 from pulque.model.positions import ConsumeSequence, PartitionId
+from pulque.rules.adoption import is_adoption
 from pulque.rules.consumption import Redeliver, Redelivery
 from pulque.rules.groups import GroupsSettings
 from pulque.rules.retry import (
@@ -54,7 +55,15 @@ from pulque.rules.retry import (
 from pulque.storage.message_log import Appended
 from pulque.storage.partitions import Partition
 
-__all__ = ["Origin", "Policies", "PolicyOf", "Redeliverer", "origins_of"]
+__all__ = [
+    "Origin",
+    "Policies",
+    "PolicyOf",
+    "Redeliverer",
+    "add_decided",
+    "headers_after",
+    "origins_of",
+]
 
 PolicyOf = Callable[[Group, Subject], RetryPolicy]
 """Says which policy a group has for a subject."""
@@ -100,6 +109,13 @@ class Origin(NamedTuple):
     sequence: ConsumeSequence
     due_ms: int
     """When it was due, if it waited; else 0."""
+    at: int
+    """Which message of its batch the record is."""
+    adopted: str = ""
+    """The name of the adoption, if it was taken over from another broker."""
+
+
+_ELSEWHERE = PartitionName("")
 
 
 def origins_of(partition: PartitionName, batch: bytes) -> Iterator[Origin]:
@@ -109,9 +125,12 @@ def origins_of(partition: PartitionName, batch: bytes) -> Iterator[Origin]:
     )
     for i in range(len(stored)):
         headers = Message(stored, i).headers
-        found = parse_position(headers.get(ORIGIN_HEADER, ""))
-        if found is not None:
-            yield Origin(*found, int(headers.get(DUE_HEADER, 0)))
+        text = headers.get(ORIGIN_HEADER, "")
+        found = parse_position(text)
+        if is_adoption(text):
+            yield Origin(_ELSEWHERE, ConsumeSequence(0), 0, i, text)
+        elif found is not None:
+            yield Origin(*found, int(headers.get(DUE_HEADER, 0)), i)
 
 
 class Redeliverer:
@@ -225,35 +244,50 @@ class Redeliverer:
                 if not wishes.matches(message.tags) or ONCE_HEADER in message.headers:
                     dropped.append(message.sequence)
                 else:
-                    self._add(packing, message, subject, group, redelivery, policy)
+                    add_decided(
+                        packing,
+                        message,
+                        group,
+                        redelivery,
+                        policy,
+                        headers=headers_after(message, redelivery),
+                        now_ms=self._clock.now_ms(),
+                    )
             except InvalidBatchError:
                 continue  # its producer packed nonsense, which no consumer could read either
             missing.discard(message.sequence)
         return packing.batches(), sorted(missing), dropped
 
-    def _add(
-        self,
-        packing: Packing,
-        message: Message,
-        subject: Subject,
-        group: Group,
-        redelivery: Redelivery,
-        policy: RetryPolicy,
-    ) -> None:
-        batch, index = message.source()
-        failed = Failed(message.attempt, batch.id_of(index), message.expires_at_ms)
-        headers = headers_after(message, redelivery)
-        match decide(redelivery, failed, policy, self._clock.now_ms()):
-            case RetryNow(attempt):
-                target = retry_partition(subject, group, level_of(message.partition))
-                packing.add(target, message, headers=headers, attempt=attempt)
-            case RetryAt(attempt, due_ms):
-                target = wait_partition(subject, group, level_of(message.partition))
-                packing.add(target, message, headers=headers, attempt=attempt, due_ms=due_ms)
-            case DeadLetter(reason):
-                headers[DEAD_HEADER] = reason
-                target = dead_partition(subject, group)
-                packing.add(target, message, headers=headers, attempt=message.attempt)
+
+def add_decided(  # noqa: PLR0913  # a message, and all that decides
+    packing: Packing,
+    message: Message,
+    group: Group,
+    redelivery: Redelivery,
+    policy: RetryPolicy,
+    *,
+    headers: dict[str, str],
+    now_ms: int,
+) -> None:
+    """Add a message to where it goes after an attempt: retries, what waits, or dead letters.
+
+    Raises:
+        InvalidBatchError: Its producer packed nonsense.
+    """
+    batch, index = message.source()
+    subject, level = subject_of(message.partition), level_of(message.partition)
+    failed = Failed(message.attempt, batch.id_of(index), message.expires_at_ms)
+    match decide(redelivery, failed, policy, now_ms):
+        case RetryNow(attempt):
+            target = retry_partition(subject, group, level)
+            packing.add(target, message, headers=headers, attempt=attempt)
+        case RetryAt(attempt, due_ms):
+            target = wait_partition(subject, group, level)
+            packing.add(target, message, headers=headers, attempt=attempt, due_ms=due_ms)
+        case DeadLetter(reason):
+            headers[DEAD_HEADER] = reason
+            target = dead_partition(subject, group)
+            packing.add(target, message, headers=headers, attempt=message.attempt)
 
 
 def headers_after(message: Message, redelivery: Redelivery) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """Routes of a broker that knows of no other: it serves every subject itself."""
 
+from pulque.broker.gate import Gate
 from pulque.broker.places import Places
 from pulque.errors import NotAllowedError
 from pulque.model.names import Group, Pattern, parse_owner, parse_pattern, parse_subject
@@ -15,9 +16,10 @@ _ASKED_HERE = ("", 0)
 class LocalRoutes:
     """Which partitions are here."""
 
-    def __init__(self, places: Places, broker_group: str) -> None:
+    def __init__(self, places: Places, broker_group: str, gate: Gate) -> None:
         self._places = places
         self._broker_group = broker_group
+        self._gate = gate
 
     def route(self, subject: str, group: str, kind: RouteKind) -> Route:
         """Return the partitions of a subject, or of a pattern.
@@ -41,7 +43,11 @@ class LocalRoutes:
                 f"most {_MOST_COVERED}: subscribe to fewer subjects"
             )
         here = self._broker_group
-        routes = tuple(PartitionRoute(name, here, *_ASKED_HERE) for name in covered)
+        is_open = self._gate.is_open
+        routes = tuple(
+            PartitionRoute(name, here, *_ASKED_HERE, is_open or self._gate.takes(name))
+            for name in covered
+        )
         return Route(pattern, self._places.version, routes)
 
 

@@ -14,13 +14,17 @@ from typing import Protocol
 
 import structlog
 
+from pulque.broker.adopt import Adopter, AdoptionRules
 from pulque.broker.appending import Appender
+from pulque.broker.belonging import advertised, join_cluster, register_of
+from pulque.broker.clients import ClientTable
 from pulque.broker.commit import Committer
 from pulque.broker.config import BrokerSettings, parse_delays
 from pulque.broker.dead import DeadLetterOffice
 from pulque.broker.groups import Registrar
 from pulque.broker.housekeeping import Housekeeper, Rhythm
 from pulque.broker.listener import LoggingListener
+from pulque.broker.newcomers import Newcomers
 from pulque.broker.parts import Parts
 from pulque.broker.places import Places
 from pulque.broker.pull import Puller
@@ -32,8 +36,9 @@ from pulque.broker.reset import Resetter
 from pulque.broker.retry import Policies, Redeliverer
 from pulque.broker.settle import Settler
 from pulque.broker.state import BrokerState, PullLimits, SendLimits, Surroundings
-from pulque.broker.status import status_report
+from pulque.broker.status import cluster_report, status_report
 from pulque.broker.waiting import Releaser
+from pulque.client.url import Address
 from pulque.clock import Clock, SystemClock
 from pulque.errors import ConfigError, PulqueError, StorageError
 from pulque.model.positions import Epoch, Tenure
@@ -46,6 +51,7 @@ from pulque.storage.files import FileSystem, OsFileSystem
 from pulque.storage.options import StorageOptions
 from pulque.storage.partitions import Partition
 from pulque.wire.frame import MAX_PAYLOAD
+from pulque.wire.registration import Register, ServerState
 from pulque.wire.responses import Welcome
 from pulque.wire.versions import NEWEST
 
@@ -116,9 +122,25 @@ class Broker:
         self._stop = asyncio.Event()
         self._failure: PulqueError | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._address = Address("", 0)
+        """Where clients reach it."""
         self.url = ""
 
     async def start(self) -> None:
+        """Recover, serve, and make itself known to its cluster.
+
+        Raises:
+            PulqueError: It cannot; nothing runs then.
+        """
+        await self._begin()
+        if self._cluster.registration is not None:
+            try:
+                await self._cluster.registration.start()
+            except BaseException:
+                await self.close()
+                raise
+
+    async def _begin(self) -> None:
         """Recover, then serve."""
         clock = self._clock
         began_ms = clock.monotonic_ms()
@@ -136,8 +158,8 @@ class Broker:
             asyncio.create_task(self._supervise(self._housekeeper.run())),
         ]
         host, port = await self._listen()
-        shown = f"[{host}]" if ":" in host else host
-        self.url = f"pulque://{shown}:{port}"
+        self.url = f"pulque://{Address(host, port)}"
+        self._address = advertised(self._settings, host, port)
         self._log.info(
             "broker_started",
             url=self.url,
@@ -171,6 +193,7 @@ class Broker:
             Places(engine.partitions.by_id.values()),
             schedule=recovered.schedule,
             dead=recovered.dead,
+            adoptions=recovered.adoptions,
             max_partitions=settings.limits.max_partitions,
             max_subscriptions=settings.limits.max_subscriptions,
         )
@@ -193,6 +216,14 @@ class Broker:
         policies = Policies(
             state.consumption.settings, _retry_policy(settings), _longest_delay_ms(settings)
         )
+        assert self._files is not None  # noqa: S101  # the state was recovered from them
+        self._cluster = join_cluster(settings, self._files, self._describe, self._log)
+        newcomers = Newcomers(
+            self._cluster.gate,
+            self._cluster.broker_group,
+            None if self._cluster.relay is None else self._cluster.relay.ask_route,
+            self._clock,
+        )
         redeliverer = Redeliverer(state, around, appender, policies.policy_of, waits=releaser.wake)
         settler = Settler(
             state,
@@ -202,7 +233,7 @@ class Broker:
         )
         puller = Puller(state, around, _pull_limits(settings), self._committer.sync_facts)
         self._parts = Parts(
-            Receiver(state, around, self._committer, _send_limits(settings)),
+            Receiver(state, around, self._committer, _send_limits(settings), newcomers),
             puller,
             settler,
             Browser(state.engine, self._executor, _pull_limits(settings)),
@@ -213,6 +244,20 @@ class Broker:
             DeadLetterOffice(
                 state, around, self._committer, appender, settings.limits.max_message
             ),
+            Adopter(
+                state,
+                around,
+                self._committer,
+                appender,
+                AdoptionRules(
+                    self._cluster.gate,
+                    policies.policy_of,
+                    _send_limits(settings),
+                    _longest_delay_ms(settings),
+                ),
+                waits=releaser.wake,
+            ),
+            ClientTable(state, self._clock),
         )
         state.engine.partitions.watch(self._partition_added)
         self._housekeeper = Housekeeper(
@@ -227,15 +272,28 @@ class Broker:
             state.leases.lease_ms,
             _longest_delay_ms(settings),
         )
-        self._handler = RequestHandler(welcome, self._parts, state, self._clock, self._report)
+        self._handler = RequestHandler(
+            welcome,
+            self._parts,
+            state,
+            self._clock,
+            status=self._report,
+            cluster=self._cluster,
+        )
         self._server = FrameServer(
             self._handler, _connection_limits(settings), self._clock, self._log.info
         )
 
+    def _describe(self, state: ServerState) -> Register:
+        cluster, now_ms = self._cluster.gate.standing.cluster, self._clock.now_ms()
+        engine = self._state.engine
+        return register_of(self._settings, engine, self._address, cluster, state, now_ms)
+
     def _report(self) -> bytes:
         connections = len(self._server.connections)
         found = status_report(self._state, self._parts, self._committer, connections)
-        return json.dumps({"broker": self._settings.name, **found}).encode()
+        named = {"broker": self._settings.name, "cluster": cluster_report(self._cluster)}
+        return json.dumps({**named, **found}).encode()
 
     def stop(self) -> None:
         """Ask the broker to stop."""
@@ -253,11 +311,13 @@ class Broker:
 
     async def close(self) -> None:
         """Stop serving, sync, write a checkpoint, and give the directory back."""
+        await self._cluster.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._server.stop_listening()
         await self._parts.office.close()
+        await self._parts.adopter.close()
         await self._committer.close()
         await self._server.close()
         if self._failure is None:

@@ -20,7 +20,7 @@ from pulque.wire.requests import Heartbeat, Settle
 from pulque.wire.responses import Beaten
 from pulque.wire.responses import Settled as SettledAnswer
 
-__all__ = ["Settler"]
+__all__ = ["Settler", "check_delay"]
 
 _MOST_NACKED = 10_000
 _LONGEST_REASON = 1000
@@ -91,14 +91,10 @@ class Settler:
         return SettledAnswer(found.settled)
 
     def _check_delays(self, request: Settle) -> None:
-        longest = self._longest_delay_ms
         for nacked in request.nacked:
-            if not NO_RETRY <= nacked.delay_ms <= longest:
-                raise InvalidRequestError(
-                    f"a delay of {nacked.delay_ms} ms for delivery {nacked.sequence}; 0 to "
-                    f"{longest} are allowed, {GROUP_DECIDES} leaves it to the group, and "
-                    f"{NO_RETRY} makes it a dead letter at once"
-                )
+            check_delay(
+                nacked.delay_ms, self._longest_delay_ms, f" for delivery {nacked.sequence}"
+            )
 
     def heartbeat(self, request: Heartbeat) -> Beaten:
         """Renew a lease, or take back what a leaving consumer holds.
@@ -146,3 +142,16 @@ class Settler:
     def _record(self, fact: Action) -> None:
         for effect in self._state.record(fact):
             self._perform(effect)
+
+
+def check_delay(delay_ms: int, longest_ms: int, of_what: str = "") -> None:
+    """Refuse a delay before the next attempt that cannot be.
+
+    Raises:
+        InvalidRequestError: It is none that is allowed.
+    """
+    if not NO_RETRY <= delay_ms <= longest_ms:
+        raise InvalidRequestError(
+            f"a delay of {delay_ms} ms{of_what}; 0 to {longest_ms} are allowed, {GROUP_DECIDES} "
+            f"leaves it to the group, and {NO_RETRY} makes it a dead letter at once"
+        )

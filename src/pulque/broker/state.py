@@ -10,6 +10,7 @@ from pulque.errors import NotAllowedError, PulqueError
 from pulque.model.actions import Action, DeadPurged
 from pulque.model.names import ConsumerId, Group, PartitionName
 from pulque.model.positions import Tenure
+from pulque.rules.adoption import Adoptions
 from pulque.rules.consumption import Consumption, Effect
 from pulque.rules.dead import DeadLetters
 from pulque.rules.dedup import Dedup
@@ -41,6 +42,8 @@ class BrokerState:
     """What waits for its next attempt."""
     dead: DeadLetters = field(default_factory=DeadLetters)
     """Which dead letters were dealt with."""
+    adoptions: Adoptions = field(default_factory=Adoptions)
+    """What was taken over from brokers that were away."""
     outdated: set[tuple[Group, ConsumerId]] = field(default_factory=set)
     """Consumers that must subscribe anew, as their group was changed."""
     max_partitions: int = 100_000

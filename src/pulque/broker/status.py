@@ -4,13 +4,28 @@ import os
 import resource
 from typing import Any
 
+from pulque.broker.belonging import ClusterSide
 from pulque.broker.commit import Committer
 from pulque.broker.parts import Parts
 from pulque.broker.state import BrokerState
 
-__all__ = ["status_report"]
+__all__ = ["cluster_report", "status_report"]
 
 _MOST_ROWS = 1000
+
+
+def cluster_report(cluster: ClusterSide) -> dict[str, Any]:
+    """Return how a broker stands in its cluster."""
+    standing, registration = cluster.gate.standing, cluster.registration
+    return {
+        "id": standing.cluster,
+        "group": cluster.broker_group,
+        "registered_at": [] if registration is None else registration.registered_at,
+        "is_read_only": standing.is_read_only,
+        "is_draining": standing.is_draining,
+        "may_create": standing.may_create,
+        "read_only_subjects": sorted(standing.read_only)[:_MOST_ROWS],
+    }
 
 
 def status_report(
@@ -36,6 +51,7 @@ def status_report(
         "messages_redelivered": parts.redeliverer.redelivered + parts.releaser.released,
         "messages_waiting": len(state.schedule),
         "messages_resent": parts.office.resent,
+        "messages_adopted": parts.adopter.adopted,
         "messages_died": parts.redeliverer.died + parts.releaser.expired,
         "syncs": committer.syncs,
         "bytes_unconfirmed": committer.waiting_bytes,

@@ -11,17 +11,7 @@ import sys
 __all__ = ["main"]
 
 _INTERRUPTED = 130
-_EXTRA = {
-    "aiosqlite",
-    "alembic",
-    "asyncpg",
-    "numpy",
-    "pydantic",
-    "rich",
-    "sqlalchemy",
-    "structlog",
-    "typer",
-}
+_EXTRA = {"numpy", "pydantic", "rich", "structlog", "typer"}
 
 
 def main() -> None:

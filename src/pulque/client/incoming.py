@@ -440,10 +440,12 @@ class IncomingCore:
         nacked: list[Nacked] = []
         tenure: Tenure | None = None
         for batch in each.held:
-            if tenure is not None and batch.tenure != tenure:
+            if batch.tenure is not tenure and tenure is not None and batch.tenure != tenure:
                 break
             tenure = batch.tenure
-            until = self._limit_nacks(batch, batch.finished_until(), nacked)
+            until = batch.finished_until()
+            if batch.nacks:
+                until = self._limit_nacks(batch, until, nacked)
             last = batch.pull_base + until - 1
             if until < batch.end:
                 break

@@ -108,6 +108,7 @@ class ReceivedBatch(StoredBatch):
         batch.partition = partition
         batch.first_sequence = first
         batch.stored_at_ms = stored_at_ms
+        batch.broker_group = ""
         batch._columns = {}  # noqa: SLF001  # its own
         batch._body_starts = None  # noqa: SLF001
         batch.starts = [data_start, len(data)]
@@ -238,9 +239,9 @@ def batches_of(partition: PartitionName, delivered: Delivered) -> Iterator[Recei
     at = 0
     while at < len(records) and expected < last:
         single = read_single(records, at, seed)
-        if single is not None and expected <= single.first_sequence < last:
+        if single is not None and expected <= single[2] < last:
             batch = ReceivedBatch.of_single(single, partition, ahead, delivered.tenure)
-            at += single.size
+            at += single[-1]
         else:
             served = read_record(records, at, partition, expected, last)
             batch = _received(served, partition, ahead, delivered.tenure)

@@ -10,15 +10,15 @@ from functools import lru_cache
 from struct import Struct
 from typing import NamedTuple
 
-import google_crc32c
+from google_crc32c import value
 
 from pulque.errors import CorruptionError, InvalidBatchError, RemoteProtocolError
 from pulque.model.batch import (
     HEADER,
+    HEADER_SIZE,
     MAX_RECORDS_SIZE,
     UNKNOWN_FLAGS,
     BatchHeader,
-    Codec,
     layout_of,
     seed_of,
     verify_crc,
@@ -27,7 +27,6 @@ from pulque.model.checksum import crc_after_crc
 from pulque.model.names import PartitionName
 from pulque.model.positions import ConsumeSequence
 from pulque.model.record import (
-    ENVELOPE,
     ENVELOPE_SIZE,
     MAGIC,
     VERSION,
@@ -39,24 +38,18 @@ from pulque.model.record import (
 __all__ = ["Served", "Single", "read_record", "read_single", "split_records"]
 
 
-_SINGLE = Struct(f"{ENVELOPE.format}{HEADER.format[1:]}I")
-"""An envelope, the header of a batch, and the size of its first message."""
-_PLAIN = (1, 1, int(Codec.NONE), int(RecordType.BATCH), VERSION, MAGIC)
+_HEAD = Struct("<HBBI24xQqII")
+"""What of an envelope a client needs: see ``pulque.model.record``."""
+_SIZE = Struct("<I")
+_SINGLE_SIZE = ENVELOPE_SIZE + HEADER_SIZE + _SIZE.size
+_BATCH = int(RecordType.BATCH)
 _CRC_AT = ENVELOPE_SIZE - 4
 _MOST_PRIORITY = 9
 
 
-class Single(NamedTuple):
-    """A batch of one message."""
-
-    data: bytes
-    header: BatchHeader
-    first_sequence: ConsumeSequence
-    stored_at_ms: int
-    data_start: int
-    """Where in the data that begins which is the message's own."""
-    size: int
-    """Of the record."""
+Single = tuple[bytes, BatchHeader, ConsumeSequence, int, int, int]
+"""A batch of one message, its header, its sequence, when it was stored, where in the batch its own
+data begins, and the size of its record. A bare tuple, as there are many of them."""
 
 
 class Served(NamedTuple):
@@ -125,25 +118,27 @@ def read_single(records: bytes, at: int, seed: int) -> Single | None:
     has stored them for those who send one at a time. It checks what ``read_record`` and
     ``StoredBatch`` check; whatever is not plain is left to them, and to their errors.
     """
-    if len(records) - at < _SINGLE.size:
+    if len(records) - at < _SINGLE_SIZE:
         return None
-    magic, kind, version, size, _, _, _, _, first, at_ms, count, crc, *header, data_size = (
-        _SINGLE.unpack_from(records, at)
-    )
-    batch_crc, flags, codec, priority, batch_count, records_size, *_ = header
-    if (count, batch_count, codec, kind, version, magic) != _PLAIN or priority > _MOST_PRIORITY:
+    magic, kind, version, size, first, stored_at_ms, count, crc = _HEAD.unpack_from(records, at)
+    header = BatchHeader._make(HEADER.unpack_from(records, at + ENVELOPE_SIZE))
+    batch_crc, flags, codec, priority, batch_count, records_size, _, _, _, _, _ = header
+    if count != 1 or batch_count != 1 or codec or priority > _MOST_PRIORITY:
+        return None
+    if kind != _BATCH or version != VERSION or magic != MAGIC:
         return None
     data = records[at + ENVELOPE_SIZE : at + size]
     data_start, record_width = _widths(flags)
+    (data_size,) = _SIZE.unpack_from(records, at + ENVELOPE_SIZE + HEADER_SIZE)
     if (
         len(data) + ENVELOPE_SIZE != size
         or data_start + data_size != len(data)
         or record_width + data_size != records_size
-        or google_crc32c.value(records[at : at + _CRC_AT]) != crc
+        or value(records[at : at + _CRC_AT]) != crc
         or crc_after_crc(data, seed) != batch_crc
     ):
         return None
-    return Single(data, BatchHeader._make(header), first, at_ms, data_start, size)
+    return data, header, first, stored_at_ms, data_start, size
 
 
 @lru_cache(maxsize=1024)

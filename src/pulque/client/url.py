@@ -5,9 +5,20 @@ from typing import NamedTuple
 
 from pulque.errors import ConfigError
 
-__all__ = ["DEFAULT_PORT", "DEFAULT_URL", "URL_VARIABLE", "Address", "addresses_of", "parse_url"]
+__all__ = [
+    "DEFAULT_PORT",
+    "DEFAULT_URL",
+    "META_PORT",
+    "URL_VARIABLE",
+    "Address",
+    "addresses_of",
+    "parse_address",
+    "parse_url",
+]
 
 DEFAULT_PORT = 7450
+META_PORT = 7440
+"""Where a meta server listens if nobody says otherwise."""
 DEFAULT_URL = f"pulque://127.0.0.1:{DEFAULT_PORT}"
 URL_VARIABLE = "PULQUE_URL"
 _SCHEME = "pulque://"
@@ -42,16 +53,29 @@ def parse_url(text: str, *, setting: str = "url") -> tuple[Address, ...]:
     if not text.startswith(_SCHEME):
         raise ConfigError(f"{setting} is {text!r}; it must look like {DEFAULT_URL}")
     hosts = text.removeprefix(_SCHEME).rstrip("/")
-    return tuple(_parse_address(each, text, setting) for each in hosts.split(","))
+    told = f"{setting} is {text!r}: "
+    return tuple(
+        parse_address(each, default_port=DEFAULT_PORT, told=told) for each in hosts.split(",")
+    )
 
 
-def _parse_address(text: str, url: str, setting: str) -> Address:
+def parse_address(text: str, *, default_port: int, told: str = "") -> Address:
+    """Return one address, written as ``host:port``, ``host`` or ``[::1]:port``.
+
+    Args:
+        text: The address.
+        default_port: For one that names none.
+        told: What the text of an error begins with.
+
+    Raises:
+        ConfigError: It is no address.
+    """
     host, colon, port = text.strip().rpartition(":")
     if not colon or text.endswith("]"):
-        host, port = text.strip(), str(DEFAULT_PORT)
+        host, port = text.strip(), str(default_port)
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if not bare or any(c in bare for c in "/@?# []") or (":" in bare and bare is host):
-        raise ConfigError(f"{setting} is {url!r}: {text!r} is not host:port")
+        raise ConfigError(f"{told}{text!r} is not host:port")
     if not (port.isascii() and port.isdigit() and 0 < int(port) <= 65535):
-        raise ConfigError(f"{setting} is {url!r}: {port!r} is not a port (1 to 65535)")
+        raise ConfigError(f"{told}{port!r} is not a port (1 to 65535)")
     return Address(bare, int(port))

@@ -25,7 +25,6 @@ import google_crc32c
 from pulque.model.positions import ConsumeSequence, Epoch, MessageOffset, PartitionId
 
 __all__ = [
-    "ENVELOPE",
     "ENVELOPE_SIZE",
     "MAGIC",
     "VERSION",
@@ -42,8 +41,8 @@ MAGIC = 0x4C50  # "PL" on disk
 VERSION = 1
 _FIELDS = Struct("<HBBIQQIIQqI")
 _CRC = Struct("<I")
-ENVELOPE = Struct("<HBBIQQIIQqII")
-ENVELOPE_SIZE = ENVELOPE.size
+_ENVELOPE = Struct("<HBBIQQIIQqII")
+ENVELOPE_SIZE = _ENVELOPE.size
 
 
 class RecordType(IntEnum):
@@ -94,7 +93,7 @@ def cut_envelope(head: bytes, size: int, skipped: int, count: int) -> bytes:
         count: How many messages the part has.
     """
     magic, kind, version, _, offset, synced, epoch, partition, first, at_ms, _, _ = (
-        ENVELOPE.unpack(head)
+        _ENVELOPE.unpack(head)
     )
     fields = _FIELDS.pack(
         magic, kind, version, size, offset, synced, epoch, partition, first + skipped, at_ms, count
@@ -136,7 +135,7 @@ def read_envelope(data: bytes, at: int = 0) -> Envelope | str:
     """
     if len(data) - at < ENVELOPE_SIZE:
         return f"{len(data) - at} bytes left, an envelope has {ENVELOPE_SIZE}"
-    magic, kind, version, size, *fields, crc = ENVELOPE.unpack_from(data, at)
+    magic, kind, version, size, *fields, crc = _ENVELOPE.unpack_from(data, at)
     if magic != MAGIC:
         return f"magic {magic:#06x} is not {MAGIC:#06x}"
     if google_crc32c.value(data[at : at + ENVELOPE_SIZE - 4]) != crc:

@@ -98,6 +98,11 @@ class Connection(asyncio.BufferedProtocol):
             return 0
         return self._server.clock.monotonic_ms() - self._received_at_ms
 
+    @property
+    def silent_ms(self) -> int:
+        """For how long nothing was heard of the client."""
+        return self._server.clock.monotonic_ms() - self._received_at_ms
+
     def welcome(self) -> None:
         """Take note that the handshake is done, and allow larger frames."""
         self.is_welcome = True

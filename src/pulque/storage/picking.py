@@ -57,13 +57,16 @@ def _pick(run: Run, which: Numbers, index: Numbers, flags: int, seed: int) -> li
     """Return the records of messages whose batches have the same columns."""
     starts = run.starts[which]
     counts = run.counts[which]
-    by_count, by_index, fixed = _columns_of(flags)
+    fixed, by_count, by_index = _columns_of(flags)
     places = starts[:, None] + fixed
-    places[:, HEAD_SIZE:] += counts[:, None] * by_count + index[:, None] * by_index
-    rows = np.frombuffer(run.data, np.uint8)[places]
-    heads = np.ndarray(len(rows), _HEAD_TYPE, rows, strides=(len(fixed),))
+    places += counts[:, None] * by_count
+    places += index[:, None] * by_index
+    rows = np.empty((len(which), HEAD_SIZE + len(fixed)), np.uint8)
+    rows[:, :HEAD_SIZE] = run.heads.view(np.uint8).reshape(-1, HEAD_SIZE)[which]
+    rows[:, HEAD_SIZE:] = np.frombuffer(run.data, np.uint8)[places]
+    heads = np.ndarray(len(rows), _HEAD_TYPE, rows, strides=rows.strides[:1])
     sizes, skipped = _sizes(run.data, starts, index)
-    heads["size"] = len(fixed) + sizes
+    heads["size"] = rows.shape[1] + sizes
     heads["first_sequence"] += index.astype(np.uint64)
     heads["count"] = heads["batch_count"] = 1
     layout = layout_of(flags)
@@ -103,15 +106,14 @@ def _sizes(data: bytes, starts: Numbers, index: Numbers) -> tuple[Numbers, Numbe
 
 @lru_cache(maxsize=1024)
 def _columns_of(flags: int) -> tuple[Numbers, Numbers, Numbers]:
-    """Say where the fixed-size bytes of a message are.
+    """Say where the bytes of a message's columns are.
 
     Returns:
-        For each byte of its columns how far it moves with the count of the batch, and with the
-        index in there; and where all of them would be, head included, if both were 0.
+        For each byte where it would be in the record if the batch were of no messages, and how
+        far it moves with each that the batch has, and with each that comes before this one.
     """
     layout = layout_of(flags)
     widths = [column.width for column in layout.columns]
+    fixed = HEAD_SIZE + np.concatenate([np.arange(width) for width in widths])
     by_count = np.repeat([layout.before[column.name] for column in layout.columns], widths)
-    within = [np.arange(width) for width in widths]
-    fixed = np.concatenate([np.arange(HEAD_SIZE), *[HEAD_SIZE + each for each in within]])
-    return by_count, np.repeat(widths, widths), fixed
+    return fixed, by_count, np.repeat(widths, widths)

@@ -49,7 +49,6 @@ _AHEAD_BYTES = 8 * 1024 * 1024
 _TAG_BITS = np.dtype("<u8")
 _HAS_TAGS = int(Flag.TAGS)
 _CRC_AT = ENVELOPE_SIZE - 4
-_WITHIN = np.arange(HEAD_SIZE)
 _REPEATED = ("offset", "size", "partition", "first_sequence", "count")
 _HEAD_TYPE = np.dtype(
     {
@@ -89,6 +88,16 @@ class Run(NamedTuple):
     first_sequences: Numbers
     flags: Numbers
     is_compressed: Marks
+
+    @property
+    def first_sequence(self) -> int:
+        """Where it begins."""
+        return int(self.first_sequences[0])
+
+    @property
+    def end(self) -> int:
+        """The sequence after its last message."""
+        return int(self.first_sequences[-1] + self.counts[-1])
 
     def only(self, chosen: Marks) -> "Run":
         """Return a run of some of them."""
@@ -197,8 +206,9 @@ def _cached(log: MessageLog, entries: Table) -> bytes | None:
 
 
 def _run(data: bytes, entries: Table, starts: Numbers) -> Run:
-    rows: Rows = np.frombuffer(data, np.uint8)[starts[:, None] + _WITHIN]
-    heads: Table = rows.view(_HEAD_TYPE)[:, 0]
+    # Slices put together are faster here than one gathering of so many bytes by their places.
+    rows = [data[start : start + HEAD_SIZE] for start in starts.tolist()]
+    heads: Table = np.frombuffer(b"".join(rows), _HEAD_TYPE)
     return Run(
         data,
         entries,

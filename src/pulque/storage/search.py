@@ -189,9 +189,9 @@ class _Harvest:
         hits = np.flatnonzero(test.hits(bits))
         which = np.searchsorted(edges, hits, "right") - 1
         index = hits - edges[which]
-        sequences = run.first_sequences[which] + index
-        is_ours = (sequences >= self._sequence) & (sequences < self._limit)
-        if not is_ours.all():
+        if run.first_sequence < self._sequence or run.end > self._limit:
+            sequences = run.first_sequences[which] + index
+            is_ours = (sequences >= self._sequence) & (sequences < self._limit)
             which, index = which[is_ours], index[is_ours]
         return divide(run, which, index) if len(which) else None
 

@@ -7,11 +7,15 @@ from dataclasses import dataclass
 
 import pytest
 
+from pulque.broker.adopt import Adopter, AdoptionRules
 from pulque.broker.appending import Appender
+from pulque.broker.clients import ClientTable
 from pulque.broker.commit import Committer
 from pulque.broker.dead import DeadLetterOffice
+from pulque.broker.gate import Gate
 from pulque.broker.groups import Registrar
 from pulque.broker.housekeeping import Housekeeper, Rhythm
+from pulque.broker.newcomers import Newcomers
 from pulque.broker.parts import Parts
 from pulque.broker.pull import Puller
 from pulque.broker.read import Browser
@@ -74,7 +78,13 @@ async def workshop() -> AsyncIterator[Workshop]:
     )
     limits = PullLimits(100, 1000, 100)
     parts = Parts(
-        Receiver(state, around, committer, SendLimits(1000, 1000, 1000)),
+        Receiver(
+            state,
+            around,
+            committer,
+            SendLimits(1000, 1000, 1000),
+            Newcomers(Gate("broker"), "broker", None, around.clock),
+        ),
         Puller(state, around, limits, committer.sync_facts),
         Settler(state, clock, perform=redeliverer.perform, longest_delay_ms=1000),
         Browser(engine, executor, limits),
@@ -83,6 +93,20 @@ async def workshop() -> AsyncIterator[Workshop]:
         releaser,
         Resetter(state, around, committer, wake=print),
         DeadLetterOffice(state, around, committer, appender, 1000),
+        Adopter(
+            state,
+            around,
+            committer,
+            appender,
+            AdoptionRules(
+                Gate("broker"),
+                lambda _group, _subject: RetryPolicy(),
+                SendLimits(1000, 1000, 1000),
+                1000,
+            ),
+            waits=releaser.wake,
+        ),
+        ClientTable(state, clock),
     )
     rhythm = Rhythm(10, 1000, 1000, 10**9, None)
     yield Workshop(files, state, committer, Housekeeper(state, around, parts, committer, rhythm))

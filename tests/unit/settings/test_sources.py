@@ -74,7 +74,7 @@ def test_a_commands_own_default_counts_as_default() -> None:
         ("retention = '7d'", 1, "did you mean storage.retention?"),
         ("[limts]\n\nmax_held = 1", 3, "did you mean limits.max_held?"),
         ("[storage]\nlevel = 'info'", 2, "did you mean log.level?"),
-        ("[flux]\ncapacitor = 1", 2, "allowed are name, consumption.…"),
+        ("[flux]\ncapacitor = 1", 2, "allowed are name, cluster.…, consumption.…"),
         ("# a remark\n[nonsense]", 2, "allowed are name"),
         ("[listen]\nport.x = 1", 2, "did you mean listen.port?"),
         ("listen = 7450", 1, "listen is a section; set one of listen.host, listen.port"),

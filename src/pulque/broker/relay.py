@@ -1,0 +1,184 @@
+"""Questions that only a meta server can answer, asked on behalf of clients.
+
+So any broker can be a client's home, and a client need not know where the meta servers are. While
+they are away a route is answered as it was heard last: what a client sends goes on.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TypeVar
+
+from pulque.broker.metalink import MetaLink
+from pulque.client.aio_connection import AsyncConnection
+from pulque.errors import DisconnectedError, PulqueError, RemoteProtocolError, UnavailableError
+from pulque.model.names import Subject
+from pulque.model.routes import Route as RouteOf
+from pulque.model.routes import RouteKind
+from pulque.wire.requests import Route, Watch
+from pulque.wire.responses import Response, Routed, Watched
+
+__all__ = ["Relay"]
+
+T = TypeVar("T", Routed, Watched)
+_ROUTE_S = 3.0
+_LONGEST_WAIT_MS = 60_000
+_WHILE_AWAY_S = 2.0
+_MOST_ROUTES = 50_000
+_MOST_ON_A_LINE = 500
+"""Watches on one connection to a meta server; further ones get another connection."""
+
+
+class Relay:
+    """Asks meta servers, one after the other until one answers.
+
+    Args:
+        links: The meta servers; those that are connected are asked.
+        name: What the broker calls itself.
+    """
+
+    def __init__(self, links: Sequence[MetaLink], name: str) -> None:
+        self._links = links
+        self._name = name
+        self._next = 0
+        self._routes: OrderedDict[Route, RouteOf] = OrderedDict()
+        """As they were heard last; those that were not asked for in long come first."""
+        self._lines: dict[AsyncConnection, int] = {}
+        """Connections that watches use, and how many each has."""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def route(
+        self,
+        request: Route,
+        answer: Callable[[Routed], None],
+        refuse: Callable[[PulqueError], None],
+    ) -> None:
+        """Answer who serves a subject."""
+        self._begin(self._route(request), answer, refuse)
+
+    def watch(
+        self,
+        request: Watch,
+        answer: Callable[[Watched], None],
+        refuse: Callable[[PulqueError], None],
+    ) -> None:
+        """Answer when a route changes, or when the time is up."""
+        self._begin(self._watch(request), answer, refuse)
+
+    def ask_route(
+        self, subject: Subject, decided: Callable[[RouteOf | PulqueError], None]
+    ) -> None:
+        """Find out who serves a subject; it may be created by that."""
+        self.route(
+            Route(subject, "", RouteKind.REALTIME), lambda routed: decided(routed.route), decided
+        )
+
+    async def close(self) -> None:
+        """Give up what is under way."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for line in list(self._lines):
+            await line.close()
+
+    async def _route(self, request: Route) -> Routed:
+        try:
+            answer = await self._ask_any(
+                lambda link: _connected(link).request(request, _ROUTE_S, _routed)
+            )
+        except UnavailableError:
+            known = self._routes.get(request)
+            if known is None:
+                raise
+            self._routes.move_to_end(request)
+            return Routed(known)
+        self._routes[request] = answer.route
+        self._routes.move_to_end(request)
+        if len(self._routes) > _MOST_ROUTES:
+            self._routes.popitem(last=False)
+        return answer
+
+    async def _watch(self, request: Watch) -> Watched:
+        wait_s = min(request.wait_ms, _LONGEST_WAIT_MS) / 1000
+        try:
+            return await self._ask_any(lambda link: self._watch_at(link, request, wait_s))
+        except UnavailableError:
+            # The client knows what it knows; it asks again, and somebody may be back by then.
+            await asyncio.sleep(min(wait_s, _WHILE_AWAY_S))
+            return Watched(())
+
+    async def _watch_at(self, link: MetaLink, request: Watch, wait_s: float) -> Watched:
+        _connected(link)
+        line = await self._line(link)
+        self._lines[line] += 1
+        try:
+            return await line.request(request, wait_s + _ROUTE_S, _watched)
+        finally:
+            self._lines[line] -= 1
+            if not line.is_open:
+                self._lines.pop(line, None)
+
+    async def _line(self, link: MetaLink) -> AsyncConnection:
+        """Return a connection to a meta server that has room for one more watch."""
+        for line, used in list(self._lines.items()):
+            if not line.is_open:
+                if not used:
+                    del self._lines[line]
+            elif line.address == link.address and used < _MOST_ON_A_LINE:
+                return line
+        line = await AsyncConnection.open(
+            link.address, client=f"broker {self._name}", timeout=_ROUTE_S
+        )
+        self._lines[line] = 0
+        return line
+
+    async def _ask_any(self, ask: Callable[[MetaLink], Coroutine[None, None, T]]) -> T:
+        """Ask the meta servers in turn, beginning with another one each time."""
+        self._next += 1
+        count = len(self._links)
+        problem: UnavailableError = DisconnectedError("no meta server can be reached")
+        for i in range(count):
+            try:
+                return await ask(self._links[(self._next + i) % count])
+            except UnavailableError as error:
+                problem = error
+        raise problem
+
+    def _begin(
+        self,
+        work: Coroutine[None, None, T],
+        answer: Callable[[T], None],
+        refuse: Callable[[PulqueError], None],
+    ) -> None:
+        async def do() -> None:
+            try:
+                found = await work
+            except PulqueError as error:
+                refuse(error)
+            except asyncio.CancelledError:
+                refuse(UnavailableError("the broker stops"))
+                raise
+            else:
+                answer(found)
+
+        task = asyncio.create_task(do())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _connected(link: MetaLink) -> AsyncConnection:
+    if link.connection is None:
+        raise DisconnectedError(f"the meta server at {link.address} is away")
+    return link.connection
+
+
+def _routed(response: Response) -> Routed:
+    if not isinstance(response, Routed):
+        raise RemoteProtocolError(f"{type(response).__name__} came instead of Routed")
+    return response
+
+
+def _watched(response: Response) -> Watched:
+    if not isinstance(response, Watched):
+        raise RemoteProtocolError(f"{type(response).__name__} came instead of Watched")
+    return response

@@ -1,1 +1,0 @@
-"""The meta server: who belongs to the cluster, and who serves which subject."""

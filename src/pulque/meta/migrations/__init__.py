@@ -1,1 +1,0 @@
-"""How the database of the meta servers came to look as it does, one step per file."""
