@@ -16,7 +16,9 @@ import typer
 from pulque.broker.config import BrokerSettings
 from pulque.cli.app import app
 from pulque.cli.exits import ExitCode
+from pulque.meta.config import MetaSettings
 from pulque.settings.schema import Setting, environment_name, settings_of, show_value
+from pulque.settings.sections import ServerSettings
 
 __all__ = ["main", "pages"]
 
@@ -51,6 +53,7 @@ def _commands() -> Iterator[str]:
         "| `PULQUE_URL` | Where the broker listens, if `--url` does not say. |",
         "| `PULQUE_STATE_DIR` | Where consumers keep their ids between runs. |",
         "| `PULQUE_BROKER__…` | [Settings](settings.md) of `pulque up` and `pulque broker`. |",
+        "| `PULQUE_META__…` | [Settings](settings.md#of-a-meta-server) of `pulque meta`. |",
         "| `NO_COLOR` | If it is set, nothing is coloured. |",
         "",
         "## Exit codes",
@@ -111,19 +114,33 @@ def _settings() -> Iterator[str]:
         "size like `64MiB` or as a number of bytes.",
         "",
     )
+    yield from ("# Of a broker", "", "For `pulque broker` and `pulque up`.", "")
+    yield from _sections(BrokerSettings)
+    yield from (
+        "# Of a meta server",
+        "",
+        f"For `pulque meta`; in the environment {environment_name(MetaSettings, 'listen.port')}",
+        "and so on. `pulque config show --server meta` prints what is in force.",
+        "",
+    )
+    yield from _sections(MetaSettings)
+
+
+def _sections(model: type[ServerSettings]) -> Iterator[str]:
     sections: dict[str, list[Setting]] = {}
-    for setting in settings_of(BrokerSettings).values():
+    for setting in settings_of(model).values():
         sections.setdefault(setting.section, []).append(setting)
     for section, settings in sections.items():
-        yield from _section(section, settings)
+        yield from _section(model, section, settings)
 
 
-def _section(section: str, settings: list[Setting]) -> Iterator[str]:
+def _section(model: type[ServerSettings], section: str, settings: list[Setting]) -> Iterator[str]:
+    heading = section if model is BrokerSettings else f"{model.server}: {section}"
     if section:
-        field = BrokerSettings.model_fields[section]
-        yield from (f"## {section}", "", field.description or "", "")
+        field = model.model_fields[section]
+        yield from (f"## {heading}", "", field.description or "", "")
     else:
-        yield from ("## At the top", "")
+        yield from (f"## {heading or ''}{'A' if model is BrokerSettings else 'a'}t the top", "")
     yield from ("| Key | Value | Default | What it does |", "|---|---|---|---|")
     for each in settings:
         kind = f"{each.kind}: {each.allowed}" if each.allowed else each.kind

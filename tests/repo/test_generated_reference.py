@@ -6,6 +6,7 @@ import pytest
 
 from pulque.broker.config import BrokerSettings
 from pulque.cli.exits import ExitCode
+from pulque.meta.config import MetaSettings
 from pulque.settings.schema import settings_of
 from tools.reference import pages
 
@@ -22,7 +23,7 @@ def test_the_committed_page_is_up_to_date(page: tuple[object, str]) -> None:
 def test_every_setting_has_a_row() -> None:
     rows = re.findall(r"^\| `([\w.]+)` \|", SETTINGS[1], re.MULTILINE)
 
-    assert rows == list(settings_of(BrokerSettings))
+    assert rows == [*settings_of(BrokerSettings), *settings_of(MetaSettings)]
 
 
 def test_every_command_and_exit_code_is_there() -> None:
@@ -32,6 +33,7 @@ def test_every_command_and_exit_code_is_there() -> None:
         "pulque up",
         "pulque broker",
         "pulque broker seal",
+        "pulque meta",
         "pulque send",
         "pulque pull",
         "pulque tail",

@@ -12,6 +12,7 @@ import typer
 import pulque
 from pulque.cli import bench, dead, group, inspect, pipeline, serve, settings
 from pulque.cli.exits import ExitCode, exit_code_of
+from pulque.cli.meta import meta
 from pulque.cli.options import Tools
 from pulque.cli.output import forget_stdout
 from pulque.cli.pull import pull
@@ -37,6 +38,7 @@ app = typer.Typer(
 )
 app.command()(serve.up)
 app.add_typer(serve.broker_app, name="broker")
+app.command()(meta)
 app.command()(send)
 app.command()(pull)
 app.command()(tail)

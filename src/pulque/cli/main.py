@@ -11,7 +11,17 @@ import sys
 __all__ = ["main"]
 
 _INTERRUPTED = 130
-_EXTRA = {"numpy", "pydantic", "rich", "structlog", "typer"}
+_EXTRA = {
+    "aiosqlite",
+    "alembic",
+    "asyncpg",
+    "numpy",
+    "pydantic",
+    "rich",
+    "sqlalchemy",
+    "structlog",
+    "typer",
+}
 
 
 def main() -> None:

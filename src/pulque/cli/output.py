@@ -22,6 +22,7 @@ __all__ = [
     "print_bytes",
     "print_json",
     "print_line",
+    "print_ready",
     "print_table",
     "print_warning",
     "rows_of",
@@ -38,6 +39,16 @@ class Output(StrEnum):
 def print_line(text: str) -> None:
     """Print one line, escaped."""
     print(escaped(text))
+
+
+def print_ready(url: str) -> None:
+    """Say that a server serves now."""
+    try:
+        print(f"ready {url}")
+        flush()
+    except OSError:
+        # Whoever started us does not listen; clients still may come.
+        forget_stdout()
 
 
 def print_json(value: object) -> None:

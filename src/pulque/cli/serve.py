@@ -14,7 +14,7 @@ from pulque.cli.options import (
     Url,
     open_client,
 )
-from pulque.cli.output import Output, flush, forget_stdout, print_json, print_line
+from pulque.cli.output import Output, print_json, print_line, print_ready
 from pulque.cli.settings import flags_of, load_for_command
 from pulque.errors import UsageError
 
@@ -83,17 +83,8 @@ def seal(
 
 
 def _serve(loaded: "LoadedSettings[BrokerSettings]") -> None:
-    from pulque.broker.preflight import check_world
     from pulque.broker.server import run_broker
+    from pulque.settings.preflight import check_world
 
     check_world(loaded)
-    run_broker(loaded.settings, on_ready=_print_ready)
-
-
-def _print_ready(url: str) -> None:
-    try:
-        print(f"ready {url}")
-        flush()
-    except OSError:
-        # Whoever started us does not listen; clients still may come.
-        forget_stdout()
+    run_broker(loaded.settings, on_ready=print_ready)

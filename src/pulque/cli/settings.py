@@ -1,8 +1,9 @@
 """``pulque config``: what settings are in force, and where each came from."""
 
 import os
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,12 +13,33 @@ from pulque.errors import ConfigError
 
 if TYPE_CHECKING:
     from pulque.broker.config import BrokerSettings
+    from pulque.meta.config import MetaSettings
     from pulque.settings.sources import Given, LoadedSettings
 
-__all__ = ["DEFAULT_DIRECTORY", "app", "flags_of", "load_for_command"]
+__all__ = [
+    "DEFAULT_DIRECTORY",
+    "DEFAULT_META_DIRECTORY",
+    "app",
+    "flags_of",
+    "load_for_command",
+    "load_meta",
+]
 
 DEFAULT_DIRECTORY = "pulque-data"
 """Where ``pulque up`` keeps messages if it is told nothing."""
+
+DEFAULT_META_DIRECTORY = "pulque-meta"
+"""Where ``pulque meta`` keeps the cluster if it is told nothing."""
+
+
+class _Server(StrEnum):
+    BROKER = "broker"
+    META = "meta"
+
+
+_ServerOption = Annotated[
+    _Server, typer.Option("--server", help="Whose settings: those of a broker, or of `meta`.")
+]
 
 app = typer.Typer(help="Show and check settings.", rich_markup_mode=None)
 
@@ -25,6 +47,7 @@ app = typer.Typer(help="Show and check settings.", rich_markup_mode=None)
 @app.command()
 def show(
     *,
+    server: _ServerOption = _Server.BROKER,
     config: ConfigFile = None,
     data: DataDirectory = None,
     port: Port = None,
@@ -33,11 +56,12 @@ def show(
 ) -> None:
     """Print every setting that would be in force, and where it came from.
 
-    Without --config these are the settings of `pulque up`, with it those of `pulque broker`.
+    Without --config these are the settings of `pulque up`, with it those of `pulque broker`; with
+    --server meta those of `pulque meta`.
     """
     from pulque.settings.schema import show_value, values_of
 
-    loaded = load_for_command(config, flags_of(data, port, set_values))
+    loaded = _load(server, config, flags_of(data, port, set_values))
     values = {key: show_value(value) for key, value in values_of(loaded.settings).items()}
     if output is Output.JSON:
         print_json(
@@ -54,6 +78,7 @@ def show(
 @app.command()
 def check(
     *,
+    server: _ServerOption = _Server.BROKER,
     config: ConfigFile = None,
     data: DataDirectory = None,
     port: Port = None,
@@ -64,12 +89,29 @@ def check(
 
     Exits with 2 if there are any.
     """
-    loaded = load_for_command(config, flags_of(data, port, set_values))
+    loaded = _load(server, config, flags_of(data, port, set_values))
     given = sum(origin != "default" for origin in loaded.origins.values())
     if output is Output.JSON:
         print_json({"valid": True, "given": given})
     else:
         print_line(f"the settings are valid; {given} of {len(loaded.origins)} are not defaults")
+
+
+def _load(
+    server: _Server, config: Path | None, flags: dict[str, "Given"]
+) -> "LoadedSettings[Any]":
+    return load_meta(config, flags) if server is _Server.META else load_for_command(config, flags)
+
+
+def load_meta(config: Path | None, flags: dict[str, "Given"]) -> "LoadedSettings[MetaSettings]":
+    """Load the settings of ``pulque meta``."""
+    from pulque.meta.config import MetaSettings
+    from pulque.settings.sources import load_settings
+
+    fallbacks = {} if config else {"storage.directory": DEFAULT_META_DIRECTORY}
+    return load_settings(
+        MetaSettings, file=config, environ=os.environ, flags=flags, fallbacks=fallbacks
+    )
 
 
 def load_for_command(

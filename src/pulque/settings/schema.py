@@ -12,7 +12,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel, ByteSize
+from pydantic import BaseModel, ByteSize, SecretStr
 from pydantic.fields import FieldInfo
 
 from pulque.settings.sections import ServerSettings
@@ -28,11 +28,12 @@ __all__ = [
     "values_of",
 ]
 
-Value = str | int | float | Path | timedelta | tuple[str, ...] | None
+Value = str | int | float | Path | timedelta | tuple[str, ...] | SecretStr | None
 
 _KINDS: dict[Any, str] = {
     ByteSize: "size",
     Path: "path",
+    SecretStr: "text",
     bool: "yes or no",
     float: "number",
     int: "whole number",

@@ -1,27 +1,16 @@
 """How a broker or a delay server makes itself known to the meta servers, and goes on doing so."""
 
 from dataclasses import dataclass
-from enum import IntEnum
 from struct import Struct
 from typing import ClassVar, Self
 
+from pulque.model.cluster import ServerState
 from pulque.model.routes import Role
 from pulque.wire.codec import Reader, Writer
 from pulque.wire.groups import known
 from pulque.wire.opcodes import Opcode
 
 __all__ = ["Register", "Registered", "ServerState"]
-
-
-class ServerState(IntEnum):
-    """What a server says about itself."""
-
-    READY = 0
-    """It takes and serves messages."""
-    FULL = 1
-    """It has no room for new messages; consumption goes on."""
-    LEAVING = 2
-    """It stops now, on purpose."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from pulque.broker.config import BrokerSettings
-from pulque.broker.preflight import check_world
 from pulque.errors import ConfigError
+from pulque.settings.preflight import check_world
 from pulque.settings.sources import Given, LoadedSettings, load_settings
 
 

@@ -1,15 +1,15 @@
 """Looks whether the world is as the settings need it, before any data is opened.
 
 What fails here is a matter of settings: the error names the setting and where it came from. The
-broker would notice all of it too, only later and with less to say.
+server would notice all of it too, only later and with less to say.
 """
 
 import errno
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
-from pulque.broker.config import BrokerSettings
 from pulque.errors import ConfigError
 from pulque.settings.foreign import quoted
 from pulque.settings.sources import DEFAULT, LoadedSettings
@@ -17,7 +17,7 @@ from pulque.settings.sources import DEFAULT, LoadedSettings
 __all__ = ["check_world"]
 
 
-def check_world(loaded: LoadedSettings[BrokerSettings]) -> None:
+def check_world(loaded: LoadedSettings[Any]) -> None:
     """Look at the directory and the port.
 
     Raises:
@@ -26,7 +26,7 @@ def check_world(loaded: LoadedSettings[BrokerSettings]) -> None:
     settings = loaded.settings
     directory, listen = settings.storage.directory, settings.listen
     told = []
-    if problem := _problem_of_directory(directory):
+    if directory is not None and (problem := _problem_of_directory(directory)):
         told.append(_told(loaded, "storage.directory", str(directory), problem))
     if problem := _problem_of_port(listen.host, listen.port):
         told.append(_told(loaded, "listen.port", listen.port, problem))
@@ -34,7 +34,7 @@ def check_world(loaded: LoadedSettings[BrokerSettings]) -> None:
         raise ConfigError("\n".join(told))
 
 
-def _told(loaded: LoadedSettings[BrokerSettings], key: str, value: object, problem: str) -> str:
+def _told(loaded: LoadedSettings[Any], key: str, value: object, problem: str) -> str:
     origin = loaded.origins[key]
     place = "" if origin == DEFAULT else f"{origin}: "
     return f"{place}{key} is {quoted(value)}: {problem}"

@@ -1,0 +1,1 @@
+"""The meta server: who belongs to the cluster, and who serves which subject."""

@@ -1,0 +1,191 @@
+"""What is done to the cluster by command. Every method is safe at any meta server at any time."""
+
+from collections.abc import Sequence
+
+from pulque.errors import InvalidRequestError, NotAllowedError, UnknownSubjectError
+from pulque.meta.parts import Parts
+from pulque.meta.refresh import Refresher
+from pulque.meta.subjects import Subjects
+from pulque.model.cluster import GroupMarks, Placement
+from pulque.model.names import Subject, parse_pattern, parse_subject
+from pulque.rules.membership import usable_groups
+from pulque.rules.routing import extend, fewest_first, place_on
+
+__all__ = ["Administration"]
+
+_TRIES = 5
+_NO_MARKS = GroupMarks()
+
+
+class Administration:
+    """Commands about subjects, broker groups and servers.
+
+    All of them raise ``UnavailableError`` while the database is away.
+    """
+
+    def __init__(self, parts: Parts, refresher: Refresher, subjects: Subjects) -> None:
+        self._parts = parts
+        self._directory = parts.directory
+        self._store = parts.store
+        self._refresher = refresher
+        self._subjects = subjects
+
+    async def create_subject(
+        self, name: str, broker_groups: Sequence[str] = ()
+    ) -> tuple[Placement, ...]:
+        """Create a subject, on chosen broker groups if any are named; return its partitions.
+
+        Args:
+            name: What it is called.
+            broker_groups: One for each partition; a group that is named twice gets two. If there
+                are none, it is placed like at a first send.
+
+        Raises:
+            InvalidNameError: That is no name of a subject.
+            InvalidRequestError: A broker group is not known.
+            NotAllowedError: The subject exists, or may not.
+        """
+        subject = parse_subject(name)
+        await self._refresher.refresh()
+        if subject in self._directory.subjects:
+            raise NotAllowedError(f"subject {subject} exists; extend it to give it partitions")
+        self._subjects.check(subject)
+        self._check_groups(broker_groups)
+        if broker_groups:
+            placed = place_on(subject, broker_groups)
+        else:
+            placed = self._directory.place_all([subject], spread=self._subjects.spread)[subject]
+        await self._store.create_subjects({subject: placed})
+        await self._refresher.refresh()
+        return self._directory.subjects[subject]
+
+    async def extend_subject(
+        self, name: str, count: int, broker_groups: Sequence[str] = ()
+    ) -> tuple[Placement, ...]:
+        """Give a subject more partitions; return all that it has then.
+
+        Args:
+            name: Which one.
+            count: How many partitions it is to have in all.
+            broker_groups: Where the new ones go; if there are none, to those that have the
+                fewest partitions of this subject, then of all.
+
+        Raises:
+            UnknownSubjectError: It does not exist.
+            InvalidRequestError: It would not have more, or would have too many.
+        """
+        subject = parse_subject(name)
+        for _ in range(_TRIES):
+            await self._refresher.refresh()
+            placed = self._directory.subjects.get(subject)
+            if placed is None:
+                raise UnknownSubjectError(f"subject {subject} does not exist")
+            groups = self._groups_for(subject, placed, count, broker_groups)
+            if await self._store.replace_partitions(
+                subject, placed, extend(subject, placed, groups)
+            ):
+                await self._refresher.refresh()
+                break
+        return self._directory.subjects[subject]
+
+    async def mark_group(
+        self,
+        broker_group: str,
+        *,
+        is_read_only: bool | None = None,
+        is_draining: bool | None = None,
+    ) -> GroupMarks:
+        """Have a broker group take no sends, or take them again; what is None stays as it is.
+
+        Raises:
+            InvalidRequestError: The broker group is not known.
+        """
+        await self._refresher.refresh()
+        self._check_groups([broker_group])
+        marks = self._directory.marks.get(broker_group, _NO_MARKS)
+        if is_read_only is not None:
+            marks = marks._replace(is_read_only=is_read_only)
+        if is_draining is not None:
+            marks = marks._replace(is_draining=is_draining)
+        await self._store.mark_group(broker_group, marks)
+        await self._refresher.refresh()
+        return marks
+
+    async def mark_subject(self, pattern: str, *, is_read_only: bool) -> None:
+        """Have a subject, or all of a pattern, take no sends, or take them again.
+
+        Raises:
+            InvalidNameError: That is no subject or pattern.
+        """
+        await self._store.mark_subject(parse_pattern(pattern), is_read_only=is_read_only)
+        await self._refresher.refresh()
+
+    async def remove_server(self, name: str) -> None:
+        """Forget a server that is gone for good.
+
+        Raises:
+            InvalidRequestError: There is none of this name.
+            NotAllowedError: It lives.
+        """
+        await self._refresher.refresh()
+        known = self._directory.servers.get(name)
+        if known is None or known.is_removed:
+            names = [each.name for each in self._directory.servers.values() if not each.is_removed]
+            raise InvalidRequestError(f"there is no server {name!r}; there are {sorted(names)}")
+        if self._directory.is_serving(known):
+            raise NotAllowedError(f"{name} at {known.address} lives: drain and stop it first")
+        await self._store.register(known._replace(is_removed=True), known)
+        await self._refresher.refresh()
+
+    def _groups_for(
+        self,
+        subject: Subject,
+        placed: Sequence[Placement],
+        count: int,
+        broker_groups: Sequence[str],
+    ) -> Sequence[str]:
+        """Return the broker group of each partition that is to be added."""
+        missing = count - len(placed)
+        if missing < 1:
+            raise InvalidRequestError(
+                f"subject {subject} has {len(placed)} partitions, and {count} are wanted: there "
+                "can only be more"
+            )
+        if broker_groups:
+            self._check_groups(broker_groups)
+            if len(broker_groups) != missing:
+                raise InvalidRequestError(
+                    f"{missing} partitions are to be added, and {len(broker_groups)} broker "
+                    "groups are named"
+                )
+            return broker_groups
+        return self._spread_over(subject, placed, missing)
+
+    def _spread_over(
+        self, subject: Subject, placed: Sequence[Placement], missing: int
+    ) -> Sequence[str]:
+        usable = usable_groups(self._directory.brokers)
+        if not usable:
+            raise NotAllowedError(f"no broker takes messages now, so {subject} stays as it is")
+        own = [each.broker_group for each in placed]
+        chosen: list[str] = []
+        for _ in range(missing):
+            here = own + chosen
+            order = {group: place for place, group in enumerate(own)}
+            totals = {group: self._directory.partitions_on(group) for group in usable}
+            ranked = fewest_first(subject, usable, totals)
+            chosen.append(
+                min(
+                    ranked,
+                    key=lambda group: (here.count(group), order.get(group, len(own))),
+                )
+            )
+        return chosen
+
+    def _check_groups(self, broker_groups: Sequence[str]) -> None:
+        known = self._directory.broker_groups()
+        for group in broker_groups:
+            if group not in known:
+                raise InvalidRequestError(
+                    f"there is no broker group {group!r}; there are {', '.join(sorted(known))}"
+                )

@@ -1,0 +1,172 @@
+"""All that is known about the cluster, in memory: routes are answered from here alone.
+
+What the database says is applied as changes; who lives is heard. So routes, watches and
+heartbeats go on while the database is away.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from pulque.clock import Clock
+from pulque.meta.store import Changes
+from pulque.model.cluster import GroupMarks, Placement, Server, Serving
+from pulque.model.names import Pattern, Subject, is_pattern, patterns_of
+from pulque.model.routes import Role, Route, RouteKind
+from pulque.rules.membership import Heard, serving_brokers, serving_delays, usable_groups
+from pulque.rules.routing import (
+    place,
+    route_of_delays,
+    route_of_pattern,
+    route_of_subject,
+)
+
+__all__ = ["Directory"]
+
+
+class Directory:
+    """The cluster as this meta server sees it. Lives in one event loop."""
+
+    def __init__(self, heard: Heard, clock: Clock) -> None:
+        self.heard = heard
+        """Who was heard of when."""
+        self.revision = -1
+        """Up to which the database was read; -1 if never."""
+        self.servers: dict[str, Server] = {}
+        self.marks: dict[str, GroupMarks] = {}
+        """What was commanded, by broker group."""
+        self.subjects: dict[Subject, tuple[Placement, ...]] = {}
+        self.read_only: set[str] = set()
+        """Subjects and patterns that take no sends, by command."""
+        self.brokers: dict[str, Serving] = {}
+        """Those that clients can go to, by broker group."""
+        self.delays: dict[str, Serving] = {}
+        """Those that clients can go to, by name."""
+        self._clock = clock
+        self._partitions: Counter[str] = Counter()
+        self._routes: dict[Subject, Route] = {}
+        self._marks_version = 0
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the database was ever read."""
+        return self.revision >= 0
+
+    @property
+    def marks_version(self) -> int:
+        """Grows whenever another subject is read-only, or no more."""
+        return self._marks_version
+
+    # -- what comes in -----------------------------------------------------------------------
+
+    def apply(self, changes: Changes) -> set[Subject] | None:
+        """Take in what the database says.
+
+        Returns:
+            The subjects whose routes may differ now; None if those of all may.
+        """
+        now_ms = self._clock.monotonic_ms()
+        for server in changes.servers:
+            if server.name not in self.servers:
+                # Whoever is known from before gets time to be heard by this meta server.
+                self.heard.hear(server.name, now_ms)
+            self.servers[server.name] = server
+        self.marks.update(changes.groups)
+        for subject, placed in changes.subjects.items():
+            self._place(subject, placed)
+        is_marked = self._mark(changes.read_only)
+        self.revision = max(self.revision, changes.revision)
+        return None if self.look() or is_marked else set(changes.subjects)
+
+    def put(self, server: Server) -> None:
+        """Take in a server that registered."""
+        self.servers[server.name] = server
+        self.heard.hear(server.name, self._clock.monotonic_ms())
+
+    def look(self) -> bool:
+        """Find out who serves now; say whether that is different from before."""
+        now_ms = self._clock.monotonic_ms()
+        brokers = serving_brokers(self.servers.values(), self.marks, self.heard, now_ms)
+        delays = serving_delays(self.servers.values(), self.heard, now_ms)
+        if brokers == self.brokers and delays == self.delays:
+            return False
+        self.brokers, self.delays = brokers, delays
+        self._routes.clear()
+        return True
+
+    def _place(self, subject: Subject, placed: tuple[Placement, ...]) -> None:
+        before = self.subjects.get(subject, ())
+        self._partitions.subtract(each.broker_group for each in before)
+        self._partitions.update(each.broker_group for each in placed)
+        self.subjects[subject] = placed
+        self._routes.pop(subject, None)
+
+    def _mark(self, read_only: dict[str, bool]) -> bool:
+        before = set(self.read_only)
+        self.read_only |= {each for each, is_on in read_only.items() if is_on}
+        self.read_only -= {each for each, is_on in read_only.items() if not is_on}
+        if before == self.read_only:
+            return False
+        self._marks_version += 1
+        self._routes.clear()
+        return True
+
+    # -- what is asked -----------------------------------------------------------------------
+
+    def route(self, kind: RouteKind, pattern: Pattern) -> Route:
+        """Return a route; of a subject that does not exist, an empty one."""
+        if kind is RouteKind.DELAYED:
+            return route_of_delays(pattern, self.delays)
+        if is_pattern(pattern):
+            return route_of_pattern(pattern, self.brokers)
+        subject = Subject(pattern)
+        found = self._routes.get(subject)
+        if found is None:
+            found = self._make_route(subject)
+        return found
+
+    def _make_route(self, subject: Subject) -> Route:
+        placed = self.subjects.get(subject, ())
+        is_read_only = self.is_read_only(subject)
+        made = route_of_subject(subject, placed, self.brokers, is_read_only=is_read_only)
+        if placed:
+            # Names that nobody created are for the asking, and would fill the memory.
+            self._routes[subject] = made
+        return made
+
+    def is_read_only(self, subject: Subject) -> bool:
+        """Whether a subject takes no sends, by command."""
+        return bool(self.read_only) and not self.read_only.isdisjoint(patterns_of(subject))
+
+    def place_all(
+        self, subjects: Iterable[Subject], *, spread: int
+    ) -> dict[Subject, tuple[Placement, ...]]:
+        """Say where new subjects go, each as if those before it were there already.
+
+        Raises:
+            UnavailableError: No broker takes messages now.
+        """
+        usable = usable_groups(self.brokers)
+        partitions = Counter(self._partitions)
+        placed = {}
+        for subject in subjects:
+            placed[subject] = place(subject, usable, partitions, spread=spread)
+            partitions.update(each.broker_group for each in placed[subject])
+        return placed
+
+    def partitions_on(self, broker_group: str) -> int:
+        """Return how many partitions were given to a broker group."""
+        return self._partitions[broker_group]
+
+    def broker_groups(self) -> set[str]:
+        """Return the broker groups that ever had a broker."""
+        return {
+            each.broker_group
+            for each in self.servers.values()
+            if each.role is Role.BROKER and not each.is_removed
+        }
+
+    def is_serving(self, server: Server) -> bool:
+        """Whether clients can go to a server now."""
+        here = self.brokers if server.role is Role.BROKER else self.delays
+        found = here.get(server.broker_group if server.role is Role.BROKER else server.name)
+        return found is not None and (found.host, found.port) == (server.host, server.port)

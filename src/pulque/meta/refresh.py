@@ -1,0 +1,123 @@
+"""Keeps the directory up to date: with the database, with other meta servers, and with time."""
+
+import asyncio
+
+from pulque.errors import ConfigError, UnavailableError
+from pulque.meta.parts import Parts
+from pulque.model.names import Subject
+
+__all__ = ["Refresher"]
+
+_SLOWEST_S = 5.0
+
+
+class Refresher:
+    """Reads what others wrote, and tells those who wait. Lives in one event loop.
+
+    Args:
+        parts: What is to be up to date, and who is told.
+        refresh_s: How often to look at the database.
+        beat_s: How often to count heartbeats there.
+    """
+
+    def __init__(self, parts: Parts, *, refresh_s: float, beat_s: float) -> None:
+        self._store = parts.store
+        self._directory = parts.directory
+        self._watches = parts.watches
+        self._online = parts.online
+        self._clock = parts.clock
+        self._warn = parts.warn
+        self._refresh_s = refresh_s
+        self._beat_s = beat_s
+        self._beats: dict[str, int] = {}
+        self._heard_here: set[str] = set()
+        self._reading = asyncio.Lock()
+        self.cluster = ""
+        """The id of the cluster; empty until the database was read."""
+        self.away: str = ""
+        """Why the database cannot be used now; empty if it can."""
+
+    def heard(self, name: str) -> None:
+        """Take note that a server said itself that it lives."""
+        self._heard_here.add(name)
+
+    async def refresh(self) -> None:
+        """Read what changed, and tell who waits for it.
+
+        Raises:
+            UnavailableError: The database is away.
+            ConfigError: Its tables are of a newer version.
+        """
+        async with self._reading:
+            try:
+                if not self.cluster:
+                    self.cluster = await self._store.open()
+                changes = await self._store.changes(self._directory.revision)
+            except UnavailableError as error:
+                self._is_away(str(error))
+                raise
+            self._is_back()
+        if changes is not None:
+            self._tell(self._directory.apply(changes))
+
+    async def run(self) -> None:
+        """Refresh again and again, count heartbeats, and notice who is silent, until cancelled."""
+        beat_at_ms = 0
+        pause_s = self._refresh_s
+        while True:
+            try:
+                await self.refresh()
+                now_ms = self._clock.monotonic_ms()
+                if now_ms >= beat_at_ms:
+                    beat_at_ms = now_ms + int(self._beat_s * 1000)
+                    await self._count_beats()
+                pause_s = self._refresh_s
+            except UnavailableError:
+                pause_s = min(max(pause_s * 2, self._refresh_s), max(_SLOWEST_S, self._refresh_s))
+            except ConfigError as error:
+                self._is_away(str(error))
+            self.look()
+            self._online.forget_silent()
+            await asyncio.sleep(pause_s)
+
+    def check_loaded(self) -> None:
+        """Refuse what cannot be answered before the database was read.
+
+        Raises:
+            UnavailableError: It never was.
+        """
+        if not self._directory.is_loaded:
+            raise UnavailableError(
+                "this meta server was just started and knows nothing yet: "
+                + (self.away or "it reads its database")
+            )
+
+    def look(self) -> None:
+        """Notice who came and who is silent."""
+        if self._directory.look():
+            self._watches.all_changed()
+
+    async def _count_beats(self) -> None:
+        mine, self._heard_here = sorted(self._heard_here), set()
+        beats = await self._store.beat(mine)
+        now_ms = self._clock.monotonic_ms()
+        for name, count in beats.items():
+            if self._beats.get(name, count) != count:
+                self._directory.heard.hear(name, now_ms)
+        self._beats = beats
+
+    def _tell(self, subjects: set[Subject] | None) -> None:
+        if subjects is None:
+            self._watches.all_changed()
+        else:
+            self._watches.changed(subjects)
+
+    def _is_away(self, reason: str) -> None:
+        if reason != self.away:
+            self._warn("database_away", reason=reason)
+        self.away = reason
+
+    def _is_back(self) -> None:
+        if self.away:
+            self._warn("database_back")
+        self.away = ""

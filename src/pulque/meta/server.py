@@ -1,0 +1,203 @@
+"""Puts the parts of a meta server together, in order, and starts them. Holds no logic."""
+
+import asyncio
+import contextlib
+import json
+import signal
+from collections.abc import Callable
+
+import structlog
+
+from pulque.clock import Clock, SystemClock
+from pulque.errors import ConfigError, UnavailableError
+from pulque.meta.administration import Administration
+from pulque.meta.config import MetaSettings
+from pulque.meta.database import Database, check_directory, parse_database_url
+from pulque.meta.directory import Directory
+from pulque.meta.online import OnlineClients
+from pulque.meta.parts import Background, Parts
+from pulque.meta.refresh import Refresher
+from pulque.meta.registrar import Registrar
+from pulque.meta.requests import MetaHandler
+from pulque.meta.status import status_report
+from pulque.meta.store import Store
+from pulque.meta.subjects import Subjects
+from pulque.meta.watches import Watches
+from pulque.model.positions import Epoch, StartCount, Tenure
+from pulque.model.routes import Role
+from pulque.net.process import allow_descriptors, loop_factory
+from pulque.net.server import ConnectionLimits, FrameServer
+from pulque.rules.membership import Heard
+from pulque.settings.logs import configure_logging
+from pulque.wire.frame import MAX_PAYLOAD
+from pulque.wire.responses import Welcome
+from pulque.wire.versions import NEWEST
+
+__all__ = ["MetaServer", "run_meta"]
+
+_SEND_BUFFER = 32 * 1024 * 1024
+_FRAME_MS = 10_000
+
+
+def run_meta(settings: MetaSettings, *, on_ready: Callable[[str], None]) -> None:
+    """Run a meta server until SIGTERM or SIGINT.
+
+    Args:
+        settings: The meta server's.
+        on_ready: Called with its URL once it serves.
+
+    Raises:
+        PulqueError: It cannot start.
+    """
+    configure_logging(settings.log)
+    allow_descriptors()
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(_serve(settings, on_ready))
+
+
+async def _serve(settings: MetaSettings, on_ready: Callable[[str], None]) -> None:
+    server = MetaServer(settings)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    try:
+        on_ready(await server.start())
+        await stop.wait()
+    finally:
+        await server.stop()
+
+
+class MetaServer:
+    """One meta server. Lives in one event loop, alone or beside others.
+
+    Args:
+        settings: All that it is told.
+        clock: The machine's, if not given.
+    """
+
+    def __init__(self, settings: MetaSettings, clock: Clock | None = None) -> None:
+        self._settings = settings
+        self._clock = clock or SystemClock()
+        self._log = structlog.get_logger(component="meta")
+        self._background = Background(self._failed)
+        self._server: FrameServer | None = None
+        self._store: Store | None = None
+        self._watches: Watches | None = None
+        self.administration: Administration
+        """What is done by command; there once it is started."""
+        self.url = ""
+        """Where it listens."""
+
+    async def start(self) -> str:
+        """Open the database and serve; return the URL.
+
+        A database that is away is no reason not to: it is read as soon as it is back, and until
+        then everything is refused with an error that says so.
+
+        Raises:
+            ConfigError: The settings cannot be used, or the tables are of a newer version.
+        """
+        refresher = self._build()
+        with contextlib.suppress(UnavailableError):
+            # The log says it; the refresher goes on trying.
+            await refresher.refresh()
+        self._background.start(refresher.run())
+        host, port = await self._listen()
+        shown = f"[{host}]" if ":" in host else host
+        self.url = f"pulque://{shown}:{port}"
+        self._log.info("meta_server_ready", url=self.url, cluster=refresher.cluster)
+        return self.url
+
+    async def stop(self) -> None:
+        """Stop serving: who waits is answered, then everything is closed."""
+        if self._server is not None:
+            self._server.stop_listening()
+        if self._watches is not None:
+            self._watches.close()
+        if self._server is not None:
+            await self._server.close()
+        await self._background.close()
+        if self._store is not None:
+            await self._store.close()
+        self._log.info("meta_server_stopped")
+
+    def _build(self) -> Refresher:
+        """Make the parts and put them together."""
+        settings, clock = self._settings, self._clock
+        beat_s = settings.cluster.heartbeat.total_seconds()
+        directory = Directory(Heard(int(beat_s * 1000)), clock)
+        self._store = Store(_database(settings))
+        self._watches = Watches(directory, clock)
+        online = OnlineClients(clock)
+        parts = Parts(self._store, directory, self._watches, online, clock, self._log.warning)
+        refresher = Refresher(
+            parts,
+            refresh_s=settings.database.refresh.total_seconds(),
+            # Twice as often: what another meta server heard must be seen before it is too late.
+            beat_s=beat_s / 2,
+        )
+        registrar = Registrar(parts, refresher, self._background, settings)
+        subjects = Subjects(parts, refresher, self._background, settings)
+        self.administration = Administration(parts, refresher, subjects)
+        handler = MetaHandler(
+            _welcome(settings),
+            parts,
+            refresher,
+            registrar,
+            subjects,
+            status=lambda: json.dumps(
+                {"meta": settings.name, **status_report(parts, refresher, registrar)}
+            ).encode(),
+            max_watched=settings.limits.max_watched,
+        )
+        self._server = FrameServer(handler, _limits(settings), clock, self._log.info)
+        return refresher
+
+    async def _listen(self) -> tuple[str, int]:
+        listen = self._settings.listen
+        assert self._server is not None  # noqa: S101  # it was built
+        try:
+            return await self._server.listen(listen.host, listen.port)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen on {listen.host}:{listen.port}: {error.strerror}"
+            ) from error
+
+    def _failed(self, error: BaseException) -> None:
+        self._log.error("task_failed", exc_info=error)
+
+
+def _database(settings: MetaSettings) -> Database:
+    if not settings.database.url and settings.storage.directory is not None:
+        check_directory(settings.storage.directory)
+    return Database(
+        parse_database_url(settings.database_url()),
+        password=settings.database.read_password(),
+        timeout_s=settings.database.timeout.total_seconds(),
+    )
+
+
+def _welcome(settings: MetaSettings) -> Welcome:
+    return Welcome(
+        NEWEST,
+        settings.name,
+        Tenure(Epoch(0), StartCount(0)),
+        MAX_PAYLOAD,
+        0,
+        0,
+        0,
+        Role.META,
+    )
+
+
+def _limits(settings: MetaSettings) -> ConnectionLimits:
+    limits = settings.limits
+    return ConnectionLimits(
+        max_connections=limits.max_connections,
+        max_payload=MAX_PAYLOAD,
+        send_buffer=_SEND_BUFFER,
+        handshake_ms=int(limits.handshake_timeout.total_seconds() * 1000),
+        frame_ms=_FRAME_MS,
+        idle_ms=int(limits.idle_timeout.total_seconds() * 1000),
+    )

@@ -1,0 +1,50 @@
+"""What a meta server says about itself and its cluster; see `pulque status`."""
+
+from typing import Any
+
+from pulque.meta.parts import Parts
+from pulque.meta.refresh import Refresher
+from pulque.meta.registrar import Registrar
+from pulque.model.cluster import GroupMarks, Server
+
+__all__ = ["status_report"]
+
+_NO_MARKS = GroupMarks()
+
+
+def status_report(parts: Parts, refresher: Refresher, registrar: Registrar) -> dict[str, Any]:
+    """Return the report; fields are added without notice."""
+    directory = parts.directory
+    return {
+        "role": "meta",
+        "cluster": refresher.cluster,
+        "database": refresher.away or "ok",
+        "subjects": len(directory.subjects),
+        "clients": len(parts.online),
+        "watches": parts.watches.waiting,
+        "servers": [
+            _server(parts, registrar, each)
+            for _, each in sorted(directory.servers.items())
+            if not each.is_removed
+        ],
+    }
+
+
+def _server(parts: Parts, registrar: Registrar, server: Server) -> dict[str, Any]:
+    directory = parts.directory
+    marks = directory.marks.get(server.broker_group, _NO_MARKS)
+    report = registrar.reports.get(server.name)
+    return {
+        "name": server.name,
+        "broker_group": server.broker_group,
+        "role": server.role.name.lower(),
+        "address": server.address,
+        "state": server.state.name.lower(),
+        "is_serving": directory.is_serving(server),
+        "silent_ms": directory.heard.silent_ms(server.name, parts.clock.monotonic_ms()),
+        "is_read_only": marks.is_read_only,
+        "is_draining": marks.is_draining,
+        "partitions": report.partitions if report else None,
+        "log_bytes": report.log_bytes if report else None,
+        "clock_apart_ms": report.clock_apart_ms if report else None,
+    }

@@ -1,0 +1,75 @@
+"""The tables of the meta servers' database.
+
+Every row that says something about the cluster carries the *revision* at which it changed last:
+the number that each writing transaction takes from the one row of ``cluster``, and which orders
+them all. So whoever knows a revision has to read only what came after it. Nothing is deleted.
+"""
+
+from sqlalchemy import BigInteger, Boolean, Column, Integer, MetaData, String, Table
+
+__all__ = [
+    "BROKER_GROUPS",
+    "CLUSTER",
+    "MARKS",
+    "PARTITIONS",
+    "SERVERS",
+    "SUBJECTS",
+    "TABLES",
+]
+
+_NAME = 255
+
+TABLES = MetaData()
+CLUSTER = Table(
+    "pulque_cluster",
+    TABLES,
+    Column("one", Integer, primary_key=True, autoincrement=False),
+    Column("cluster_id", String(64), nullable=False),
+    Column("revision", BigInteger, nullable=False),
+)
+SERVERS = Table(
+    "pulque_servers",
+    TABLES,
+    Column("name", String(_NAME), primary_key=True),
+    Column("broker_group", String(_NAME), nullable=False),
+    Column("role", Integer, nullable=False),
+    Column("host", String(_NAME), nullable=False),
+    Column("port", Integer, nullable=False),
+    Column("directory", String(_NAME), nullable=False),
+    Column("incarnation", BigInteger, nullable=False),
+    Column("state", Integer, nullable=False),
+    Column("is_removed", Boolean, nullable=False),
+    Column("beats", BigInteger, nullable=False),
+    Column("revision", BigInteger, nullable=False, index=True),
+)
+BROKER_GROUPS = Table(
+    "pulque_broker_groups",
+    TABLES,
+    Column("name", String(_NAME), primary_key=True),
+    Column("is_read_only", Boolean, nullable=False),
+    Column("is_draining", Boolean, nullable=False),
+    Column("revision", BigInteger, nullable=False, index=True),
+)
+SUBJECTS = Table(
+    "pulque_subjects",
+    TABLES,
+    Column("name", String(_NAME), primary_key=True),
+    Column("revision", BigInteger, nullable=False, index=True),
+)
+PARTITIONS = Table(
+    "pulque_partitions",
+    TABLES,
+    Column("subject", String(_NAME), primary_key=True),
+    Column("place", Integer, primary_key=True, autoincrement=False),
+    Column("name", String(_NAME + 65), nullable=False),
+    Column("broker_group", String(_NAME), nullable=False),
+    Column("slot_start", Integer, nullable=False),
+    Column("slot_end", Integer, nullable=False),
+)
+MARKS = Table(
+    "pulque_marks",
+    TABLES,
+    Column("pattern", String(_NAME), primary_key=True),
+    Column("is_read_only", Boolean, nullable=False),
+    Column("revision", BigInteger, nullable=False, index=True),
+)

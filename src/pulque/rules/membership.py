@@ -1,0 +1,186 @@
+"""Who belongs to a cluster, who lives, and who takes messages.
+
+A server says again and again that it is there. One that is silent for three times its interval
+leaves the routes until it is heard again; it stays known. A name, and a broker group, belong to
+one data directory as long as its server lives: a restart is known by its directory.
+
+Time is the monotonic clock's.
+"""
+
+from collections.abc import Iterable, Mapping
+from enum import Enum
+
+from pulque.errors import FencedError, NotAllowedError
+from pulque.model.cluster import GroupMarks, Server, ServerState, Serving
+from pulque.model.routes import Role
+
+__all__ = [
+    "MISSED_BEATS",
+    "Change",
+    "Heard",
+    "check_cluster",
+    "check_owner",
+    "clock_warning",
+    "decide",
+    "serving_brokers",
+    "serving_delays",
+    "usable_groups",
+]
+
+MISSED_BEATS = 3
+"""A server is silent once it missed so many."""
+_NO_MARKS = GroupMarks()
+
+
+class Change(Enum):
+    """What a registration changes."""
+
+    NOTHING = 0
+    """It is a heartbeat."""
+    STATE = 1
+    """A server that is known comes back, moved, or says something else about itself."""
+    NEW = 2
+    """Nobody knew of this server."""
+
+
+class Heard:
+    """When each server was heard of last, by its name."""
+
+    def __init__(self, beat_ms: int) -> None:
+        self.silence_ms = MISSED_BEATS * beat_ms
+        """Who was not heard of for longer is silent."""
+        self._at_ms: dict[str, int] = {}
+
+    def hear(self, name: str, now_ms: int) -> None:
+        """Take note that a server lives."""
+        self._at_ms[name] = max(now_ms, self._at_ms.get(name, now_ms))
+
+    def forget(self, name: str) -> None:
+        """Take note that a server is gone."""
+        self._at_ms.pop(name, None)
+
+    def silent_ms(self, name: str, now_ms: int) -> int | None:
+        """Return how long a server was silent; None if it was never heard of, or is gone."""
+        at_ms = self._at_ms.get(name)
+        return None if at_ms is None else now_ms - at_ms
+
+    def is_alive(self, name: str, now_ms: int) -> bool:
+        """Whether a server was heard of lately."""
+        at_ms = self._at_ms.get(name)
+        return at_ms is not None and now_ms - at_ms <= self.silence_ms
+
+
+def check_cluster(asked: str, ours: str, name: str) -> None:
+    """Refuse a server of another cluster.
+
+    Raises:
+        NotAllowedError: It belongs to another one.
+    """
+    if asked and asked != ours:
+        raise NotAllowedError(
+            f"{name} belongs to cluster {asked}, and this meta server to cluster {ours}: its "
+            "settings name the wrong meta servers, or its data directory is of another cluster"
+        )
+
+
+def decide(known: Server | None, asked: Server, *, is_alive: bool) -> Change:
+    """Return what a registration changes.
+
+    Args:
+        known: The server of this name, if there is one.
+        asked: What registers.
+        is_alive: Whether the known one was heard of lately.
+
+    Raises:
+        NotAllowedError: Another living server has this name.
+        FencedError: A later start on the same directory registered before.
+    """
+    if known is None or known.is_removed:
+        return Change.NEW
+    if known.directory != asked.directory:
+        if is_alive and known.state is not ServerState.LEAVING:
+            raise NotAllowedError(
+                f"the name {asked.name} is taken by the server at {known.address}, which lives: "
+                "give this one another name"
+            )
+        return Change.STATE
+    if asked.incarnation < known.incarnation:
+        raise FencedError(
+            f"{asked.name} registers with incarnation {asked.incarnation}, and "
+            f"{known.incarnation} did before from {known.address}: this process is the older one"
+        )
+    return Change.NOTHING if known == asked else Change.STATE
+
+
+def check_owner(servers: Iterable[Server], asked: Server, heard: Heard, now_ms: int) -> None:
+    """Refuse a second living broker of one broker group.
+
+    Raises:
+        NotAllowedError: There is one already.
+    """
+    if asked.role is not Role.BROKER:
+        return
+    for each in servers:
+        if (
+            each.role is Role.BROKER
+            and each.broker_group == asked.broker_group
+            and each.name != asked.name
+            and _lives(each, heard, now_ms)
+        ):
+            raise NotAllowedError(
+                f"broker group {asked.broker_group} is held by {each.name} at {each.address}, "
+                "which lives: followers do not exist yet, so each broker needs a group of its own"
+            )
+
+
+def clock_warning(name: str, now_ms: int, ours_ms: int, tolerance_ms: int) -> str:
+    """Return what to say about a clock that is far from ours; empty if it is not."""
+    apart_ms = now_ms - ours_ms
+    if abs(apart_ms) <= tolerance_ms:
+        return ""
+    way = "ahead of" if apart_ms > 0 else "behind"
+    return (
+        f"the clock of {name} is {abs(apart_ms) / 1000:.1f} s {way} the meta server's: times of "
+        "messages, delays and resets by time will be off"
+    )
+
+
+def serving_brokers(
+    servers: Iterable[Server], marks: Mapping[str, GroupMarks], heard: Heard, now_ms: int
+) -> dict[str, Serving]:
+    """Return the brokers that clients can go to, by broker group."""
+    return {
+        each.broker_group: Serving(
+            each.broker_group,
+            each.host,
+            each.port,
+            each.state is ServerState.READY
+            and marks.get(each.broker_group, _NO_MARKS).takes_sends,
+        )
+        for each in servers
+        if each.role is Role.BROKER and _lives(each, heard, now_ms)
+    }
+
+
+def serving_delays(servers: Iterable[Server], heard: Heard, now_ms: int) -> dict[str, Serving]:
+    """Return the delay servers that clients can go to, by name."""
+    return {
+        each.name: Serving(
+            each.broker_group, each.host, each.port, each.state is ServerState.READY
+        )
+        for each in servers
+        if each.role is Role.DELAY and _lives(each, heard, now_ms)
+    }
+
+
+def usable_groups(serving: Mapping[str, Serving]) -> list[str]:
+    """Return the broker groups that new subjects can be placed on."""
+    return [group for group, there in serving.items() if there.is_writable]
+
+
+def _lives(server: Server, heard: Heard, now_ms: int) -> bool:
+    return (
+        not server.is_removed
+        and server.state is not ServerState.LEAVING
+        and heard.is_alive(server.name, now_ms)
+    )
