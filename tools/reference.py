@@ -1,11 +1,12 @@
-"""Writes the reference pages of commands and settings from the code that they describe.
+"""Writes the reference pages of commands, settings and the API from the code that they describe.
 
 ::
 
-    python -m tools.reference           write docs/reference/commands.md and settings.md
+    python -m tools.reference           write commands.md, settings.md and openapi.json
     python -m tools.reference --check   exit with 1 if a page is not what the code says
 """
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import typer
 
+from pulque.admin.app import openapi
 from pulque.broker.config import BrokerSettings
 from pulque.cli.app import app
 from pulque.cli.exits import ExitCode
@@ -32,7 +34,15 @@ def pages() -> dict[Path, str]:
     return {
         _FOLDER / "commands.md": "\n".join(_commands()) + "\n",
         _FOLDER / "settings.md": "\n".join(_settings()) + "\n",
+        _FOLDER / "openapi.json": _openapi(),
     }
+
+
+# -- the administration API ---------------------------------------------------------------------
+
+
+def _openapi() -> str:
+    return f"{json.dumps(openapi(), indent=2, ensure_ascii=False)}\n"
 
 
 # -- commands -----------------------------------------------------------------------------------
@@ -51,6 +61,7 @@ def _commands() -> Iterator[str]:
         "| Variable | Means |",
         "|---|---|",
         "| `PULQUE_URL` | Where the broker listens, if `--url` does not say. |",
+        "| `PULQUE_ADMIN` | Where the administration API is, if `--admin` does not say. |",
         "| `PULQUE_STATE_DIR` | Where consumers keep their ids between runs. |",
         "| `PULQUE_BROKER__…` | [Settings](settings.md) of `pulque up` and `pulque broker`. |",
         "| `PULQUE_META__…` | [Settings](settings.md#of-a-meta-server) of `pulque meta`. |",

@@ -40,6 +40,7 @@ __all__ = [
     "StorageFullError",
     "UnavailableError",
     "UnknownGroupError",
+    "UnknownServerError",
     "UnknownSubjectError",
     "UnsupportedError",
     "UsageError",
@@ -63,6 +64,7 @@ class ErrorCode(IntEnum):
     NOT_ALLOWED = 24
     UNKNOWN_SUBJECT = 25
     UNKNOWN_GROUP = 26
+    UNKNOWN_SERVER = 27
     NOT_LEADER = 30
     STALE_EPOCH = 31
     STALE_SETTLE = 32
@@ -170,6 +172,12 @@ class UnknownGroupError(RejectedError):
     """No consumer of this group ever pulled from this subject here."""
 
     code = ErrorCode.UNKNOWN_GROUP
+
+
+class UnknownServerError(RejectedError):
+    """No broker or delay server of this name ever registered, or it was removed."""
+
+    code = ErrorCode.UNKNOWN_SERVER
 
 
 class NotLeaderError(RejectedError):

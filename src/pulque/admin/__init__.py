@@ -1,0 +1,1 @@
+"""Administration over HTTP: one API for a whole cluster, served by its meta servers."""

@@ -1,0 +1,65 @@
+"""The API as one ASGI application."""
+
+from collections.abc import Collection
+from typing import Any, cast
+
+from fastapi import FastAPI
+
+import pulque
+from pulque.admin.api_brokers import BrokersApi
+from pulque.admin.api_cluster import ClusterApi, HealthApi
+from pulque.admin.api_dead import DeadApi
+from pulque.admin.api_groups import GroupsApi
+from pulque.admin.api_subjects import SubjectsApi
+from pulque.admin.brokers import Brokers
+from pulque.admin.cluster import Cluster
+from pulque.admin.context import Context
+from pulque.admin.guard import Guard
+from pulque.admin.problems import PROBLEMS, install
+from pulque.clock import SystemClock
+
+__all__ = ["PREFIX", "create_app", "openapi"]
+
+PREFIX = "/api/v1"
+_ABOUT = (
+    "Administration of a Pulque cluster. Every list is paged: give `next` of a page as `cursor` "
+    "to get the next one. Every error has one shape. Whatever changes something takes "
+    "`application/json` only."
+)
+
+
+def create_app(context: Context, hosts: Collection[str] = ()) -> FastAPI:
+    """Return the application.
+
+    Args:
+        context: What it works with.
+        hosts: Names of this server beside loopback ones.
+    """
+    app = FastAPI(
+        title="Pulque administration",
+        version=pulque.__version__,
+        description=_ABOUT,
+        openapi_url=f"{PREFIX}/openapi.json",
+        docs_url=None,  # its page loads scripts from elsewhere
+        redoc_url=None,
+        redirect_slashes=False,
+        responses=PROBLEMS,
+        generate_unique_id_function=_name_of,
+    )
+    parts = (SubjectsApi, GroupsApi, BrokersApi, DeadApi, ClusterApi)
+    for part in parts:
+        app.include_router(part(context).router, prefix=PREFIX)
+    app.include_router(HealthApi(context).router)
+    install(app)
+    app.add_middleware(Guard, hosts=hosts)
+    return app
+
+
+def openapi() -> dict[str, Any]:
+    """Return the API as it is published."""
+    # Nothing of it is asked while it is described.
+    return create_app(Context(cast("Cluster", None), Brokers(), SystemClock())).openapi()
+
+
+def _name_of(route: Any) -> str:
+    return f"{route.tags[-1].replace(' ', '_')}_{route.name}"

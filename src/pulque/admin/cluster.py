@@ -1,0 +1,162 @@
+"""What the administration API needs to know of a cluster: the port that a meta server fills.
+
+The API asks the brokers themselves about groups, lag and dead letters; who the brokers are, where
+subjects lie and what was decided about them is known here.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, Protocol
+
+from pulque.model.names import PartitionName, Pattern, Subject
+from pulque.model.routes import Role, Slots
+
+__all__ = [
+    "Cluster",
+    "Creation",
+    "KnownServer",
+    "PlacedPartition",
+    "PlacedSubject",
+    "Policies",
+    "StateName",
+    "WatchingClient",
+]
+
+StateName = Literal["ready", "full", "leaving", "silent"]
+Creation = Literal["first-send", "beforehand"]
+
+
+class KnownServer(NamedTuple):
+    """A broker or a delay server that registered itself."""
+
+    name: str
+    broker_group: str
+    role: Role
+    host: str
+    port: int
+    state: StateName
+    silent_ms: int | None
+    """For how long nothing was heard of it; None if it is gone."""
+    is_read_only: bool
+    """Its broker group takes no sends, by command."""
+    is_draining: bool
+    """Its broker group takes no sends, and is to be removed when everything is consumed."""
+    incarnation: int
+    partitions: int
+    """How many were placed on its broker group."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it can be asked."""
+        return self.state in {"ready", "full"}
+
+
+class PlacedPartition(NamedTuple):
+    """A partition of a subject, and who holds it."""
+
+    partition: PartitionName
+    broker_group: str
+    slots: Slots
+
+
+class PlacedSubject(NamedTuple):
+    """A subject, and where it lies."""
+
+    subject: Subject
+    is_read_only: bool
+    partitions: tuple[PlacedPartition, ...]
+
+
+class WatchingClient(NamedTuple):
+    """A client that watches routes at this meta server now."""
+
+    client: str
+    """Its id: the same as long as its process lives."""
+    application: str
+    address: str
+    online_since_ms: int
+    silent_ms: int
+    routes: int
+    """How many it follows."""
+
+
+class Policies(NamedTuple):
+    """What holds for the whole cluster, and may be changed while it runs."""
+
+    create: Creation = "first-send"
+    """When a subject is created."""
+    allowed: tuple[Pattern, ...] = ()
+    """Only these subjects may be created; all, if there are none."""
+    spread: int = 2
+    """On how many broker groups a new subject is placed; all, if there are fewer."""
+
+
+class Cluster(Protocol):
+    """What is known of a cluster, and what can be decided about it."""
+
+    @property
+    def id(self) -> str:
+        """The id of the cluster."""
+
+    async def check_ready(self) -> None:
+        """Look whether changes can be stored.
+
+        Raises:
+            UnavailableError: The database does not answer.
+        """
+
+    async def servers(self) -> Sequence[KnownServer]:
+        """Return all that ever registered and were not removed."""
+
+    async def mark_server(
+        self, name: str, *, is_read_only: bool | None = None, is_draining: bool | None = None
+    ) -> KnownServer:
+        """Decide what a server's broker group may take; what is None stays as it is.
+
+        Raises:
+            UnknownServerError: There is none of that name.
+        """
+
+    async def remove_server(self, name: str) -> None:
+        """Forget a server.
+
+        Raises:
+            UnknownServerError: There is none of that name.
+            NotAllowedError: It lives.
+        """
+
+    async def subjects(self, after: str = "", limit: int = 100) -> Sequence[PlacedSubject]:
+        """Return subjects in the order of their names, beginning after one."""
+
+    async def subject(self, name: Subject) -> PlacedSubject | None:
+        """Return one subject."""
+
+    async def create_subject(self, name: Subject) -> PlacedSubject:
+        """Place a subject ahead of its first send; one that exists is returned as it is.
+
+        Raises:
+            UnavailableError: There is no broker to place it on.
+            NotAllowedError: It is none of those that are allowed, or there are too many.
+        """
+
+    async def extend_subject(self, name: Subject, partitions: int) -> PlacedSubject:
+        """Give a subject more partitions; never fewer.
+
+        Raises:
+            UnknownSubjectError: There is no such subject.
+            NotAllowedError: It has more than so many, or cannot have so many.
+        """
+
+    async def mark_subject(self, name: Pattern, *, is_read_only: bool) -> None:
+        """Have a subject, or all of a pattern, take no sends, or take them again."""
+
+    async def read_only_marks(self) -> Sequence[Pattern]:
+        """Return the subjects and patterns that take no sends, by name."""
+
+    async def clients(self, after: str = "", limit: int = 100) -> Sequence[WatchingClient]:
+        """Return clients that are online, in the order of their ids, beginning after one."""
+
+    async def policies(self) -> Policies:
+        """Return what holds for the whole cluster."""
+
+    async def set_policies(self, policies: Policies) -> Policies:
+        """Decide what holds for the whole cluster from now on."""

@@ -1,0 +1,184 @@
+"""All definitions of a cluster in one file: taken from one, given to another."""
+
+from collections.abc import Mapping
+
+from pulque.admin.changes import ask_those_concerned
+from pulque.admin.cluster import KnownServer, PlacedSubject, Policies
+from pulque.admin.context import Context
+from pulque.admin.groups import find_positions, retry_settings, settings_of
+from pulque.admin.models import (
+    ConfigChange,
+    Definitions,
+    GroupDefinition,
+    ImportDone,
+    SubjectDefinition,
+)
+from pulque.client.wishes import changed_of, mode_of
+from pulque.errors import (
+    InvalidRequestError,
+    RemoteProtocolError,
+    UnavailableError,
+    UnknownGroupError,
+)
+from pulque.model.groups import Mode, tag_filter
+from pulque.model.names import Group, Pattern, Subject, is_broadcast, is_pattern
+from pulque.wire.requests import ChangeGroup, Subscribe
+from pulque.wire.responses import Response, Subscribed
+
+__all__ = ["changed_policies", "export_definitions", "import_definitions"]
+
+_AT_ONCE = 1000
+_CONSUMER = "pulque-import"
+
+
+async def export_definitions(context: Context) -> Definitions:
+    """Return what a new cluster needs to be like this one, but for its messages.
+
+    Raises:
+        UnavailableError: A broker does not answer, so that its groups are not known.
+    """
+    subjects = await _all_subjects(context)
+    return Definitions(
+        policies=_shown(await context.cluster.policies()),
+        subjects=[
+            SubjectDefinition(subject=each.subject, partitions=len(each.partitions))
+            for each in subjects
+        ],
+        read_only=list(await context.cluster.read_only_marks()),
+        groups=await _all_groups(context),
+    )
+
+
+async def import_definitions(
+    context: Context, wanted: Definitions, *, dry_run: bool
+) -> ImportDone:
+    """Make what is defined and not there; nothing that is there is removed.
+
+    Raises:
+        PulqueError: A part of it cannot be; what came before it is done.
+    """
+    existing = {each.subject: len(each.partitions) for each in await _all_subjects(context)}
+    _check_groups(wanted, existing)
+    marks = set(await context.cluster.read_only_marks())
+    policies = await context.cluster.policies()
+    plan = ImportDone(
+        dry_run=dry_run,
+        created=[each.subject for each in wanted.subjects if each.subject not in existing],
+        extended=[
+            each.subject
+            for each in wanted.subjects
+            if each.partitions is not None
+            and 0 < existing.get(Subject(each.subject), 0) < each.partitions
+        ],
+        marked=[each for each in wanted.read_only if each not in marks],
+        groups=len(wanted.groups),
+        policies=changed_policies(policies, wanted.policies) != policies,
+    )
+    if not dry_run:
+        await _import(context, wanted, plan, policies)
+    return plan
+
+
+def changed_policies(policies: Policies, change: ConfigChange) -> Policies:
+    """Return what holds after a change."""
+    return Policies(
+        policies.create if change.create is None else change.create,
+        policies.allowed if change.allowed is None else tuple(map(Pattern, change.allowed)),
+        policies.spread if change.spread is None else change.spread,
+    )
+
+
+def _check_groups(wanted: Definitions, existing: Mapping[Subject, int]) -> None:
+    defined = {each.subject for each in wanted.subjects}
+    for group in wanted.groups:
+        subject = group.subject
+        if not is_pattern(subject) and subject not in existing and subject not in defined:
+            raise InvalidRequestError(
+                f"group {group.group} is of {subject}, which is neither defined nor there"
+            )
+
+
+def _shown(policies: Policies) -> ConfigChange:
+    return ConfigChange(
+        create=policies.create, allowed=list(policies.allowed), spread=policies.spread
+    )
+
+
+async def _import(
+    context: Context, wanted: Definitions, plan: ImportDone, policies: Policies
+) -> None:
+    if plan.policies:
+        await context.cluster.set_policies(changed_policies(policies, wanted.policies))
+    for each in wanted.subjects:
+        placed = await context.cluster.create_subject(Subject(each.subject))
+        if each.partitions is not None and len(placed.partitions) < each.partitions:
+            await context.cluster.extend_subject(Subject(each.subject), each.partitions)
+    for pattern in plan.marked:
+        await context.cluster.mark_subject(Pattern(pattern), is_read_only=True)
+    for group in wanted.groups:
+        await _import_group(context, group)
+
+
+async def _import_group(context: Context, wanted: GroupDefinition) -> None:
+    """Tell every broker that may have the subject what a group wants."""
+    mode = mode_of(wanted.mode, wanted.group, broadcast=None)
+    tags = tag_filter(wanted.filter.any_of, wanted.filter.all_of)
+    retry = retry_settings(wanted.retry)
+    change = ChangeGroup(wanted.group, wanted.subject, True, mode, True, tags, retry)
+    subscribe = Subscribe(wanted.group, _CONSUMER, 0, wanted.subject, mode, tags, retry=retry)
+
+    async def tell(server: KnownServer) -> Mode:
+        try:
+            return (await context.brokers.ask(server, change, changed_of)).mode
+        except UnknownGroupError:
+            return await context.brokers.ask(server, subscribe, _mode_of)
+
+    await ask_those_concerned(context.brokers, await _holders(context, wanted.subject), tell)
+
+
+async def _holders(context: Context, subject: str) -> list[KnownServer]:
+    servers = [server for server in await context.serving() if server.is_alive]
+    if is_pattern(subject):
+        return servers
+    placed = await context.cluster.subject(Subject(subject))
+    names = {each.broker_group for each in placed.partitions} if placed else set()
+    found = [server for server in servers if server.broker_group in names]
+    if not found:
+        raise UnavailableError(f"no broker of {subject} answers, so its groups cannot be told")
+    return found
+
+
+async def _all_subjects(context: Context) -> list[PlacedSubject]:
+    found: list[PlacedSubject] = []
+    while some := await context.cluster.subjects(found[-1].subject if found else "", _AT_ONCE):
+        found += some
+    return found
+
+
+async def _all_groups(context: Context) -> list[GroupDefinition]:
+    places, silent = await find_positions(context)
+    names = sorted({each.group for _, each in places if not is_broadcast(each.group)})
+    rows: list[GroupDefinition] = []
+    for name in names:
+        settings, unheard = await settings_of(context, places, Group(name))
+        silent += unheard
+        rows += (
+            GroupDefinition(
+                group=name,
+                subject=each.subject,
+                mode="once" if each.mode == "once" else "shared",
+                filter=each.filter,
+                retry=each.retry,
+            )
+            for each in settings
+        )
+    if silent:
+        names_of = ", ".join(sorted({each.broker for each in silent}))
+        raise UnavailableError(f"no answer of {names_of}, so its groups are not known")
+    return list({(row.group, row.subject): row for row in rows}.values())
+
+
+def _mode_of(response: Response) -> Mode:
+    if not isinstance(response, Subscribed):
+        raise RemoteProtocolError(f"a subscription got {response!r}")
+    return response.mode

@@ -1,0 +1,230 @@
+"""Groups over all brokers: where they are, what they said, and how they get on."""
+
+import asyncio
+from collections.abc import Iterable
+
+from pulque.admin.cluster import KnownServer
+from pulque.admin.context import Context
+from pulque.admin.fields import Mode
+from pulque.admin.models_groups import (
+    ConsumerRow,
+    FilterShown,
+    GroupRow,
+    LagRow,
+    RetryShown,
+    SettingsOfGroup,
+)
+from pulque.admin.pages import Unreachable
+from pulque.admin.rates import Seen
+from pulque.client.looking import messages_of
+from pulque.client.wishes import RetryPolicy, changed_of, retry_of
+from pulque.errors import (
+    NotAllowedError,
+    RemoteProtocolError,
+    UnavailableError,
+    UnknownGroupError,
+    UnknownSubjectError,
+)
+from pulque.model.groups import GroupSettings, RetrySettings
+from pulque.model.names import Group, Pattern, is_broadcast, is_pattern, patterns_of, subject_of
+from pulque.wire.requests import ChangeGroup, Groups, Read
+from pulque.wire.resets import GroupPosition
+from pulque.wire.responses import GroupsReport, Response
+
+__all__ = [
+    "Places",
+    "find_positions",
+    "lag_row",
+    "retry_settings",
+    "settings_of",
+    "settings_row",
+    "summed",
+]
+
+Places = list[tuple[KnownServer, GroupPosition]]
+"""Groups, each in each partition of each broker."""
+_MOST_CANDIDATES = 500
+_MODES: dict[str, Mode] = {"SHARED": "shared", "BROADCAST": "broadcast", "ONCE": "once"}
+
+
+async def find_positions(
+    context: Context, subject: str | None = None, group: str | None = None
+) -> tuple[Places, list[Unreachable]]:
+    """Ask all brokers where groups are, and take note of how they get on.
+
+    Raises:
+        NotAllowedError: There are too many to be told at once.
+    """
+    request = Groups(subject or "", group or "")
+    answers, silent = await context.brokers.ask_all(
+        await context.serving(),
+        lambda server: context.brokers.ask(server, request, _positions_of),
+    )
+    places = [(server, each) for server, positions in answers for each in positions]
+    now_ms = context.clock.now_ms()
+    for server, each in places:
+        context.rates.observe(_key(server, each), _seen(each, now_ms))
+    return places, silent
+
+
+def summed(places: Iterable[tuple[KnownServer, GroupPosition]]) -> list[GroupRow]:
+    """Add up the partitions of each group."""
+    groups: dict[str, list[GroupPosition]] = {}
+    for _, each in places:
+        groups.setdefault(each.group, []).append(each)
+    return [
+        GroupRow(
+            group=group,
+            mode=_MODES[found[0].mode.name],
+            partitions=len(found),
+            lag=sum(each.lag for each in found),
+            held=sum(each.held for each in found),
+            consumers=len({c.consumer for p in found for c in p.consumers if c.silent_ms >= 0}),
+        )
+        for group, found in groups.items()
+    ]
+
+
+async def lag_row(context: Context, server: KnownServer, found: GroupPosition) -> LagRow:
+    """Say where a group is in one partition, and how it gets on."""
+    now_ms = context.clock.now_ms()
+    pace = context.rates.pace(_key(server, found), _seen(found, now_ms))
+    stored_at_ms = await _stored_at_ms(context, server, found)
+    return LagRow(
+        broker_group=server.broker_group,
+        partition=found.partition,
+        group=found.group,
+        mode=_MODES[found.mode.name],
+        next_sequence=found.next_sequence,
+        end=found.end,
+        lag=found.lag,
+        held=found.held,
+        oldest_age_seconds=(
+            None if stored_at_ms is None else max(now_ms - stored_at_ms, 0) / 1000
+        ),
+        sent_per_second=None if pace is None else round(pace.sent, 3),
+        settled_per_second=None if pace is None else round(pace.settled, 3),
+        drain_seconds=None if pace is None else pace.drain_seconds,
+        consumers=[
+            ConsumerRow(
+                consumer=each.consumer,
+                held=each.held,
+                silent_seconds=None if each.silent_ms < 0 else each.silent_ms / 1000,
+            )
+            for each in found.consumers
+        ],
+    )
+
+
+async def settings_of(
+    context: Context, places: Places, group: Group
+) -> tuple[list[SettingsOfGroup], list[Unreachable]]:
+    """Ask brokers what a group said, about whichever subject or pattern."""
+    if is_broadcast(group):
+        return [], []
+    wanted = _candidates(places, group)
+
+    async def of_one(server: KnownServer) -> list[tuple[Pattern, GroupSettings]]:
+        said = await asyncio.gather(
+            *(_said(context, server, group, each) for each in wanted[server])
+        )
+        return [(pattern, found) for pattern, found in said if found is not None]
+
+    answers, silent = await context.brokers.ask_all(list(wanted), of_one)
+    told: dict[tuple[Pattern, GroupSettings], list[str]] = {}
+    for server, said in answers:
+        for each in said:
+            told.setdefault(each, []).append(server.broker_group)
+    rows = [
+        settings_row(pattern, found, broker_groups)
+        for (pattern, found), broker_groups in sorted(told.items(), key=lambda item: item[0][0])
+    ]
+    return rows, silent
+
+
+def settings_row(
+    pattern: Pattern, found: GroupSettings, broker_groups: Iterable[str]
+) -> SettingsOfGroup:
+    """Show what a group said about a subject or pattern, and who was told so."""
+    return SettingsOfGroup(
+        subject=pattern,
+        mode=_MODES[found.mode.name],
+        filter=FilterShown(any_of=list(found.filter.any_of), all_of=list(found.filter.all_of)),
+        retry=_retry_shown(found.retry),
+        broker_groups=sorted(broker_groups),
+    )
+
+
+def retry_settings(shown: RetryShown) -> RetrySettings:
+    """Return what a group says about its retries.
+
+    Raises:
+        UsageError: It cannot be.
+    """
+    return retry_of(RetryPolicy(shown.delays_seconds, shown.jitter, shown.max_attempts))
+
+
+def _retry_shown(retry: RetrySettings) -> RetryShown:
+    return RetryShown(
+        delays_seconds=[ms / 1000 for ms in retry.delays_ms],
+        jitter=retry.jitter_percent / 100 if retry.names_jitter else None,
+        max_attempts=retry.max_attempts or None,
+    )
+
+
+def _candidates(places: Places, group: Group) -> dict[KnownServer, list[Pattern]]:
+    """Return what a group may have subscribed to; patterns first, as they explain the most."""
+    found: dict[KnownServer, dict[Pattern, None]] = {}
+    for server, each in places:
+        if each.group == group:
+            covering = found.setdefault(server, {})
+            covering.update(dict.fromkeys(patterns_of(subject_of(each.partition))))
+    return {
+        server: sorted(patterns, key=lambda each: not is_pattern(each))[:_MOST_CANDIDATES]
+        for server, patterns in found.items()
+    }
+
+
+async def _said(
+    context: Context, server: KnownServer, group: Group, pattern: Pattern
+) -> tuple[Pattern, GroupSettings | None]:
+    # A change that changes nothing is answered with what is in force.
+    try:
+        return pattern, await context.brokers.ask(server, ChangeGroup(group, pattern), changed_of)
+    except UnknownGroupError:
+        return pattern, None
+
+
+async def _stored_at_ms(context: Context, server: KnownServer, found: GroupPosition) -> int | None:
+    """Ask when the first message was stored that nobody of the group was handed."""
+    first = max(found.next_sequence, found.start)
+    if first >= found.end:
+        return None
+
+    def convert(response: Response) -> int | None:
+        messages = messages_of(found.partition, response)
+        return messages[0].stored_at_ms if messages else None
+
+    try:
+        return await context.brokers.ask(server, Read(found.partition, first, 1, 1, 0), convert)
+    except (UnavailableError, UnknownSubjectError):
+        return None
+
+
+def _positions_of(response: Response) -> tuple[GroupPosition, ...]:
+    if not isinstance(response, GroupsReport):
+        raise RemoteProtocolError(f"a request for groups got {response!r}")
+    if response.is_cut:
+        raise NotAllowedError(
+            f"there are more than {len(response.positions)} groups and partitions: name a "
+            "subject, a pattern or a group"
+        )
+    return response.positions
+
+
+def _key(server: KnownServer, found: GroupPosition) -> tuple[str, str, str]:
+    return server.broker_group, found.partition, found.group
+
+
+def _seen(found: GroupPosition, now_ms: int) -> Seen:
+    return Seen(now_ms, found.end, found.lag)

@@ -1,0 +1,177 @@
+"""What is refused before anything is looked at: foreign pages, huge and deep bodies.
+
+The API listens on a loopback address, and any web page that a browser on this machine shows may
+try to talk to it. A page cannot read answers of another origin, but it may cause requests, and
+with a name that it lets point here (DNS rebinding) it would be of the same origin. So the Host
+has to be ours; what changes anything needs our Origin, if it has one, and ``application/json``,
+which no form can send.
+"""
+
+import asyncio
+import re
+from collections.abc import Collection
+from ipaddress import ip_address
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pulque.admin.problems import problem_response
+from pulque.errors import (
+    InvalidRequestError,
+    MessageTooLargeError,
+    NotAllowedError,
+    PulqueError,
+    RequestTimeoutError,
+)
+
+__all__ = ["MAX_BODY", "MAX_BRACKETS", "MAX_DEPTH", "Guard", "check_json"]
+
+MAX_BODY = 1024 * 1024
+MAX_DEPTH = 32
+MAX_BRACKETS = 100_000
+_BODY_TIME = 30.0
+_SAFE = {"GET", "HEAD", "OPTIONS"}
+_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"|[\[{\]}]', re.DOTALL)
+_HOST = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^:\[\]]+)(?::(?P<port>[0-9]{1,5}))?", re.ASCII)
+
+
+class Refusal(Exception):  # noqa: N818  # an answer, not a fault
+    """A request is answered without being looked at."""
+
+    def __init__(self, status: int, error: PulqueError) -> None:
+        super().__init__(str(error))
+        self.status = status
+        self.error = error
+
+
+class Guard:
+    """Stands before the application.
+
+    Args:
+        app: What it guards.
+        hosts: Names of this server beside loopback ones.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Collection[str] = ()) -> None:
+        self._app = app
+        self._hosts = frozenset(hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or hand it on with its whole body read."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            self._check_head(scope["method"], Headers(scope=scope))
+            body = await _read(Headers(scope=scope), receive)
+            check_json(body)
+        except Refusal as refusal:
+            await problem_response(refusal.error, refusal.status)(scope, receive, send)
+            return
+        await self._app(scope, _Replay(body, receive), send)
+
+    def _check_head(self, method: str, headers: Headers) -> None:
+        host = headers.get("host", "")
+        if not self._is_own(host):
+            raise Refusal(403, NotAllowedError(f"Host {host[:100]!a} is not this server"))
+        if method in _SAFE:
+            return
+        origin = headers.get("origin")
+        if origin is not None and origin not in {f"http://{host}", f"https://{host}"}:
+            raise Refusal(403, NotAllowedError(f"Origin {origin[:100]!a} is not this server"))
+        if headers.get("sec-fetch-site", "same-origin") not in {"same-origin", "none"}:
+            raise Refusal(403, NotAllowedError("the request comes from a page of another site"))
+        # Only a POST can be sent by a form or without asking first; browsers ask before the rest.
+        kind = headers.get("content-type")
+        has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+        if (kind is not None or has_body or method == "POST") and not _is_json(kind or ""):
+            wanted = "Content-Type must be application/json"
+            raise Refusal(415, InvalidRequestError(f"{wanted}, not {(kind or '')[:100]!a}"))
+        if headers.get("content-encoding", "identity") != "identity":
+            raise Refusal(415, InvalidRequestError("a body must not be compressed"))
+
+    def _is_own(self, host: str) -> bool:
+        found = _HOST.fullmatch(host)
+        if found is None:
+            return False
+        name = found["host"].strip("[]").lower()
+        if name == "localhost" or name in self._hosts:
+            return True
+        try:
+            return ip_address(name).is_loopback
+        except ValueError:
+            return False
+
+
+def check_json(body: bytes) -> None:
+    """Refuse a body with more brackets, or deeper ones, than anything here needs.
+
+    Raises:
+        Refusal: It has.
+    """
+    depth = brackets = 0
+    for token in _TOKEN.finditer(body):
+        match body[token.start()]:
+            case 0x5B | 0x7B:
+                depth += 1
+                brackets += 1
+            case 0x5D | 0x7D:
+                depth -= 1
+            case _:
+                pass
+        if depth > MAX_DEPTH or brackets > MAX_BRACKETS:
+            raise Refusal(
+                413,
+                MessageTooLargeError(
+                    f"the body is nested deeper than {MAX_DEPTH}, or has more than "
+                    f"{MAX_BRACKETS} lists and objects"
+                ),
+            )
+
+
+def _is_json(kind: str) -> bool:
+    return kind.partition(";")[0].strip().lower() == "application/json"
+
+
+async def _read(headers: Headers, receive: Receive) -> bytes:
+    """Return the whole body, or refuse it before it is in memory."""
+    told = headers.get("content-length", "0")
+    if not (told.isascii() and told.isdigit()):
+        raise Refusal(400, InvalidRequestError("Content-Length is not a number"))
+    if len(told) > 18 or int(told) > MAX_BODY:
+        raise _too_large()
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(_BODY_TIME):
+            while True:
+                message = await receive()
+                if message["type"] != "http.request":
+                    raise Refusal(400, InvalidRequestError("the client left within its request"))
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+                if size > MAX_BODY:
+                    raise _too_large()
+                if not message.get("more_body", False):
+                    return b"".join(parts)
+    except TimeoutError:
+        text = f"the body did not arrive within {_BODY_TIME:.0f} s"
+        raise Refusal(408, RequestTimeoutError(text)) from None
+
+
+def _too_large() -> Refusal:
+    return Refusal(413, MessageTooLargeError(f"a body has at most {MAX_BODY} bytes here"))
+
+
+class _Replay:
+    """Gives the body that was read once more, then what comes after it."""
+
+    def __init__(self, body: bytes, receive: Receive) -> None:
+        self._body: bytes | None = body
+        self._receive = receive
+
+    async def __call__(self) -> Message:
+        if self._body is None:
+            return await self._receive()
+        body, self._body = self._body, None
+        return {"type": "http.request", "body": body, "more_body": False}

@@ -1,0 +1,134 @@
+"""A cluster in memory: what a meta server knows and decides, without a database."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pulque.admin.cluster import (
+    KnownServer,
+    PlacedPartition,
+    PlacedSubject,
+    Policies,
+    WatchingClient,
+)
+from pulque.errors import (
+    NotAllowedError,
+    UnavailableError,
+    UnknownServerError,
+    UnknownSubjectError,
+)
+from pulque.model.names import PartitionName, Pattern, Subject
+from pulque.model.routes import SLOTS, Role, Slots
+
+__all__ = ["FakeCluster", "server"]
+
+
+def server(name: str, url: str = "pulque://127.0.0.1:1", **others: object) -> KnownServer:
+    """Return a broker that is a broker group by itself."""
+    host, _, port = url.removeprefix("pulque://").rpartition(":")
+    found = KnownServer(
+        name=name,
+        broker_group=name,
+        role=Role.BROKER,
+        host=host,
+        port=int(port),
+        state="ready",
+        silent_ms=0,
+        is_read_only=False,
+        is_draining=False,
+        incarnation=1,
+        partitions=0,
+    )
+    return found._replace(**others)  # type: ignore[arg-type]
+
+
+@dataclass
+class FakeCluster:
+    """Implements ``pulque.admin.cluster.Cluster``."""
+
+    known: dict[str, KnownServer] = field(default_factory=dict)
+    placed: dict[Subject, tuple[PlacedPartition, ...]] = field(default_factory=dict)
+    marks: set[Pattern] = field(default_factory=set)
+    watching: list[WatchingClient] = field(default_factory=list)
+    said: Policies = field(default_factory=Policies)
+    is_away: bool = False
+    id: str = "0123456789abcdef"
+
+    async def check_ready(self) -> None:
+        if self.is_away:
+            raise UnavailableError("the database is away")
+
+    async def servers(self) -> Sequence[KnownServer]:
+        return list(self.known.values())
+
+    async def mark_server(
+        self, name: str, *, is_read_only: bool | None = None, is_draining: bool | None = None
+    ) -> KnownServer:
+        found = self._known(name)
+        self.known[name] = found._replace(
+            is_read_only=found.is_read_only if is_read_only is None else is_read_only,
+            is_draining=found.is_draining if is_draining is None else is_draining,
+        )
+        return self.known[name]
+
+    async def remove_server(self, name: str) -> None:
+        if self._known(name).is_alive:
+            raise NotAllowedError(f"server {name} lives: stop it first")
+        del self.known[name]
+
+    async def subjects(self, after: str = "", limit: int = 100) -> Sequence[PlacedSubject]:
+        names = sorted(name for name in self.placed if name > after)[:limit]
+        return [self._placed(name) for name in names]
+
+    async def subject(self, name: Subject) -> PlacedSubject | None:
+        return self._placed(name) if name in self.placed else None
+
+    async def create_subject(self, name: Subject) -> PlacedSubject:
+        if name not in self.placed:
+            self.placed[name] = self._places(name, self.said.spread)
+        return self._placed(name)
+
+    async def extend_subject(self, name: Subject, partitions: int) -> PlacedSubject:
+        if name not in self.placed:
+            raise UnknownSubjectError(f"there is no subject {name}")
+        if partitions < len(self.placed[name]):
+            raise NotAllowedError(f"{name} has {len(self.placed[name])} partitions already")
+        self.placed[name] = self._places(name, partitions)
+        return self._placed(name)
+
+    async def mark_subject(self, name: Pattern, *, is_read_only: bool) -> None:
+        (self.marks.add if is_read_only else self.marks.discard)(name)
+
+    async def read_only_marks(self) -> Sequence[Pattern]:
+        return sorted(self.marks)
+
+    async def clients(self, after: str = "", limit: int = 100) -> Sequence[WatchingClient]:
+        return sorted(each for each in self.watching if each.client > after)[:limit]
+
+    async def policies(self) -> Policies:
+        return self.said
+
+    async def set_policies(self, policies: Policies) -> Policies:
+        self.said = policies
+        return policies
+
+    def _known(self, name: str) -> KnownServer:
+        if name not in self.known:
+            raise UnknownServerError(f"there is no server {name}")
+        return self.known[name]
+
+    def _places(self, name: Subject, partitions: int) -> tuple[PlacedPartition, ...]:
+        groups = sorted(self.known)
+        if not groups:
+            raise UnavailableError("no broker takes messages now")
+        bounds = [SLOTS * number // partitions for number in range(partitions + 1)]
+        return tuple(
+            PlacedPartition(
+                PartitionName(name if number < len(groups) else f"{name}#{number}"),
+                groups[number % len(groups)],
+                Slots(bounds[number], bounds[number + 1]),
+            )
+            for number in range(partitions)
+        )
+
+    def _placed(self, name: Subject) -> PlacedSubject:
+        return PlacedSubject(name, Pattern(name) in self.marks, self.placed[name])

@@ -1,0 +1,358 @@
+"""The API: what it shows, what it changes, page by page, over all brokers."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+import pulque
+from pulque.admin.cluster import WatchingClient
+from tests.unit.admin.conftest import NAMES, Api
+from tests.unit.admin.fakes import server
+
+
+def consume(
+    api: Api, broker: str, subject: str, group: str, *, acked: int, **wishes: object
+) -> None:
+    """Have a group pull everything of a broker, and settle some of it."""
+    with api.client(broker) as client, client.consumer(subject, group, **wishes) as consumer:  # type: ignore[arg-type]
+        for number, message in enumerate(consumer.pull(timeout=5.0 if acked else 0.1)):
+            if number < acked:
+                message.ack()
+
+
+def send(api: Api, broker: str, subject: str, count: int) -> None:
+    with api.client(broker) as client:
+        client.send_many(subject, [b"%d" % number for number in range(count)])
+
+
+# ── subjects ───────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_subject_is_created_once_shown_extended_and_marked(api: Api) -> None:
+    made = await api.ask("POST", "/subjects", {"subject": "orders"}, status=201)
+    again = await api.ask("POST", "/subjects", {"subject": "orders"})
+
+    assert made == again == await api.get("/subjects/orders")
+    assert [(p["broker_group"], p["slots"]) for p in made["partitions"]] == [
+        ("b1", [0, 512]),
+        ("b2", [512, 1024]),
+    ]
+    extended = await api.ask("POST", "/subjects/orders/extend", {"partitions": 4})
+    assert [p["partition"] for p in extended["partitions"]] == [
+        "orders", "orders", "orders#2", "orders#3",
+    ]  # fmt: skip
+    refused = await api.ask("POST", "/subjects/orders/extend", {"partitions": 1}, status=409)
+    assert refused["error"] == "NotAllowedError"
+    assert not refused["retry"]
+    marks = await api.ask("PUT", "/subjects/orders/read-only", {"read_only": True})
+    assert marks == {"read_only": ["orders"]}
+    assert (await api.get("/subjects/orders"))["read_only"]
+    assert await api.ask("PUT", "/subjects/a.*/read-only", {"read_only": True}) == {
+        "read_only": ["a.*", "orders"]
+    }
+    await api.ask("PUT", "/subjects/orders/read-only", {"read_only": False})
+    assert await api.get("/read-only") == {"read_only": ["a.*"]}
+
+
+async def test_what_is_not_there_is_not_found(api: Api) -> None:
+    for path in (
+        "/subjects/nothing",
+        "/subjects/nothing/partitions",
+        "/groups/nobody",
+        "/groups/nobody/lag",
+        "/brokers/nowhere",
+        "/dead/nothing/nobody/b1/7",
+        "/dead/nothing/nobody/b9/7",
+    ):
+        found = await api.get(path, status=404)
+        assert set(found) == {"code", "error", "message", "retry"}
+    await api.ask("POST", "/subjects/nothing/extend", {"partitions": 4}, status=404)
+    await api.ask("DELETE", "/brokers/nowhere", status=404)
+    assert (await api.http.get("/api/v1/nowhere")).status_code == 404
+
+
+async def test_every_list_is_paged_without_gaps_or_repeats(api: Api) -> None:
+    for number in range(7):
+        await api.ask("POST", "/subjects", {"subject": f"s{number}"}, status=201)
+    for number in range(3):
+        api.cluster.known[f"x{number}"] = server(f"x{number}", state="silent")
+
+    pages = await api.all_pages("/subjects", limit=3)
+    assert [[row["subject"] for row in page] for page in pages] == [
+        ["s0", "s1", "s2"], ["s3", "s4", "s5"], ["s6"],
+    ]  # fmt: skip
+    rows = [
+        (r["subject"], r["broker_group"])
+        for p in await api.all_pages("/partitions", limit=3)
+        for r in p
+    ]
+    assert rows == [(f"s{number}", name) for number in range(7) for name in NAMES]
+    names = [row["name"] for page in await api.all_pages("/brokers", limit=2) for row in page]
+    assert names == ["b1", "b2", "x0", "x1", "x2"]
+
+
+@pytest.mark.parametrize(
+    "cursor", ["", "x", "WzFd", "WyJhIiwgImIiXQ", "é", "a" * 3000, "W1tbXV1d"]
+)
+async def test_a_cursor_that_no_page_gave_is_refused(api: Api, cursor: str) -> None:
+    found = await api.get("/subjects", status=422, cursor=cursor)
+    assert "cursor" in found["message"]
+
+
+async def test_partitions_are_shown_as_brokers_have_them(api: Api) -> None:
+    send(api, "b1", "shown", 5)
+    send(api, "b2", "shown", 2)
+    with api.client("b2") as client:
+        client.send("shown", b"urgent", priority=9)
+
+    found = await api.get("/subjects/shown/partitions")
+
+    assert [(r["broker_group"], r["partition"], r["start"], r["end"]) for r in found["items"]] == [
+        ("b1", "shown", 0, 5),
+        ("b2", "shown", 0, 2),
+        ("b2", "shown#p9", 0, 1),
+    ]
+    pages = await api.all_pages("/subjects/shown/partitions", limit=1)
+    assert [row for page in pages for row in page] == found["items"]
+
+
+# ── groups ─────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_lag_is_told_for_each_broker_with_the_age_of_what_waits(api: Api) -> None:
+    send(api, "b1", "lag.a", 10)
+    consume(api, "b1", "lag.a", "slow", acked=10)
+    send(api, "b1", "lag.a", 3)
+    send(api, "b2", "lag.a", 6)
+    consume(api, "b2", "lag.a", "slow", acked=6)
+
+    (row,) = (await api.get("/groups", subject="lag.*"))["items"]
+    lags = (await api.get("/groups/slow/lag"))["items"]
+
+    assert (row["group"], row["mode"], row["partitions"], row["lag"]) == ("slow", "shared", 2, 3)
+    by_broker = {each["broker_group"]: each for each in lags}
+    assert (by_broker["b1"]["lag"], by_broker["b1"]["next_sequence"]) == (3, 10)
+    assert by_broker["b1"]["oldest_age_seconds"] >= 0
+    assert (by_broker["b2"]["lag"], by_broker["b2"]["oldest_age_seconds"]) == (0, None)
+    pages = await api.all_pages("/groups/slow/lag", limit=1)
+    assert [[row["broker_group"] for row in page] for page in pages] == [["b1"], ["b2"]]
+
+
+async def test_a_group_is_shown_with_what_it_said_and_changed_on_all_brokers(api: Api) -> None:
+    for name in NAMES:
+        send(api, name, "said.a", 1)
+        retry = pulque.RetryPolicy(delays=[1, 2.5], max_attempts=7)
+        consume(api, name, "said.*", "talker", acked=0, tags=["x", "y"], retry=retry)
+
+    (said,) = (await api.get("/groups/talker"))["settings"]
+
+    assert said == {
+        "subject": "said.*",
+        "mode": "shared",
+        "filter": {"any_of": ["x", "y"], "all_of": []},
+        "retry": {"delays_seconds": [1.0, 2.5], "jitter": None, "max_attempts": 7},
+        "broker_groups": ["b1", "b2"],
+    }
+    change = {"subject": "said.*", "filter": {"all_of": ["z"]}, "mode": "once"}
+    changed = await api.ask("PATCH", "/groups/talker", change)
+    assert (changed["mode"], changed["filter"]) == ("once", {"any_of": [], "all_of": ["z"]})
+    assert (await api.get("/groups/talker"))["settings"] == [changed]
+    await api.ask("PATCH", "/groups/talker", {"subject": "said.*"}, status=422)
+    await api.ask("PATCH", "/groups/talker", {"subject": "other", "mode": "once"}, status=404)
+
+
+async def test_a_reset_is_tried_dry_first_and_done_on_all_brokers(api: Api) -> None:
+    for name in NAMES:
+        send(api, name, "again", 5)
+        consume(api, name, "again", "twice", acked=5)
+    path, wanted = "/groups/twice/reset", {"subject": "again", "to": {"at": "earliest"}}
+
+    dry = await api.ask("POST", path, wanted)
+    assert dry["dry_run"]
+    assert [(r["broker_group"], r["position"], r["target"], r["reread"]) for r in dry["rows"]] == [
+        ("b1", 5, 0, 5),
+        ("b2", 5, 0, 5),
+    ]
+    assert (await api.get("/groups", subject="again"))["items"][0]["lag"] == 0
+    done = await api.ask("POST", path, {**wanted, "dry_run": False})
+    assert not done["dry_run"]
+    assert done["rows"] == dry["rows"]
+    assert (await api.get("/groups", subject="again"))["items"][0]["lag"] == 10
+
+    one = {"subject": "again", "to": {"sequence": 3}, "dry_run": False}
+    asked = await api.ask("POST", path, one, status=422)
+    assert "which broker group" in asked["message"]
+    await api.ask("POST", path, {**one, "broker_group": "b2"})
+    assert (await api.get("/groups", subject="again"))["items"][0]["lag"] == 5 + 2
+    at = datetime(2100, 1, 1, tzinfo=UTC).isoformat()
+    late = await api.ask("POST", path, {"subject": "again", "to": {"time": at}})
+    assert [row["target"] for row in late["rows"]] == [5, 5]
+
+
+async def test_nothing_is_reset_while_a_broker_does_not_answer(api: Api) -> None:
+    send(api, "b1", "kept", 5)
+    consume(api, "b1", "kept", "careful", acked=5)
+    api.cluster.known["b3"] = server("b3")  # where nobody listens
+    wanted = {"subject": "kept", "to": {"at": "earliest"}, "dry_run": False}
+
+    refused = await api.ask("POST", "/groups/careful/reset", wanted, status=503)
+
+    assert refused["retry"]
+    assert "b3" in refused["message"]
+    found = await api.get("/groups", subject="kept")
+    assert found["items"][0]["lag"] == 0
+    assert [each["broker"] for each in found["unreachable"]] == ["b3"]
+    await api.ask("POST", "/groups/careful/reset", {**wanted, "broker_group": "b1"})
+    assert (await api.get("/groups", subject="kept"))["items"][0]["lag"] == 5
+
+
+# ── brokers and clients ────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_broker_is_shown_marked_drained_and_removed_once_it_is_stopped(api: Api) -> None:
+    shown = await api.get("/brokers/b1")
+    assert (shown["state"], shown["read_only"], shown["draining"]) == ("ready", False, False)
+    assert shown["status"]["pid"] > 0
+
+    assert (await api.ask("PUT", "/brokers/b1/read-only", {"read_only": True}))["read_only"]
+    drained = await api.ask("PUT", "/brokers/b1/drain", {"draining": True})
+    assert (drained["read_only"], drained["draining"]) == (True, True)
+    refused = await api.ask("DELETE", "/brokers/b1", status=409)
+    assert "stop it" in refused["message"]
+    api.cluster.known["b1"] = api.cluster.known["b1"]._replace(state="silent")
+    await api.ask("DELETE", "/brokers/b1", status=204)
+    assert [row["name"] for row in (await api.get("/brokers"))["items"]] == ["b2"]
+
+
+async def test_clients_of_meta_and_brokers_are_listed_page_by_page(api: Api) -> None:
+    api.cluster.watching = [
+        WatchingClient(f"c{number}", "shop", "127.0.0.1:9", 1_700_000_000_000, 20, 3)
+        for number in range(3)
+    ]
+
+    pages = await api.all_pages("/clients", limit=2)
+
+    rows = [row for page in pages for row in page]
+    assert [row["client"] for row in rows if row["server"] == "meta"] == ["c0", "c1", "c2"]
+    assert (rows[0]["application"], rows[0]["routes"], rows[0]["silent_seconds"]) == (
+        "shop",
+        3,
+        0.02,
+    )
+    assert rows[0]["since"] == "2023-11-14T22:13:20Z"
+
+
+# ── dead letters ───────────────────────────────────────────────────────────────────────────────
+
+
+async def test_dead_letters_of_all_brokers_are_listed_shown_resent_and_purged(api: Api) -> None:
+    for name in NAMES:
+        send(api, name, "fails", 3)
+        with api.client(name) as client, client.consumer("fails", "g") as consumer:
+            for message in consumer.pull(timeout=5.0):
+                message.reject("bad \x1b[31m")
+
+    assert (await api.get("/dead", subject="fails"))["items"] == [
+        {"subject": "fails", "group": "g", "count": 6}
+    ]
+    pages = await api.all_pages("/dead/fails/g", limit=2)
+    letters = [row for page in pages for row in page]
+    assert [(row["broker_group"], row["sequence"]) for row in letters] == [
+        (name, number) for name in NAMES for number in range(3)
+    ]
+    assert letters[0]["body"] is None
+    shown = await api.get("/dead/fails/g/b2/1")
+    assert (shown["body"], shown["size"], shown["reason"]) == ("1", 1, "bad \x1b[31m")
+
+    some = [{"broker_group": "b1", "sequence": 0}, {"broker_group": "b2", "sequence": 99}]
+    done = await api.ask("POST", "/dead/fails/g/resend", {"letters": some})
+    assert (done["resent"], done["missing"]) == (1, some[1:])
+    again = await api.ask("POST", "/dead/fails/g/resend", {"letters": some[:1]})
+    assert (again["resent"], again["done"]) == (0, some[:1])
+    until = {"until": {"broker_group": "b1", "sequence": 1}}
+    assert await api.ask("POST", "/dead/fails/g/purge", until) == {"purged": 1}
+    assert await api.ask("POST", "/dead/fails/g/resend", {"all": True}) == {
+        "resent": 4, "done": [], "missing": [],
+    }  # fmt: skip
+    assert await api.ask("POST", "/dead/fails/g/purge", {"all": True}) == {"purged": 0}
+
+
+# ── the cluster ────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_only_listed_settings_change_and_only_within_their_bounds(api: Api) -> None:
+    shown = await api.ask("PATCH", "/config", {"create": "beforehand", "allowed": ["order.*"]})
+
+    assert {row["key"]: row["value"] for row in shown["items"]} == {
+        "create": "beforehand",
+        "allowed": ["order.*"],
+        "spread": 2,
+    }
+    assert shown == await api.get("/config")
+    for wrong in (
+        {"storage.directory": "/etc"},
+        {"spread": 0},
+        {"spread": "3"},
+        {"create": "exec"},
+        {"allowed": ["../x"]},
+        ["create"],
+        None,
+    ):
+        found = await api.ask("PATCH", "/config", wrong, status=422)
+        assert found["error"] == "InvalidRequestError"
+    assert shown == await api.get("/config")
+
+
+async def test_definitions_of_one_cluster_make_another_like_it(api: Api) -> None:
+    for name in ("one", "two"):
+        await api.ask("POST", "/subjects", {"subject": name}, status=201)
+    await api.ask("POST", "/subjects/two/extend", {"partitions": 4})
+    await api.ask("PUT", "/subjects/one/read-only", {"read_only": True})
+    await api.ask("PATCH", "/config", {"create": "beforehand"})
+    for name in NAMES:
+        send(api, name, "one", 1)
+        consume(api, name, "one", "exported", acked=0, tags=["t"])
+
+    exported = await api.get("/definitions")
+    groups = [each for each in exported["groups"] if each["group"] == "exported"]
+    assert groups == [
+        {
+            "group": "exported",
+            "subject": "one",
+            "mode": "shared",
+            "filter": {"any_of": ["t"], "all_of": []},
+            "retry": {"delays_seconds": [], "jitter": None, "max_attempts": None},
+        }
+    ]
+    wanted = {**exported, "groups": [{**groups[0], "group": "imported", "mode": "once"}]}
+
+    api.cluster.placed.clear()
+    api.cluster.marks.clear()
+    await api.ask("PATCH", "/config", {"create": "first-send"})
+    dry = await api.ask("PUT", "/definitions", wanted)
+    assert (dry["created"], dry["marked"], dry["policies"]) == (["one", "two"], ["one"], True)
+    assert (await api.get("/subjects"))["items"] == []
+    await api.ask("PUT", "/definitions?dry_run=false", wanted)
+    after = await api.get("/definitions")
+    assert {k: after[k] for k in ("policies", "subjects", "read_only")} == {
+        k: exported[k] for k in ("policies", "subjects", "read_only")
+    }
+    (told,) = (await api.get("/groups/imported"))["settings"]
+    assert (told["mode"], told["filter"]["any_of"]) == ("once", ["t"])
+    again = await api.ask("PUT", "/definitions?dry_run=false", wanted)
+    assert (again["created"], again["extended"], again["marked"]) == ([], [], [])
+
+
+async def test_the_cluster_is_shown_and_says_how_it_is(api: Api) -> None:
+    api.cluster.known["b3"] = server("b3", state="silent")
+
+    shown = await api.get("/cluster")
+
+    assert shown["cluster"] == api.cluster.id
+    assert shown["brokers"] == {"ready": 2, "silent": 1}
+    assert (await api.http.get("/healthz")).json() == {"status": "ok"}
+    assert (await api.http.get("/readyz")).status_code == 200
+    api.cluster.is_away = True
+    away = await api.http.get("/readyz")
+    assert (away.status_code, away.json()["retry"]) == (503, True)
+    assert (await api.http.get("/healthz")).status_code == 200
