@@ -10,7 +10,20 @@ from typing import cast
 import typer
 
 import pulque
-from pulque.cli import bench, dead, group, inspect, pipeline, serve, settings
+from pulque.cli import (
+    bench,
+    broker,
+    client,
+    cluster,
+    dead,
+    group,
+    inspect,
+    pipeline,
+    serve,
+    settings,
+    subject,
+)
+from pulque.cli.config_set import set_values
 from pulque.cli.exits import ExitCode, exit_code_of
 from pulque.cli.meta import meta
 from pulque.cli.options import Tools
@@ -37,6 +50,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(serve.up)
+broker.add_commands(serve.broker_app)
 app.add_typer(serve.broker_app, name="broker")
 app.command()(meta)
 app.command()(send)
@@ -44,11 +58,15 @@ app.command()(pull)
 app.command()(tail)
 app.command("run")(run_application)
 app.command()(status)
+app.add_typer(cluster.app, name="cluster")
+app.add_typer(client.app, name="client")
+app.add_typer(subject.app, name="subject")
 app.add_typer(group.app, name="group")
 app.add_typer(dead.app, name="dead")
 app.add_typer(inspect.app, name="log")
 app.add_typer(pipeline.app, name="pipeline")
 app.add_typer(bench.app, name="bench")
+settings.app.command("set")(set_values)
 app.add_typer(settings.app, name="config")
 app.command()(version)
 

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from pulque.cli.api import DEFAULT_ADMIN, Admin, open_admin
 from pulque.cli.exits import ExitCode
 from pulque.cli.messages import MessageOutput, message_fields, print_message
 from pulque.cli.options import OutputOption, Timeout, Url, open_client
@@ -58,6 +59,35 @@ def list_letters(
         columns = ("sequence", "id", "died", "attempts", "why", "last reason")
         print_table(columns, [_row(letter) for letter in letters])
     print_warning(f"{len(letters)} of {count} dead letters of {subject} for {group}")
+
+
+@app.command("count")
+def count_letters(
+    subject: Annotated[
+        str | None,
+        typer.Argument(metavar="[SUBJECT]", help="Only of this subject, or of order.* say."),
+    ] = None,
+    *,
+    group: Annotated[str | None, typer.Option(help="Only of this group.")] = None,
+    admin: Admin = DEFAULT_ADMIN,
+    timeout: Timeout = 10.0,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Count the dead letters of a cluster, by subject and group.
+
+    Exits with 4 if there are none.
+    """
+    query = {"subject": subject, "group": group}
+    found = open_admin(admin, timeout).rows("/dead", query)
+    rows = [row for row in found if row["count"]]
+    if output is Output.JSON:
+        for row in rows:
+            print_json(row)
+    elif rows:
+        columns = ("subject", "group", "count")
+        print_table(columns, [[str(row[name]) for name in columns] for row in rows])
+    if not rows:
+        raise typer.Exit(ExitCode.NOTHING)
 
 
 @app.command()

@@ -1,12 +1,13 @@
 """``pulque group``: where groups are, and how they are changed or set to another place."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from pulque.cli.api import DEFAULT_ADMIN, Admin, open_admin, path_of
 from pulque.cli.exits import ExitCode
 from pulque.cli.options import OutputOption, Timeout, Url, open_client
 from pulque.cli.output import Output, print_json, print_line, print_table
@@ -27,6 +28,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+_RATES = ("sent_per_second", "settled_per_second")
 _WAYS = (
     "earliest, latest, a sequence (1200), an instant (2026-11-16T09:30:00.250Z) or how long ago "
     "(2h30m)"
@@ -101,6 +103,28 @@ def show(
                 for partition, each in consumers
             ],
         )
+
+
+@app.command()
+def lag(
+    group: Annotated[str, typer.Argument(metavar="GROUP", help="Which.", show_default=False)],
+    *,
+    subject: Annotated[
+        str | None, typer.Option(help="Only of this subject, or of order.* say.")
+    ] = None,
+    admin: Admin = DEFAULT_ADMIN,
+    timeout: Timeout = 10.0,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show how far a group is behind on each broker of a cluster, and when it will be done."""
+    path = path_of("groups", group, "lag")
+    rows = list(open_admin(admin, timeout).rows(path, {"subject": subject}))
+    if output is Output.JSON:
+        for row in rows:
+            print_json(row)
+        return
+    columns = ("broker group", "partition", "lag", "held", "oldest", "sent/s", "settled/s", "done")
+    print_table(columns, list(map(_lag_line, rows)))
 
 
 @app.command()
@@ -256,6 +280,19 @@ def _summed(states: Iterable["GroupState"]) -> list[dict[str, object]]:
 
 def _fields(state: "GroupState") -> dict[str, object]:
     return {**state._asdict(), "consumers": [each._asdict() for each in state.consumers]}
+
+
+def _lag_line(row: Mapping[str, Any]) -> tuple[str, ...]:
+    oldest, done = row["oldest_age_seconds"], row["drain_seconds"]
+    return (
+        row["broker_group"],
+        row["partition"],
+        str(row["lag"]),
+        str(row["held"]),
+        "-" if oldest is None else f"{oldest:,.1f} s",
+        *("?" if row[n] is None else f"{row[n]:,.1f}" for n in _RATES),
+        "?" if done is None else f"in {done:,.1f} s" if row["lag"] else "now",
+    )
 
 
 def _heard(silent: float | None) -> str:

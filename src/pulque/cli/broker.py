@@ -1,0 +1,123 @@
+"""``pulque broker list`` and what else is done to the brokers of a cluster."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from pulque.cli.api import DEFAULT_ADMIN, Admin, open_admin, path_of
+from pulque.cli.exits import ExitCode
+from pulque.cli.options import OutputOption, Timeout
+from pulque.cli.output import Output, print_json, print_line, print_table, rows_of
+
+__all__ = ["add_commands"]
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Which one.", show_default=False)]
+Off = Annotated[bool, typer.Option("--off", help="Take sends again.")]
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add these commands to those that run a broker."""
+    app.command("list")(list_brokers)
+    app.command()(show)
+    app.command("read-only")(read_only)
+    app.command()(drain)
+    app.command()(remove)
+
+
+def list_brokers(
+    *,
+    admin: Admin = DEFAULT_ADMIN,
+    timeout: Timeout = 10.0,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """List the brokers and delay servers of a cluster.
+
+    Exits with 4 if there are none.
+    """
+    rows = list(open_admin(admin, timeout).rows("/brokers"))
+    if output is Output.JSON:
+        for row in rows:
+            print_json(row)
+    elif rows:
+        columns = ("name", "broker group", "role", "address", "state", "sends", "partitions")
+        print_table(columns, list(map(_line, rows)))
+    if not rows:
+        raise typer.Exit(ExitCode.NOTHING)
+
+
+def show(
+    name: Name,
+    *,
+    admin: Admin = DEFAULT_ADMIN,
+    timeout: Timeout = 10.0,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show a broker, and what it says of itself."""
+    found = open_admin(admin, timeout).get(path_of("brokers", name))
+    if output is Output.JSON:
+        print_json(found)
+    else:
+        print_table(("what", "value"), list(rows_of(found)))
+
+
+def read_only(
+    name: Name,
+    *,
+    off: Off = False,
+    admin: Admin = DEFAULT_ADMIN,
+    timeout: Timeout = 10.0,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Have a broker take no sends; consumption goes on."""
+    client = open_admin(admin, timeout)
+    found = client.ask("PUT", path_of("brokers", name, "read-only"), {"read_only": not off})
+    _print_changed(found, output)
+
+
+def drain(
+    name: Name,
+    *,
+    off: Off = False,
+    admin: Admin = DEFAULT_ADMIN,
+    timeout: Timeout = 10.0,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Have a broker take no sends until everything is consumed, so that it can be removed."""
+    client = open_admin(admin, timeout)
+    found = client.ask("PUT", path_of("brokers", name, "drain"), {"draining": not off})
+    if output is Output.TABLE and not off:
+        left = client.get(path_of("brokers", name))["lag"]
+        shown = "an unknown number of" if left is None else f"{left:,}"
+        print_line(f"{name} takes no sends; {shown} messages are left to consume")
+        return
+    _print_changed(found, output)
+
+
+def remove(
+    name: Name,
+    *,
+    admin: Admin = DEFAULT_ADMIN,
+    timeout: Timeout = 10.0,
+) -> None:
+    """Forget a broker that is stopped for good."""
+    open_admin(admin, timeout).ask("DELETE", path_of("brokers", name))
+    print_line(f"{name} is removed")
+
+
+def _print_changed(found: Mapping[str, Any], output: Output) -> None:
+    if output is Output.JSON:
+        print_json(found)
+    else:
+        print_line(f"{found['name']} {_sends(found)}")
+
+
+def _line(row: Mapping[str, Any]) -> tuple[str, ...]:
+    shown = (row[name] for name in ("name", "broker_group", "role", "address", "state"))
+    return (*shown, _sends(row), str(row["partitions"]))
+
+
+def _sends(row: Mapping[str, Any]) -> str:
+    if row["draining"]:
+        return "is drained"
+    return "takes no sends" if row["read_only"] else "takes sends"

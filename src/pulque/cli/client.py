@@ -1,0 +1,61 @@
+"""``pulque client``: who is online now, since when, from where, and what it holds."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from pulque.cli.api import DEFAULT_ADMIN, Admin, open_admin
+from pulque.cli.exits import ExitCode
+from pulque.cli.options import OutputOption, Timeout
+from pulque.cli.output import Output, print_json, print_table
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    help="The clients of a cluster.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def about() -> None:
+    """The clients of a cluster."""
+
+
+@app.command("list")
+def list_clients(
+    *,
+    number: Annotated[int | None, typer.Option("-n", min=1, help="At most so many.")] = None,
+    admin: Admin = DEFAULT_ADMIN,
+    timeout: Timeout = 10.0,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """List who is online: since when, from where, and what it holds.
+
+    Exits with 4 if there are none.
+    """
+    rows = list(open_admin(admin, timeout).rows("/clients", number=number))
+    if output is Output.JSON:
+        for row in rows:
+            print_json(row)
+    elif rows:
+        columns = ("server", "client", "address", "since", "consumes", "holds", "last heard")
+        print_table(columns, list(map(_line, rows)))
+    if not rows:
+        raise typer.Exit(ExitCode.NOTHING)
+
+
+def _line(row: Mapping[str, Any]) -> tuple[str, ...]:
+    consumes = [f"{each['group']}:{each['subject']}" for each in row["consumers"]]
+    return (
+        row["server"],
+        row["application"],
+        row["address"],
+        row["since"],
+        " ".join(consumes) or "-",
+        str(row["holds"]),
+        f"{row['silent_seconds']:.1f} s ago",
+    )

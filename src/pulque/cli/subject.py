@@ -1,0 +1,156 @@
+"""``pulque subject``: what subjects a cluster has, where they lie, and what they may take."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from pulque.cli.api import DEFAULT_ADMIN, Admin, open_admin, path_of
+from pulque.cli.exits import ExitCode
+from pulque.cli.options import OutputOption, Timeout
+from pulque.cli.output import Output, print_json, print_line, print_table
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    help="The subjects of a cluster: where they lie, and what they may take.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+Subject = Annotated[str, typer.Argument(metavar="SUBJECT", help="Which one.", show_default=False)]
+Number = Annotated[int | None, typer.Option("-n", min=1, help="At most so many.")]
+
+
+@app.command("list")
+def list_subjects(
+    *,
+    number: Number = None,
+    admin: Admin = DEFAULT_ADMIN,
+    timeout: Timeout = 10.0,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """List subjects with the broker groups that hold them.
+
+    Exits with 4 if there are none.
+    """
+    rows = list(open_admin(admin, timeout).rows("/subjects", number=number))
+    if output is Output.JSON:
+        for row in rows:
+            print_json(row)
+    elif rows:
+        print_table(("subject", "partitions", "broker groups", "sends"), list(map(_line, rows)))
+    if not rows:
+        raise typer.Exit(ExitCode.NOTHING)
+
+
+@app.command()
+def show(
+    subject: Subject,
+    *,
+    admin: Admin = DEFAULT_ADMIN,
+    timeout: Timeout = 10.0,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show where each partition of a subject lies, and what its broker has of it."""
+    client = open_admin(admin, timeout)
+    found = client.get(path_of("subjects", subject))
+    stored = list(client.rows(path_of("subjects", subject, "partitions")))
+    if output is Output.JSON:
+        print_json({**found, "stored": stored})
+        return
+    _print_subject(found)
+    if stored:
+        print_line("")
+        print_line("stored:")
+        columns = ("broker_group", "partition", "start", "end")
+        print_table(columns, [[str(row[name]) for name in columns] for row in stored])
+
+
+@app.command()
+def create(
+    subjects: Annotated[
+        list[str], typer.Argument(metavar="SUBJECT...", help="Which ones.", show_default=False)
+    ],
+    *,
+    partitions: Annotated[
+        int | None, typer.Option(min=1, help="At least so many partitions.", show_default=False)
+    ] = None,
+    admin: Admin = DEFAULT_ADMIN,
+    timeout: Timeout = 10.0,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Create subjects ahead of their first send; those that exist stay as they are."""
+    client = open_admin(admin, timeout)
+    for subject in subjects:
+        found = client.ask("POST", "/subjects", {"subject": subject})
+        if partitions is not None and len(found["partitions"]) < partitions:
+            body = {"partitions": partitions}
+            found = client.ask("POST", path_of("subjects", subject, "extend"), body)
+        _print_changed(found, output)
+
+
+@app.command()
+def extend(
+    subject: Subject,
+    *,
+    partitions: Annotated[
+        int, typer.Option(min=1, help="How many it is to have in all.", show_default=False)
+    ],
+    admin: Admin = DEFAULT_ADMIN,
+    timeout: Timeout = 10.0,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Give a subject more partitions; it never gets fewer."""
+    client = open_admin(admin, timeout)
+    body = {"partitions": partitions}
+    _print_changed(client.ask("POST", path_of("subjects", subject, "extend"), body), output)
+
+
+@app.command("read-only")
+def read_only(
+    subject: Annotated[
+        str, typer.Argument(metavar="SUBJECT", help="Which one, or order.*", show_default=False)
+    ],
+    *,
+    off: Annotated[bool, typer.Option("--off", help="Take sends again.")] = False,
+    admin: Admin = DEFAULT_ADMIN,
+    timeout: Timeout = 10.0,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Have a subject, or all of a pattern, take no sends; consumption goes on."""
+    client = open_admin(admin, timeout)
+    path = path_of("subjects", subject, "read-only")
+    found = client.ask("PUT", path, {"read_only": not off})
+    if output is Output.JSON:
+        print_json(found)
+    else:
+        print_line(f"{subject} {'takes sends again' if off else 'takes no sends'}")
+
+
+def _print_changed(found: Mapping[str, Any], output: Output) -> None:
+    if output is Output.JSON:
+        print_json(found)
+    else:
+        print_line(f"{found['subject']} has {len(found['partitions'])} partitions")
+
+
+def _print_subject(found: Mapping[str, Any]) -> None:
+    print_line(f"{found['subject']} {'takes no sends' if found['read_only'] else 'takes sends'}")
+    print_table(
+        ("partition", "broker group", "slots"),
+        [
+            (each["partition"], each["broker_group"], "{}–{}".format(*each["slots"]))
+            for each in found["partitions"]
+        ],
+    )
+
+
+def _line(row: Mapping[str, Any]) -> tuple[str, ...]:
+    groups = dict.fromkeys(each["broker_group"] for each in row["partitions"])
+    return (
+        row["subject"],
+        str(len(row["partitions"])),
+        " ".join(groups),
+        "refused" if row["read_only"] else "taken",
+    )
