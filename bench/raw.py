@@ -7,6 +7,7 @@ batch may be sent any number of times and is stored each time.
 from __future__ import annotations
 
 import socket
+import struct
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -18,7 +19,7 @@ from pulque.errors import ErrorCode, PulqueError
 from pulque.model.batch import seed_of
 from pulque.model.ids import IdSource
 from pulque.model.pack import BatchPacker
-from pulque.wire.frame import FrameReader
+from pulque.wire.frame import MAX_PAYLOAD, FrameReader
 from pulque.wire.requests import (
     EARLIEST,
     Acks,
@@ -43,7 +44,7 @@ __all__ = [
     "send_frames",
 ]
 
-_LIMIT_S = 60.0
+_LIMIT_S = 60
 _SEND_TIMEOUT_MS = 30_000
 _PULL_TIMEOUT_MS = 10_000
 _MIB = 2**20
@@ -100,7 +101,11 @@ class RawClient:
     def __init__(self, port: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=_LIMIT_S)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._reader = FrameReader()
+        # With a limit of Python's own, each call polls first; the client has none either.
+        self._socket.settimeout(None)
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            self._socket.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", _LIMIT_S, 0))
+        self._reader = FrameReader(largest_kept=2 * MAX_PAYLOAD)
         self.ask(Hello(1, 1, "bench"))
 
     def ask(self, request: Request) -> Response:

@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulque.errors import PulqueError, RemoteProtocolError
-from pulque.wire.codec import Reader
+from pulque.wire.codec import Reader, Writer
 from pulque.wire.frame import Frame, FrameReader, pack_frame_header
 from pulque.wire.requests import Acks, Request, Send, decode_request, encode_request
 from pulque.wire.responses import Response, decode_response, encode_response
+from pulque.wire.single import read_single_send
 from tests.property.wire_values import REQUESTS, RESPONSES, feed, frame_of, requests, responses
 
 changes = st.lists(st.tuples(st.integers(0, 2**16), st.integers(0, 255)), min_size=1, max_size=8)
@@ -60,14 +61,45 @@ def test_the_short_way_hears_what_the_long_way_hears(
     name: str, batch: bytes, edits: list[tuple[int, int]]
 ) -> None:
     send = Send(Acks.DISK, 500, ((name, batch),))
-    payload = memoryview(changed(bytes(frame_of(encode_request(send, 1, 2)).payload), edits))
-    short = Send.read_single(payload)
+    frame = frame_of(encode_request(send, 1, 2))
+    payload = memoryview(changed(bytes(frame.payload), edits))
+    short = read_single_send(frame._replace(payload=payload))
 
-    assert edits or short == send
+    assert edits or short == (Acks.DISK, 500, name, batch)
     if short is not None:
+        acks, timeout_ms, found, data_found = short
         long = Reader(payload)
-        assert Send.read(long) == short
+        assert Send.read(long) == Send(Acks(acks), timeout_ms, ((found, data_found),))
         long.end()
+
+
+@given(
+    pairs=st.lists(st.tuples(st.text(max_size=9), st.binary(max_size=20)), max_size=4),
+    edits=changes | st.just([]),
+    asked=st.integers(-1, 1),
+)
+def test_pairs_are_taken_in_one_step_as_they_are_one_by_one(
+    pairs: list[tuple[str, bytes]], edits: list[tuple[int, int]], asked: int
+) -> None:
+    writer = Writer()
+    writer.named_blobs(pairs)
+    payload = memoryview(changed(writer.join(), edits))
+    count = max(len(pairs) + asked, 0)
+    heard: list[list[object]] = [[], []]
+    for take, said in zip((Reader.named_blobs, _one_by_one), heard, strict=True):
+        reader = Reader(payload)
+        with suppress(RemoteProtocolError):
+            said.append(take(reader, count))
+        try:
+            reader.end()
+        except RemoteProtocolError as error:
+            said.append(str(error))  # which says how much is left
+
+    assert heard[0] == heard[1]
+
+
+def _one_by_one(reader: Reader, count: int) -> list[tuple[str, bytes]]:
+    return [(reader.text(), bytes(reader.blob())) for _ in range(count)]
 
 
 @pytest.mark.parametrize("kind", RESPONSES)

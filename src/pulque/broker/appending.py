@@ -83,4 +83,5 @@ class Appender:
                 over.set_exception(error)
 
         self._committer.submit(appended, done)
+        self._committer.schedule()
         await over

@@ -3,6 +3,7 @@
 Up to a few dozen messages ``struct`` is faster, above that numpy is (``bench/micro``).
 """
 
+from functools import lru_cache
 from struct import Struct
 
 import numpy as np
@@ -12,12 +13,21 @@ from pulque.model.batch import HEADER_SIZE
 __all__ = ["total_and_largest"]
 
 _FEW = 48
+_ONE = Struct("<I")
+
+
+@lru_cache(maxsize=_FEW)
+def _sizes(count: int) -> Struct:
+    return Struct(f"<{count}I")
 
 
 def total_and_largest(batch: bytes, count: int) -> tuple[int, int]:
     """Return the sum and the maximum of a batch's size column."""
+    if count == 1:
+        (size,) = _ONE.unpack_from(batch, HEADER_SIZE)
+        return size, size
     if count <= _FEW:
-        sizes = Struct(f"<{count}I").unpack_from(batch, HEADER_SIZE)
+        sizes = _sizes(count).unpack_from(batch, HEADER_SIZE)
         return sum(sizes), max(sizes)
     column = np.frombuffer(batch, "<u4", count, HEADER_SIZE)
     return int(column.sum(dtype=np.uint64)), int(column.max())

@@ -1,6 +1,7 @@
 """Group commit: many appends, one write; many waiting sends, one sync.
 
-All batches that arrive in one turn of the event loop are written together when the turn ends.
+All batches that arrive in one turn of the event loop are written together when the turn ends;
+what a producer brings that is alone is written as soon as all of it is here.
 Those that ask for the disk then wait for a sync in a thread; whatever arrives meanwhile shares
 the next one. A failed sync is never repeated: the pages may be gone, so the broker stops.
 """
@@ -8,8 +9,9 @@ the next one. A failed sync is never repeated: the pages may be gone, so the bro
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
+from pulque.broker.sync_thread import SyncThread
 from pulque.errors import PulqueError, StorageError, StorageFullError, UnavailableError
 from pulque.model.positions import ActionOffset, MessageOffset
 from pulque.storage.engine import Engine
@@ -44,15 +46,21 @@ class Committer:
         self._answered = answered
         """Called after appends were confirmed: what was answered can go to the clients."""
         self._loop = asyncio.get_running_loop()
-        self._thread = ThreadPoolExecutor(1, "pulque-sync")
+        self._thread = SyncThread(self._loop)
         self._queued: list[tuple[Appended, Done]] = []
-        self._waiting: deque[tuple[MessageOffset, Appended, Done]] = deque()
+        self._waiting: deque[tuple[Appended, Done]] = deque()
+        """Who waits for the message log to be on disk, in its order."""
         self._facts: deque[tuple[MessageOffset, ActionOffset, Synced]] = deque()
         """Who waits for both logs to be on disk, and up to where."""
         self._is_flush_scheduled = False
+        self._last_owner: object = None
+        """Who brought what was queued last."""
         self._is_closed = False
-        self._running: asyncio.Future[None] | None = None
-        """The sync under way."""
+        self._is_running = False
+        """A sync is under way."""
+        self._is_over = asyncio.Event()
+        """Set whenever none is."""
+        self._is_over.set()
         self._wants_actions = False
         self._is_behind = False
         """Something is confirmed and cannot be seen, as a batch before it waits for the disk."""
@@ -62,10 +70,23 @@ class Committer:
         self.syncs = 0
 
     def submit(self, appended: Appended, done: Done) -> None:
-        """Write and confirm an append that the engine has queued."""
+        """Confirm an append that the engine has queued; ``schedule`` or ``hurry`` writes it."""
         self.waiting_bytes += len(appended.batch)
         self._queued.append((appended, done))
-        self.schedule()
+
+    def hurry(self, owner: object) -> None:
+        """Write what one connection brought, now that all of it is here.
+
+        One that is alone does not wait for the end of the turn. Those that are not share
+        one write.
+        """
+        if not self._queued:
+            return
+        if owner is self._last_owner:
+            self.flush()
+        else:
+            self._last_owner = owner
+            self.schedule()
 
     def sync_facts(self, done: Synced) -> None:
         """Tell when all facts that are recorded by now are on disk, and all that was written."""
@@ -103,34 +124,31 @@ class Committer:
         """Sync everything and stop. Nothing may be submitted any more."""
         self._timer.cancel()
         self.flush()
-        while self._running is not None:
-            await asyncio.wait([self._running])
-            await asyncio.sleep(0)  # its callback comes first, and may start another
+        while self._is_running:  # the end of one may be the beginning of another
+            await self._is_over.wait()
         self._is_closed = True
         job = self._begin_sync(actions=True)
         if job is not None:
-            try:
-                await self._loop.run_in_executor(self._thread, job.run)
-            except StorageError as problem:
-                self._give_up(problem)
-            else:
-                self._finish(job)
-        self._thread.shutdown()
+            self._run(job)
+            await self._is_over.wait()
+        self._thread.stop()
 
     def flush(self) -> None:
         """Write the engine's queue now, and tell those whose appends are confirmed by that."""
         self._is_flush_scheduled = False
         confirmed, error = self._write()
         queued, self._queued = self._queued, []
-        for appended, done in queued:
+        for each in queued:
+            appended, done = each
             if not appended.is_written:
                 self._end(appended, done, error or StorageFullError("there was no room"))
             elif appended.wants_disk:
-                self._waiting.append((appended.end, appended, done))
+                self._waiting.append(each)
             else:
                 if appended.partition.confirmed <= appended.entry.first_sequence:
                     self._is_behind = True
-                self._end(appended, done, None)
+                self.waiting_bytes -= len(appended.batch)
+                done(appended, None)
         if confirmed:
             self._wake(confirmed)
         self._answered()
@@ -157,26 +175,29 @@ class Committer:
         self._start_sync()
 
     def _start_sync(self) -> None:
-        if self._running is not None or self._is_closed:
+        if self._is_running or self._is_closed:
             return
         job = self._begin_sync(actions=self._wants_actions)
         self._wants_actions = self._is_behind = False
         if job is None:
             self._tell_facts()
             return
-        self.syncs += 1
-        self._running = self._loop.run_in_executor(self._thread, job.run)
-        self._running.add_done_callback(lambda future: self._synced(job, future))
+        self._run(job)
 
-    def _synced(self, job: SyncJob, future: "asyncio.Future[None]") -> None:
-        self._running = None
-        problem = future.exception()
+    def _run(self, job: SyncJob) -> None:
+        self.syncs += 1
+        self._is_running = True
+        self._is_over.clear()
+        self._thread.run(job.run, partial(self._synced, job))
+
+    def _synced(self, job: SyncJob, problem: BaseException | None) -> None:
+        self._is_running = False
         if problem is not None:
             self._give_up(problem)
-            return
-        self._finish(job)
-        if self._waiting or self._wants_actions or self._is_behind:
-            self._start_sync()
+        else:
+            self._finish(job)
+        if not self._is_running:
+            self._is_over.set()
 
     def _begin_sync(self, *, actions: bool) -> SyncJob | None:
         try:
@@ -191,7 +212,7 @@ class Committer:
         self._fail(StorageError(f"the log cannot be synced: {problem}"))
         unknown = UnavailableError(f"whether it is stored is not known: {problem}")
         while self._waiting:
-            _, appended, done = self._waiting.popleft()
+            appended, done = self._waiting.popleft()
             self._end(appended, done, unknown)
         while self._facts:
             self._facts.popleft()[2](unknown)
@@ -204,10 +225,17 @@ class Committer:
 
     def _finish(self, job: SyncJob) -> None:
         confirmed = self._engine.finish_sync(job)
+        waiting, end = self._waiting, job.end
+        over: list[tuple[Appended, Done]] = []
+        while waiting and waiting[0][0].end <= end:
+            over.append(waiting.popleft())
+        if waiting or self._wants_actions or self._is_behind:
+            # Before the answers: the disk need not wait for them.
+            self._start_sync()
         self._tell_facts()
-        while self._waiting and self._waiting[0][0] <= job.end:
-            _, appended, done = self._waiting.popleft()
-            self._end(appended, done, None)
+        for appended, done in over:
+            self.waiting_bytes -= len(appended.batch)
+            done(appended, None)
         if confirmed:
             self._wake(confirmed)
         self._answered()

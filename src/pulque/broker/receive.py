@@ -6,6 +6,7 @@ are read as a whole, the records are never opened.
 """
 
 from collections.abc import Callable
+from typing import Protocol, cast
 
 from pulque.broker.columns import total_and_largest
 from pulque.broker.commit import Committer
@@ -22,18 +23,22 @@ from pulque.errors import (
     UnsupportedError,
 )
 from pulque.model.batch import BatchHeader, Flag, layout_of, read_header, seed_of
-from pulque.model.checksum import crc_after_crc
+from pulque.model.checksum import is_crc_of_rest
 from pulque.model.names import DEFAULT_LEVEL, PartitionName, level_of, owner_of, parse_partition
 from pulque.model.positions import ConsumeSequence
 from pulque.storage.message_log import Appended
 from pulque.storage.partitions import Partition
 from pulque.wire.requests import Acks, Send
 from pulque.wire.responses import Outcome, Sent
+from pulque.wire.single import SingleSend
 
-__all__ = ["Receiver", "check_batch"]
+__all__ = ["Receiver", "Waiter", "check_batch"]
 
 _MOST_BATCHES = 1024
 _NO_SEQUENCE = ConsumeSequence(0)
+_DISK = int(Acks.DISK)
+_new_outcome = tuple.__new__
+"""Without the keywords of a named tuple's own constructor, which cost as much again."""
 _DUE = int(Flag.DUE)  # an operation on the enum itself costs more than all else in the check
 
 
@@ -48,7 +53,7 @@ def check_batch(batch: bytes, seed: int, limits: SendLimits) -> BatchHeader:
             f"a batch of {len(batch)} bytes; at most {limits.max_batch} are allowed"
         )
     header = read_header(batch)
-    if crc_after_crc(batch, seed) != header.crc:
+    if not is_crc_of_rest(header.crc, batch, seed):
         raise InvalidBatchError("the batch's crc does not match its bytes and its partition")
     if header.flags & _DUE:
         raise UnsupportedError("this broker holds no delayed messages: a due time is not allowed")
@@ -66,6 +71,13 @@ def check_batch(batch: bytes, seed: int, limits: SendLimits) -> BatchHeader:
     return header
 
 
+class Waiter(Protocol):
+    """Who waits for the outcomes of a send."""
+
+    def put(self, index: int, outcome: Outcome) -> None:
+        """Take the outcome of one batch."""
+
+
 class _PendingSend:
     """One send whose outcomes come in."""
 
@@ -80,11 +92,11 @@ class _PendingSend:
         self._outcomes[index] = outcome
         self._missing -= 1
         if not self._missing:
-            self._answer(Sent(tuple([o for o in self._outcomes if o is not None])))
+            self._answer(Sent(tuple(cast("list[Outcome]", self._outcomes))))
 
 
-_Waiting = list[tuple[_PendingSend, int]]
-"""Who waits for one batch: sends, and which of their batches it is."""
+_Waiting = tuple[Waiter, int]
+"""Who waits for a batch: a send, and which of its batches it is."""
 
 
 class Receiver:
@@ -111,29 +123,54 @@ class Receiver:
         self.messages = 0
         self.batches = 0
         self.refused = 0
-        self._unconfirmed: dict[tuple[int, int], _Waiting] = {}
-        """Who waits for an append that is not confirmed: also the same batch, sent again."""
+        self._unconfirmed: dict[tuple[int, int], Appended] = {}
+        """Appends that are not confirmed, by their place: the same batch may be sent again."""
+        self._when_done = self._done
 
-    def send(self, request: Send, answer: Callable[[Sent], None]) -> None:
-        """Store the batches of a send, and answer once each has its outcome."""
-        if not 1 <= len(request.batches) <= _MOST_BATCHES:
+    def send(
+        self, request: Send, answer: Callable[[Sent], None], owner: object | None = None
+    ) -> None:
+        """Store the batches of a send, and answer once each has its outcome.
+
+        Args:
+            request: What to store.
+            answer: Called once, now or later.
+            owner: Who has more to send at once and says ``pause`` after that; None for nobody.
+        """
+        batches = request.batches
+        if not 1 <= len(batches) <= _MOST_BATCHES:
             raise InvalidRequestError(
-                f"a send of {len(request.batches)} batches; 1 to {_MOST_BATCHES} are allowed"
+                f"a send of {len(batches)} batches; 1 to {_MOST_BATCHES} are allowed"
             )
-        pending = _PendingSend(len(request.batches), answer)
+        pending = _PendingSend(len(batches), answer)
         wants_disk = request.acks is Acks.DISK
-        for index, (name, batch) in enumerate(request.batches):
-            try:
-                partition = self._engine.partition(name)
-                if partition is None and self._must_ask(name):
-                    self._ask(name, bytes(batch), pending, index, wants_disk=wants_disk)
-                else:
-                    self._store(
-                        name, partition, bytes(batch), pending, index, wants_disk=wants_disk
-                    )
-            except PulqueError as error:
-                self.refused += 1
-                pending.put(index, _failed(error))
+        for index, (name, batch) in enumerate(batches):
+            self._take_in(name, bytes(batch), pending, index, wants_disk=wants_disk)
+        if owner is None:
+            self._committer.schedule()
+
+    def send_single(self, request: SingleSend, waiter: Waiter) -> None:
+        """Store the only batch of a send; who sent it says ``pause`` when there are no more."""
+        acks, _, name, batch = request
+        self._take_in(name, batch, waiter, 0, wants_disk=acks == _DISK)
+
+    def pause(self, owner: object) -> None:
+        """Take note that a connection has sent all that it had."""
+        self._committer.hurry(owner)
+
+    def _take_in(
+        self, name: str, batch: bytes, waiter: Waiter, index: int, *, wants_disk: bool
+    ) -> None:
+        """Store one batch, or say why not."""
+        try:
+            partition = self._engine.partition(name)
+            if partition is None and self._must_ask(name):
+                self._ask(name, batch, waiter, index, wants_disk=wants_disk)
+            else:
+                self._store(name, partition, batch, waiter, index, wants_disk=wants_disk)
+        except PulqueError as error:
+            self.refused += 1
+            waiter.put(index, _failed(error))
 
     def _must_ask(self, name: str) -> bool:
         """Whether a partition that is not here may only be made if a meta server says so."""
@@ -146,7 +183,7 @@ class Receiver:
         return plain == name or self._engine.partition(plain) is None
 
     def _ask(
-        self, name: str, batch: bytes, pending: _PendingSend, index: int, *, wants_disk: bool
+        self, name: str, batch: bytes, waiter: Waiter, index: int, *, wants_disk: bool
     ) -> None:
         """Store a batch once it is known that its subject belongs here."""
         if self._asked_bytes > self._limits.max_waiting:
@@ -162,10 +199,11 @@ class Receiver:
                 if refusal is not None:
                     raise refusal
                 partition = self._engine.partition(name)
-                self._store(name, partition, batch, pending, index, wants_disk=wants_disk)
+                self._store(name, partition, batch, waiter, index, wants_disk=wants_disk)
+                self._committer.schedule()
             except PulqueError as error:
                 self.refused += 1
-                pending.put(index, _failed(error))
+                waiter.put(index, _failed(error))
 
         self._newcomers.decide(PartitionName(name), decided)
 
@@ -174,14 +212,15 @@ class Receiver:
         name: str,
         partition: Partition | None,
         batch: bytes,
-        pending: _PendingSend,
+        waiter: Waiter,
         index: int,
         *,
         wants_disk: bool,
     ) -> None:
-        if self._committer.waiting_bytes > self._limits.max_waiting:
+        committer, dedup = self._committer, self._dedup
+        if committer.waiting_bytes > self._limits.max_waiting:
             raise OverloadedError(
-                f"{self._committer.waiting_bytes} bytes wait for the disk; "
+                f"{committer.waiting_bytes} bytes wait for the disk; "
                 f"at most {self._limits.max_waiting} are allowed"
             )
         if partition is None or name[0] == "%":
@@ -195,51 +234,49 @@ class Receiver:
         now_ms = self._clock.now_ms()
         if partition is None:
             partition = self._state.make_partition(parse_partition(name), now_ms)
-        stored = self._dedup.find(partition.id, header)
+        stored = dedup.find(partition.id, header)
         if stored is not None:
-            self._answer_again(partition, stored, pending, index)
+            self._answer_again(partition, stored, waiter, index)
             return
         appended = self._engine.append(
             partition, batch, header, now_ms=now_ms, wants_disk=wants_disk
         )
-        entry = appended.entry
-        self._dedup.stored(partition.id, header, entry.first_sequence, now_ms)
-        waiting = self._unconfirmed[partition.id, entry.first_sequence] = [(pending, index)]
-        self._committer.submit(appended, lambda a, e: self._done(waiting, a, e))
+        first = appended.entry.first_sequence
+        dedup.stored(partition.id, header, first, now_ms)
+        self._unconfirmed[partition.id, first] = appended
+        appended.waiting.append((waiter, index))
+        committer.submit(appended, self._when_done)
 
-    def _done(self, waiting: _Waiting, appended: Appended, error: PulqueError | None) -> None:
+    def _done(self, appended: Appended, error: PulqueError | None) -> None:
         entry = appended.entry
         key = (entry.partition, entry.first_sequence)
         # A batch that could not be written leaves its place to the next one, maybe at once.
-        if self._unconfirmed.get(key) is waiting:
+        if self._unconfirmed.get(key) is appended:
             del self._unconfirmed[key]
         if error is None:
             self.messages += entry.count
             self.batches += 1
-            outcome = Outcome(
-                ErrorCode.NONE,
-                is_duplicate=False,
-                first_sequence=entry.first_sequence,
-                stored_at_ms=entry.stored_at_ms,
+            outcome = _new_outcome(
+                Outcome, (ErrorCode.NONE, False, entry.first_sequence, entry.stored_at_ms, "")
             )
         else:
             self.refused += 1
             self._dedup.take_back(entry.partition, read_header(appended.batch))
             outcome = _failed(error)
-        for pending, index in waiting:
-            pending.put(index, outcome)
+        for waiter, index in appended.waiting:
+            waiter.put(index, outcome)
 
     def _answer_again(
-        self, partition: Partition, first: ConsumeSequence, pending: _PendingSend, index: int
+        self, partition: Partition, first: ConsumeSequence, waiter: Waiter, index: int
     ) -> None:
         """Answer a batch that is stored, once it is confirmed."""
-        waiting = self._unconfirmed.get((partition.id, first))
-        if waiting is not None:
-            waiting.append((pending, index))
+        unconfirmed = self._unconfirmed.get((partition.id, first))
+        if unconfirmed is not None:
+            unconfirmed.waiting.append((waiter, index))
             return
         span = self._engine.span(partition, first, max_messages=1, max_bytes=1)
         stored_at_ms = span.pieces[0].entry.stored_at_ms if span.pieces else 0
-        pending.put(
+        waiter.put(
             index,
             Outcome(
                 ErrorCode.NONE, is_duplicate=True, first_sequence=first, stored_at_ms=stored_at_ms

@@ -48,15 +48,18 @@ from pulque.wire.requests import (
     decode_request,
 )
 from pulque.wire.responses import (
+    Outcome,
     Response,
     Routed,
     Sealed,
+    Sent,
     StatusReport,
     Subscribed,
     Welcome,
     encode_error,
     encode_response,
 )
+from pulque.wire.single import encode_single_stored, read_single_send
 from pulque.wire.versions import agree
 
 __all__ = ["RequestHandler"]
@@ -81,6 +84,22 @@ class _Answerer:
     def refuse(self, error: PulqueError) -> None:
         """Send an error."""
         self._connection.send([encode_error(error, self._request_id, self._epoch)])
+
+    def put(self, index: int, outcome: Outcome) -> None:
+        """Send the outcome of a send that has one batch."""
+        del index
+        code, is_duplicate, first_sequence, stored_at_ms, _ = outcome
+        if code:
+            self.answer(Sent((outcome,)))
+            return
+        answer = encode_single_stored(
+            is_duplicate=is_duplicate,
+            first_sequence=first_sequence,
+            stored_at_ms=stored_at_ms,
+            request_id=self._request_id,
+            epoch=self._epoch,
+        )
+        self._connection.send([answer])
 
     def answer_held(self, response: Response) -> None:
         """Send the answer to a request that was held."""
@@ -108,6 +127,7 @@ class RequestHandler:
     ) -> None:
         self._welcome = welcome
         self._cluster = cluster
+        self._epoch = welcome.tenure.epoch
         self._receiver = parts.receiver
         self._puller = parts.puller
         self._settler = parts.settler
@@ -125,17 +145,25 @@ class RequestHandler:
 
     def handle(self, connection: Connection, frame: Frame) -> None:
         """Answer a frame, now or when there is something to answer."""
-        answerer = _Answerer(connection, frame.request_id, self._welcome.tenure.epoch)
+        answerer = _Answerer(connection, frame.request_id, self._epoch)
         try:
-            request = decode_request(frame)
-            if connection.is_welcome:
-                self._dispatch(connection, request, answerer)
-            else:
-                self._greet(connection, request, answerer)
+            if not connection.is_welcome:
+                self._greet(connection, decode_request(frame), answerer)
+                return
+            single = read_single_send(frame)
+            if single is None:
+                self._dispatch(connection, decode_request(frame), answerer)
+                return
+            _check_time(connection, single.timeout_ms)
+            self._receiver.send_single(single, answerer)
         except ProtocolError as error:
             connection.refuse(error, frame.request_id)
         except PulqueError as error:
             answerer.refuse(error)
+
+    def pause(self, connection: Connection) -> None:
+        """Write what a connection sent, now that all its requests are handled."""
+        self._receiver.pause(connection)
 
     def closed(self, connection: Connection) -> None:
         """Forget what a connection was waiting for."""
@@ -166,8 +194,8 @@ class RequestHandler:
     ) -> None:
         match request:
             case Send():
-                _check_time(connection, request)
-                self._receiver.send(request, answerer.answer)
+                _check_time(connection, request.timeout_ms)
+                self._receiver.send(request, answerer.answer, connection)
             case Pull():
                 self._hold(connection, answerer, lambda: self._pull(connection, request, answerer))
             case Settle():
@@ -285,12 +313,12 @@ class RequestHandler:
         return Sealed(self._engine.segments[-1].base)
 
 
-def _check_time(connection: Connection, request: Send) -> None:
+def _check_time(connection: Connection, timeout_ms: int) -> None:
     """Refuse what its sender has given up by now: nothing is stored for nobody."""
     waited_ms = connection.waited_ms
-    if waited_ms and waited_ms > request.timeout_ms > 0:
+    if waited_ms and waited_ms > timeout_ms > 0:
         raise RequestTimeoutError(
-            f"a send with a limit of {request.timeout_ms} ms waited {waited_ms} ms for its turn, "
+            f"a send with a limit of {timeout_ms} ms waited {waited_ms} ms for its turn, "
             "as its connection did not read answers; nothing of it was stored"
         )
 

@@ -146,6 +146,11 @@ class OutgoingBatch:
         self.error: PulqueError | None = None
         self.callbacks: list[Callable[[], object]] = []
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the messages are nothing but bodies."""
+        return self.packer.is_plain
+
     def receipt(self, index: int) -> Receipt:
         """Return the receipt of one message, or raise what went wrong; it must be done."""
         outcome = self.outcome

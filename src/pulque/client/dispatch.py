@@ -23,7 +23,6 @@ from itertools import count
 from pulque.client.batches import OutgoingBatch, Stream
 from pulque.client.health import Health
 from pulque.errors import (
-    ErrorCode,
     LocalProtocolError,
     PulqueError,
     RemoteProtocolError,
@@ -33,7 +32,9 @@ from pulque.errors import (
 )
 from pulque.model.batch import Codec, renumber
 from pulque.model.ids import IdSource
+from pulque.model.names import DEFAULT_LEVEL
 from pulque.model.pack import BatchPacker, ProducedBy
+from pulque.model.single import pack_single
 from pulque.wire.requests import Acks, Send
 from pulque.wire.responses import Outcome, Response, Sent
 
@@ -43,6 +44,8 @@ OBJECT_BYTES = 64
 """What a body costs in memory beside its bytes."""
 _MAX_REQUEST_BYTES = 1024 * 1024
 _MAX_REQUEST_BATCHES = 200
+_SMALL_REQUEST_BYTES = 8 * 1024
+"""As long as a request is smaller, one more batch of the same partition goes along."""
 _EMPTY = BatchPacker()
 """Stands in for the messages of a batch that is packed, so that their memory is free."""
 
@@ -151,8 +154,13 @@ class Dispatch:
                 del self.open[batch.subject]
 
     def activate(self, stream: Stream) -> None:
-        """Have a look at a stream at the next occasion, if there is something to send."""
-        if not stream.is_active and (stream.ready or stream.is_due):
+        """Have a look at a stream at the next occasion, if there is something to send.
+
+        One that has all in flight that it may have comes here again with the next answer.
+        """
+        if stream.is_active or stream.in_flight >= self.options.max_in_flight:
+            return
+        if stream.ready or stream.is_due:
             stream.is_active = True
             self._active.append(stream)
             self.has_work = self._signal.is_up = True
@@ -160,7 +168,11 @@ class Dispatch:
     # ── batches go out ─────────────────────────────────────────────────────────────────────
 
     def take(self, now: float) -> list[OutgoingBatch]:
-        """Return batches to be sent in one request now: at most one for each partition."""
+        """Return batches to be sent in one request now.
+
+        Of one partition there is more than one only if all are small together: then one
+        request costs both sides little more than one for each batch would.
+        """
         self.has_work = False
         self._find_due(now)
         taken: list[OutgoingBatch] = []
@@ -171,10 +183,13 @@ class Dispatch:
             stream = self._active.popleft()
             stream.is_active = False
             batch = self._next_of(stream, now)
-            if batch is not None:
+            while batch is not None:
                 taken.append(batch)
                 size += len(batch.data)
-                self.activate(stream)
+                if size >= _SMALL_REQUEST_BYTES or len(taken) >= _MAX_REQUEST_BATCHES:
+                    break
+                batch = self._next_of(stream, now)
+            self.activate(stream)
         self.has_work = bool(self._active)
         return taken
 
@@ -228,18 +243,9 @@ class Dispatch:
             self._number(batch)
             return True
         self._count(batch)
-        now_ms = batch.opened_at_ms
-        batch.ids = self._ids.many(now_ms, batch.count)
-        produced_by = ProducedBy(self._producer_id, 0, stream.next_number)
+        batch.ids = self._ids.many(batch.opened_at_ms, batch.count)
         try:
-            batch.data = batch.packer.encode(
-                seed=stream.target.seed,
-                ids=batch.ids,
-                created_at_ms=now_ms,
-                produced_by=produced_by,
-                priority=stream.target.level,
-                codec=self.options.codec,
-            )
+            batch.data = self._pack(batch)
         except Exception as error:  # noqa: BLE001  # whatever it is, the messages get an outcome
             reason = error if isinstance(error, PulqueError) else LocalProtocolError(str(error))
             self._fail(batch, reason)
@@ -254,6 +260,27 @@ class Dispatch:
         batch.number = stream.next_number
         stream.next_number += 1
         stream.unresolved.append(batch)
+
+    def _pack(self, batch: OutgoingBatch) -> bytes:
+        stream, codec = batch.stream, self.options.codec
+        target = stream.target
+        if batch.is_plain and batch.count == 1 and not codec and target.level == DEFAULT_LEVEL:
+            return pack_single(
+                batch.bodies[0],
+                seed=target.seed,
+                message_id=batch.ids,
+                created_at_ms=batch.opened_at_ms,
+                producer_id=self._producer_id,
+                producer_sequence=stream.next_number,
+            )
+        return batch.packer.encode(
+            seed=target.seed,
+            ids=batch.ids,
+            created_at_ms=batch.opened_at_ms,
+            produced_by=ProducedBy(self._producer_id, 0, stream.next_number),
+            priority=target.level,
+            codec=codec,
+        )
 
     def _count(self, batch: OutgoingBatch) -> None:
         if batch.bodies:
@@ -426,6 +453,6 @@ def _outcomes(response: Response | PulqueError, length: int) -> Sequence[Outcome
     if not isinstance(response, Sent) or len(response.outcomes) != length:
         return [RemoteProtocolError(f"a send of {length} batches got {response!r}")] * length
     return [
-        outcome if outcome.code is ErrorCode.NONE else error_from_wire(outcome.code, outcome.text)
+        error_from_wire(outcome.code, outcome.text) if outcome.code else outcome
         for outcome in response.outcomes
     ]

@@ -31,7 +31,8 @@ class Session:
     """
 
     def __init__(self, client: str) -> None:
-        self.reader = FrameReader(HANDSHAKE_LIMIT)
+        # How large answers are is the client's own choice: it has room for the next one, too.
+        self.reader = FrameReader(HANDSHAKE_LIMIT, largest_kept=2 * MAX_PAYLOAD)
         self.welcome: Welcome | None = None
         self._client = client
         self._last_id = _HELLO_ID

@@ -112,6 +112,9 @@ class MetaHandler:
         except PulqueError as error:
             answerer.refuse(error)
 
+    def pause(self, connection: Connection) -> None:
+        """Every request is answered on its own: there is nothing to be done together."""
+
     def closed(self, connection: Connection) -> None:
         """Forget what a connection was waiting for."""
         self._watches.closed(connection)

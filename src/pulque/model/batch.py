@@ -132,8 +132,9 @@ COLUMNS = (
     Column("tags_size", "H", 2, Flag.TAGS, visible=False),
     Column("headers_size", "I", 4, Flag.HEADERS, visible=False),
 )
-UNKNOWN_FLAGS = ~sum(Flag)
+UNKNOWN_FLAGS = ~int(sum(Flag))
 _LAST_CODEC = int(Codec.ZSTD)
+_new_header = tuple.__new__
 
 
 class Layout(NamedTuple):
@@ -185,32 +186,32 @@ def read_header(batch: bytes) -> BatchHeader:
     Raises:
         InvalidBatchError: The header, or the size that follows from it, cannot be.
     """
-    if len(batch) < HEADER_SIZE:
+    size = len(batch)
+    if size < HEADER_SIZE:
         raise InvalidBatchError(
-            f"a batch of {len(batch)} bytes is shorter than its header of {HEADER_SIZE}"
+            f"a batch of {size} bytes is shorter than its header of {HEADER_SIZE}"
         )
-    header = BatchHeader._make(HEADER.unpack_from(batch))
-    if not 1 <= header.count <= MAX_COUNT:
+    # Everything is taken apart once: this is done for every batch that comes.
+    header = _new_header(BatchHeader, HEADER.unpack_from(batch))
+    _, flags, codec, priority, count, records_size, *_ = header
+    if not 1 <= count <= MAX_COUNT:
+        raise InvalidBatchError(f"a batch of {count} messages; 1 to {MAX_COUNT} are allowed")
+    if flags & UNKNOWN_FLAGS or codec > _LAST_CODEC or priority > 9:
         raise InvalidBatchError(
-            f"a batch of {header.count} messages; 1 to {MAX_COUNT} are allowed"
+            f"flags {flags:#x}, codec {codec} or priority {priority} of a batch is unknown"
         )
-    if header.flags & UNKNOWN_FLAGS or header.codec > _LAST_CODEC or header.priority > 9:
-        raise InvalidBatchError(
-            f"flags {header.flags:#x}, codec {header.codec} or priority {header.priority} "
-            "of a batch is unknown"
-        )
-    layout = layout_of(header.flags)
-    if header.records_size < header.count * layout.record_width:
+    layout = layout_of(flags)
+    if records_size < count * layout.record_width:
         raise InvalidBatchError("the records of a batch are shorter than their columns")
-    if header.records_size > MAX_RECORDS_SIZE:
+    if records_size > MAX_RECORDS_SIZE:
         raise InvalidBatchError(
-            f"records of {header.records_size} bytes; at most {MAX_RECORDS_SIZE} are allowed"
+            f"records of {records_size} bytes; at most {MAX_RECORDS_SIZE} are allowed"
         )
-    records = len(batch) - layout.records_start(header.count)
-    if records < 0 or (not header.codec and records != header.records_size):
+    records = size - HEADER_SIZE - count * layout.visible_width
+    if records < 0 or (not codec and records != records_size):
         raise InvalidBatchError(
-            f"a batch of {len(batch)} bytes does not fit its {header.count} messages "
-            f"and records of {header.records_size} bytes"
+            f"a batch of {size} bytes does not fit its {count} messages "
+            f"and records of {records_size} bytes"
         )
     return header
 

@@ -12,7 +12,7 @@ from struct import Struct
 
 import google_crc32c
 
-__all__ = ["before_crc", "crc_after_crc"]
+__all__ = ["before_crc", "crc_after_crc", "is_crc_of_rest"]
 
 _POLYNOMIAL = 0x82F63B78
 _ALL_BITS = 0xFFFFFFFF
@@ -24,6 +24,11 @@ def crc_after_crc(data: bytes, seed: int) -> int:
     """Return the CRC-32C of ``data[4:]``, seeded, without copying it."""
     (first,) = _CRC.unpack_from(data)
     return int(google_crc32c.extend(before_crc(seed) ^ first, data))
+
+
+def is_crc_of_rest(crc: int, data: bytes, seed: int) -> bool:
+    """Say whether ``crc``, which ``data`` begins with, is the CRC-32C of the rest, seeded."""
+    return google_crc32c.extend(before_crc(seed) ^ crc, data) == crc  # type: ignore[no-any-return]
 
 
 @lru_cache(maxsize=65536)

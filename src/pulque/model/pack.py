@@ -112,6 +112,11 @@ class BatchPacker:
     def __len__(self) -> int:
         return len(self.bodies)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether all messages are nothing but bodies."""
+        return not self._columns
+
     def add(
         self,
         body: bytes,

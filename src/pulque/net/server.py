@@ -60,6 +60,9 @@ class Handler(Protocol):
             ProtocolError: The connection is to be closed, after an answer that says why.
         """
 
+    def pause(self, connection: "Connection") -> None:
+        """Take note that all frames of this connection that have come are handled."""
+
     def closed(self, connection: "Connection") -> None:
         """Forget what was waiting for this connection."""
 
@@ -80,6 +83,10 @@ class Connection(asyncio.BufferedProtocol):
         self._answers: list[bytes | memoryview] = []
         self._unwritten = 0
         """Bytes of them."""
+        self._unsent = 0
+        """Bytes that the transport held when it was last given some: at most so many by now."""
+        self._is_handling = False
+        """Frames are handled: their answers are written when that is over."""
         self._is_ending = False
         """It is to be closed: nothing that it asks counts any more."""
         self._is_deaf = False
@@ -110,19 +117,15 @@ class Connection(asyncio.BufferedProtocol):
 
     def send(self, buffers: "list[bytes | memoryview]") -> None:
         """Write an answer; a client that leaves too much unread is cut off."""
-        transport = self._transport
-        if transport is None or self._is_ending:
+        if self._is_ending:
             return
-        unread = self._unwritten + transport.get_write_buffer_size()
-        if unread > self._server.limits.send_buffer:
-            self._server.log("client_too_slow", peer=self.peer, unread=unread)
-            self.abort()
+        if self._unwritten + self._unsent > self._server.limits.send_buffer and self._is_slow():
             return
-        # An answer counts as activity: a pull may have waited for longer than one may be idle.
-        self._active_at_ms = self._server.clock.monotonic_ms()
         self._answers += buffers
-        self._unwritten += sum(map(len, buffers))
-        self._server.has_answers(self)
+        for buffer in buffers:
+            self._unwritten += len(buffer)
+        if not self._is_handling:
+            self._server.has_answers(self)
 
     def write_out(self) -> None:
         """Hand the answers of this turn of the event loop to the socket, in one go."""
@@ -131,10 +134,26 @@ class Connection(asyncio.BufferedProtocol):
         transport = self._transport
         if transport is None or transport.is_closing() or not answers:
             return
+        # An answer counts as activity: a pull may have waited for longer than one may be idle.
+        self._active_at_ms = self._server.clock.monotonic_ms()
         if unwritten < _WORTH_JOINING:
-            transport.write(b"".join(answers))
+            transport.write(answers[0] if len(answers) == 1 else b"".join(answers))
         else:
             transport.writelines(answers)
+        self._unsent = transport.get_write_buffer_size()
+
+    def _is_slow(self) -> bool:
+        """Say whether the client leaves too much unread; then it is cut off."""
+        transport = self._transport
+        if transport is None:
+            return True
+        self._unsent = transport.get_write_buffer_size()
+        unread = self._unwritten + self._unsent
+        if unread <= self._server.limits.send_buffer:
+            return False
+        self._server.log("client_too_slow", peer=self.peer, unread=unread)
+        self.abort()
+        return True
 
     def stop_reading(self) -> None:
         """Take no more requests; answers can still be sent."""
@@ -192,15 +211,19 @@ class Connection(asyncio.BufferedProtocol):
         """Handle frames, but not for long: what is left waits for the next turn of the loop."""
         left = _FRAMES_AT_ONCE
         reader = self._reader
-        while left and reader.is_inside_frame and self._handle_frame():
+        self._is_handling = True
+        while left and reader and self._handle_frame():
             left -= 1
+        self._server.handler.pause(self)
+        self._is_handling = False
         if self._answers:
             self.write_out()
-        if not reader.is_inside_frame:
+        if not reader:
             self._frame_began_at_ms = None
-        elif self._frame_began_at_ms is None:
+            return
+        if self._frame_began_at_ms is None:
             self._frame_began_at_ms = self._active_at_ms
-        if not left and reader.is_inside_frame:
+        if not left:
             self._go_on_later()
 
     def _handle_frame(self) -> bool:

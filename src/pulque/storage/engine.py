@@ -140,18 +140,14 @@ class Engine:
         """
         self._health.check()
         size = ENVELOPE_SIZE + len(batch)
-        self._room.use(size)
-        if self._room.is_full and not from_reserve:
-            raise self._room.refuse()
-        if self._log.needs_roll(size, now_ms):
+        room, log = self._room, self._log
+        room.use(size)
+        if room.is_full and not from_reserve:
+            raise room.refuse()
+        if log.needs_roll(size, now_ms):
             self.roll(now_ms)
-        return self._log.append(
-            partition,
-            batch,
-            count=header.count,
-            tag_union=header.tag_union,
-            now_ms=now_ms,
-            wants_disk=wants_disk,
+        return log.append(
+            partition, batch, header.count, header.tag_union, now_ms, wants_disk=wants_disk
         )
 
     def write(self) -> list[Partition]:
@@ -162,23 +158,25 @@ class Engine:
         """
         self._write_pending()
         confirmed, self._confirmed = self._confirmed, []
-        return confirmed
+        return _each_once(confirmed)
 
     def _write_pending(self) -> None:
         self._health.check()
         if not self._log.has_pending:
             return
         written = self._write_log()
+        self._consume_logs.open_index.add(*[appended.entry for appended in written])
+        changed, unconfirmed = self.partitions.changed, self._unconfirmed
         for appended in written:
             partition, entry = appended.partition, appended.entry
-            self._consume_logs.open_index.add(entry)
-            self.partitions.changed.add(partition.id)
-            if appended.wants_disk or partition.confirmed != entry.first_sequence:
+            changed.add(partition.id)
+            first = entry.first_sequence
+            end = ConsumeSequence(first + entry.count)
+            if appended.wants_disk or partition.confirmed != first:
                 # Behind a batch that waits for the disk, all wait: a pull sees no gaps.
-                end = ConsumeSequence(entry.first_sequence + entry.count)
-                self._unconfirmed.append((appended.end, partition, end))
+                unconfirmed.append((appended.end, partition, end))
             else:
-                partition.confirmed = ConsumeSequence(entry.first_sequence + entry.count)
+                partition.confirmed = end
                 self._confirmed.append(partition)
         self.records_since_checkpoint += len(written)
 
@@ -229,12 +227,12 @@ class Engine:
         if job.point[1] is not None:
             self.actions.finish_sync(job.point[1])
         confirmed = []
-        unconfirmed = self._unconfirmed
-        while unconfirmed and unconfirmed[0][0] <= job.end:
+        unconfirmed, limit = self._unconfirmed, job.end
+        while unconfirmed and unconfirmed[0][0] <= limit:
             _, partition, end = unconfirmed.popleft()
             partition.confirmed = max(partition.confirmed, end)
             confirmed.append(partition)
-        return confirmed
+        return _each_once(confirmed)
 
     @property
     def synced(self) -> MessageOffset:
@@ -492,3 +490,7 @@ class Engine:
         finally:
             file.close()
         self._files.sync_directory(MESSAGES)
+
+
+def _each_once(partitions: list[Partition]) -> list[Partition]:
+    return list(dict.fromkeys(partitions)) if len(partitions) > 1 else partitions

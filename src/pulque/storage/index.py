@@ -111,16 +111,19 @@ class OpenIndex:
     def __len__(self) -> int:
         return len(self.entries) // ENTRY_SIZE
 
-    def add(self, entry: Entry) -> None:
-        """Append an entry."""
+    def add(self, *entries: Entry) -> None:
+        """Append entries."""
         ordinal = len(self.entries) // ENTRY_SIZE
+        pack, ordinals_of = _ENTRY.pack, self._ordinals
         # The entry comes before its ordinal: a reader in another thread must not miss it.
-        self.entries += _ENTRY.pack(*entry)
-        ordinals = self._ordinals.get(entry.partition)
-        if ordinals is None:
-            self._ordinals[entry.partition] = array("I", (ordinal,))
-        else:
-            ordinals.append(ordinal)
+        self.entries += b"".join([pack(*entry) for entry in entries])
+        for entry in entries:
+            ordinals = ordinals_of.get(entry[0])
+            if ordinals is None:
+                ordinals_of[entry[0]] = array("I", (ordinal,))
+            else:
+                ordinals.append(ordinal)
+            ordinal += 1
 
     def load(self, entries: bytes) -> None:
         """Append entries as they were given out by ``entries``."""

@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable
 from operator import attrgetter
+from typing import Any
 
 from pulque.errors import StorageError
 from pulque.model.positions import ConsumeSequence, Epoch, MessageOffset, PartitionId
@@ -35,12 +36,23 @@ __all__ = ["DIRECTORY", "Appended", "MessageLog", "SyncJob", "segment_path"]
 
 DIRECTORY = MESSAGES
 _base = attrgetter("base")
+_new_entry = tuple.__new__
+"""Without the keywords of a named tuple's own constructor, which cost as much again."""
 
 
 class Appended:
     """A batch on its way into the log."""
 
-    __slots__ = ("batch", "end", "entry", "envelope", "is_written", "partition", "wants_disk")
+    __slots__ = (
+        "batch",
+        "end",
+        "entry",
+        "envelope",
+        "is_written",
+        "partition",
+        "waiting",
+        "wants_disk",
+    )
 
     def __init__(
         self,
@@ -48,8 +60,8 @@ class Appended:
         entry: Entry,
         envelope: bytes,
         batch: bytes,
-        *,
-        wants_disk: bool,
+        end: MessageOffset,
+        wants_disk: bool,  # noqa: FBT001
     ) -> None:
         self.partition = partition
         self.entry = entry
@@ -57,10 +69,12 @@ class Appended:
         self.batch = batch
         self.wants_disk = wants_disk
         """Whether it is confirmed only once it is synced."""
-        self.end = MessageOffset(entry.offset + entry.size)
+        self.end = end
         """The offset after it."""
         self.is_written = False
         """Whether it is in the log. If not after ``write``, it never will be."""
+        self.waiting: list[Any] = []
+        """Who waits for it, for whoever appended it to know."""
 
 
 class TailCache:
@@ -72,11 +86,13 @@ class TailCache:
         self._size = 0
         self._records: OrderedDict[int, tuple[bytes, bytes]] = OrderedDict()
 
-    def put(self, offset: int, envelope: bytes, batch: bytes) -> None:
-        """Keep a record; the oldest make room."""
+    def put(self, written: list[Appended]) -> None:
+        """Keep records that are in the log now; the oldest make room."""
         records = self._records
-        records[offset] = (envelope, batch)
-        self._size += len(batch)
+        for appended in written:
+            batch = appended.batch
+            records[appended.entry.offset] = (appended.envelope, batch)
+            self._size += len(batch)
         while self._size > self._limit or len(records) > self._most:
             self._size -= len(records.popitem(last=False)[1][1])
 
@@ -133,13 +149,11 @@ class MessageLog:
 
     def needs_roll(self, size: int, now_ms: int) -> bool:
         """Say whether the open segment must be sealed before ``size`` more bytes."""
-        segment = self.open_segment
-        if not self.batches:
-            return False
-        return (
-            self.end - segment.base + size > self._options.segment_bytes
-            or self.batches >= self._options.segment_batches
-            or now_ms - segment.opened_at_ms >= self._options.segment_age_ms
+        segment, options = self.segments[-1], self._options
+        return self.batches > 0 and (
+            self.end - segment.base + size > options.segment_bytes
+            or self.batches >= options.segment_batches
+            or now_ms - segment.opened_at_ms >= options.segment_age_ms
         )
 
     def start_segment(self, rows: list[TableRow], now_ms: int) -> None:
@@ -180,33 +194,30 @@ class MessageLog:
         self,
         partition: Partition,
         batch: bytes,
-        *,
         count: int,
         tag_union: int,
         now_ms: int,
+        *,
         wants_disk: bool,
     ) -> Appended:
         """Queue a batch. The partition's end moves at once, so that the next one follows it."""
         size = ENVELOPE_SIZE + len(batch)
-        stored_at_ms = self.last_stored_at_ms = max(now_ms, self.last_stored_at_ms)
-        first = partition.end
+        stored_at_ms = self.last_stored_at_ms
+        if now_ms > stored_at_ms:
+            stored_at_ms = self.last_stored_at_ms = now_ms
+        first, offset, partition_id = partition.end, self.end, partition.id
         envelope = pack_batch_envelope(
-            size,
-            self.end,
-            self.synced,
-            self._epoch,
-            partition.id,
-            first,
-            stored_at_ms,
-            count,
+            size, offset, self.synced, self._epoch, partition_id, first, stored_at_ms, count
         )
-        entry = Entry(partition.id, count, first, self.end, size, stored_at_ms, tag_union)
-        appended = Appended(partition, entry, envelope, batch, wants_disk=wants_disk)
-        self.end = appended.end
+        entry = _new_entry(
+            Entry, (partition_id, count, first, offset, size, stored_at_ms, tag_union)
+        )
+        end = MessageOffset(offset + size)
+        appended = Appended(partition, entry, envelope, batch, end, wants_disk)
+        self.end = end
         partition.end = ConsumeSequence(first + count)
         self._pending.append(appended)
-        self._buffers.append(envelope)
-        self._buffers.append(batch)
+        self._buffers += (envelope, batch)
         return appended
 
     def write(self) -> list[Appended]:
@@ -227,7 +238,7 @@ class MessageLog:
         self.batches += len(written)
         for appended in written:
             appended.is_written = True
-            self.cache.put(appended.entry.offset, appended.envelope, appended.batch)
+        self.cache.put(written)
         return written
 
     def sync_steps(self) -> list[Callable[[], None]]:

@@ -4,6 +4,10 @@ Whatever comes from a file is verified before it is handed out: the envelope mus
 index says, and the batch must be as its producer sealed it.
 """
 
+from typing import cast
+
+import numpy as np
+
 from pulque.model.batch import HEADER_SIZE, Codec, slice_batch, verify_crc
 from pulque.model.record import ENVELOPE_SIZE, Envelope, cut_envelope, read_envelope
 from pulque.storage.consume_log import Piece, Span
@@ -14,6 +18,7 @@ from pulque.storage.partitions import Partition
 
 __all__ = ["RecordReader", "cut_piece", "problem_with"]
 
+_WORTH_AN_ARRAY = 4096
 _CODEC_AT = 6
 """Where the header of a batch names its codec."""
 
@@ -68,18 +73,18 @@ class RecordReader:
         buffers: list[Buffer] = []
         for piece in pieces:
             at = piece.entry.offset - first
+            end = at + piece.entry.size
             envelope = read_envelope(data, at)
-            batch = data[at + ENVELOPE_SIZE : at + piece.entry.size]
-            problem = problem_with(envelope, batch, piece, partition)
+            problem = problem_with(envelope, view[at + ENVELOPE_SIZE : end], piece, partition)
             if problem is not None:
                 self._listener.corruption_found(
                     segment.path, piece.entry.offset, piece.entry.size, problem
                 )
             elif piece.is_whole:
-                buffers.append(view[at : at + piece.entry.size])
+                buffers.append(view[at:end])
             else:
-                head = data[at : at + ENVELOPE_SIZE]
-                buffers += cut_piece(partition, piece, head, batch)
+                batch_at = at + ENVELOPE_SIZE
+                buffers += cut_piece(partition, piece, data[at:batch_at], data[batch_at:end])
         return buffers
 
 
@@ -98,8 +103,18 @@ def _follows(before: Piece, after: Piece) -> bool:
     return before.entry.offset + before.entry.size == after.entry.offset
 
 
+def _summable(batch: Buffer) -> bytes:
+    """Return a batch in a form that ``google_crc32c`` takes.
+
+    It refuses views, but an array over the same bytes will do: a large batch is not copied.
+    """
+    if len(batch) < _WORTH_AN_ARRAY:
+        return bytes(batch)
+    return cast("bytes", np.frombuffer(batch, np.uint8))
+
+
 def problem_with(
-    envelope: Envelope | str, batch: bytes, piece: Piece, partition: Partition
+    envelope: Envelope | str, batch: Buffer, piece: Piece, partition: Partition
 ) -> str | None:
     """Return in words what is wrong with a record that was read, or None."""
     if isinstance(envelope, str):
@@ -109,6 +124,6 @@ def problem_with(
     found = (envelope.offset, envelope.size, envelope.partition, envelope.first_sequence)
     if (*found, envelope.count) != expected:
         return "another record lies where the index points to"
-    if len(batch) < HEADER_SIZE or not verify_crc(batch, partition.seed):
+    if len(batch) < HEADER_SIZE or not verify_crc(_summable(batch), partition.seed):
         return "the batch's crc does not match"
     return None

@@ -143,6 +143,10 @@ class BreakableHandler:
             self._listen(connection, frame)
         self._inner.handle(connection, frame)
 
+    def pause(self, connection: Connection) -> None:
+        """Pass on that all frames of a connection are handled."""
+        self._inner.pause(connection)
+
     def closed(self, connection: Connection) -> None:
         """Forget a connection."""
         self._heard_of.pop(connection, None)

@@ -4,6 +4,8 @@ A reader checks every length against what is there before it takes it, and that 
 at the end: a payload that lies is refused as a whole.
 """
 
+from collections.abc import Iterable
+from functools import lru_cache
 from struct import Struct, error
 from typing import Any
 
@@ -14,6 +16,14 @@ __all__ = ["Reader", "Writer"]
 _U16 = Struct("<H")
 _U32 = Struct("<I")
 _MAX_TEXT = 0xFFFF
+
+
+@lru_cache(maxsize=4096)
+def _encoded(text: str) -> bytes:
+    """Return a string after its length; of names that come again and again."""
+    one = Writer()
+    one.text(text)
+    return one.join()
 
 
 class Writer:
@@ -52,6 +62,12 @@ class Writer:
         """Append bytes after their length."""
         self.pack(_U32, len(data))
         self.parts.append(data)
+
+    def named_blobs(self, pairs: Iterable[tuple[str, bytes | memoryview]]) -> None:
+        """Append strings, each with bytes: ``text``, then ``blob``."""
+        parts = self.parts
+        for name, data in pairs:
+            parts += (_encoded(name), _U32.pack(len(data)), data)
 
     def size(self) -> int:
         """Return how many bytes there are."""
@@ -99,6 +115,22 @@ class Reader:
         """Take bytes after their length, as a view."""
         (size,) = self.unpack(_U32)
         return self.take(size)
+
+    def named_blobs(self, count: int) -> list[tuple[str, bytes]]:
+        """Take so many pairs of a string and bytes, which are copied: ``text``, then ``blob``."""
+        data, at, length = self._data, self._at, len(self._data)
+        found: list[tuple[str, bytes]] = []
+        try:
+            for _ in range(count):
+                middle = at + 2 + _U16.unpack_from(data, at)[0]
+                end = middle + 4 + _U32.unpack_from(data, middle)[0]
+                if end > length:
+                    break
+                found.append((str(data[at + 2 : middle], "utf-8"), bytes(data[middle + 4 : end])))
+                self._at = at = end
+        except (error, UnicodeDecodeError):
+            pass  # said below what is wrong
+        return found + [(self.text(), bytes(self.blob())) for _ in range(count - len(found))]
 
     def end(self) -> None:
         """Check that nothing is left."""

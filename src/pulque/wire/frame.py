@@ -67,15 +67,24 @@ class FrameReader:
         reader.received(received)
         while (frame := reader.next_frame()) is not None:
             ...
+
+    Args:
+        limit: The largest payload that is taken in.
+        largest_kept: A buffer that is larger is let go after the frame that needed it.
     """
 
-    def __init__(self, limit: int = MAX_PAYLOAD) -> None:
+    def __init__(self, limit: int = MAX_PAYLOAD, *, largest_kept: int = _LARGEST_KEPT) -> None:
         self.limit = limit
+        self._largest_kept = largest_kept
         self._buffer = bytearray(_FIRST_BUFFER)
         self._view = memoryview(self._buffer)
         self._start = 0
         self._end = 0
         self._header: tuple[int, int, int, int, int, int] | None = None
+
+    def __len__(self) -> int:
+        """How many bytes wait to be taken."""
+        return self._end - self._start
 
     @property
     def is_inside_frame(self) -> bool:
@@ -99,9 +108,10 @@ class FrameReader:
         size = len(self._buffer)
         if self._start == self._end:
             self._start = self._end = 0
-            if size > _LARGEST_KEPT:
-                # What one very large frame needed is not kept for the small ones after it.
-                size = 0
+            if size <= self._largest_kept:
+                return self._view
+            # What one very large frame needed is not kept for the small ones after it.
+            size = 0
         wanted = self._wanted()
         if size - self._start < wanted or self._end == size:
             self._make_room(wanted)
@@ -131,17 +141,18 @@ class FrameReader:
                 raise RemoteProtocolError(
                     f"a frame of {header[3]} bytes; at most {self.limit} are allowed here"
                 )
+        else:
+            header = self._header
+        _, opcode, version, size, request_id, epoch = header
+        start += FRAME_HEADER_SIZE
+        end = start + size
+        if end > self._end:
             # Only now: ``buffer`` makes room for what the header says.
             self._header = header
-        _, opcode, version, size, request_id, epoch = self._header
-        end = start + FRAME_HEADER_SIZE + size
-        if end > self._end:
             return None
         self._start = end
         self._header = None
-        return Frame(
-            opcode, version, request_id, epoch, self._view[start + FRAME_HEADER_SIZE : end]
-        )
+        return Frame(opcode, version, request_id, epoch, self._view[start:end])
 
     def _wanted(self) -> int:
         """Return the size of buffer that the frame under way should have by now.
@@ -160,7 +171,7 @@ class FrameReader:
         call.
         """
         held = self._view[self._start : self._end]
-        size = min(len(self._buffer), _LARGEST_KEPT)
+        size = min(len(self._buffer), self._largest_kept)
         if self._end == size and size < _LARGEST_BUFFER:
             size *= 2
         size = max(size, wanted)

@@ -6,7 +6,6 @@ it is and never copied. ``decode_request`` is its inverse.
 
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import lru_cache
 from struct import Struct
 from typing import ClassVar, Self, get_args
 
@@ -115,8 +114,6 @@ class Send:
     opcode: ClassVar[Opcode] = Opcode.SEND
     _form: ClassVar[Struct] = Struct("<BI")
     _head: ClassVar[Struct] = Struct("<BIH")
-    _single: ClassVar[Struct] = Struct("<BIHH")
-    _size: ClassVar[Struct] = Struct("<I")
 
     acks: Acks
     """How durable they must be before the answer."""
@@ -129,9 +126,7 @@ class Send:
         """Append the fields."""
         to.pack(self._form, self.acks, self.timeout_ms)
         to.count(len(self.batches))
-        for partition, batch in self.batches:
-            to.text(partition)
-            to.blob(batch)
+        to.named_blobs(self.batches)
 
     @classmethod
     def read(cls, source: Reader) -> Self:
@@ -139,28 +134,7 @@ class Send:
         acks, timeout_ms, count = source.unpack(cls._head)
         if acks >= len(_ACKS):
             raise UnsupportedError(f"acks {acks} is unknown; 0 (memory) and 1 (disk) are known")
-        batches = tuple([(source.text(), bytes(source.blob())) for _ in range(count)])
-        return cls(_ACKS[acks], timeout_ms, batches)
-
-    @classmethod
-    def read_single(cls, payload: memoryview) -> Self | None:
-        """Take a send of one batch the short way; None if it is none, or there is anything odd.
-
-        Who sends one message at a time makes the broker do little else (``bench/micro``).
-        """
-        length = len(payload)
-        if length < cls._single.size:
-            return None
-        acks, timeout_ms, count, name_size = cls._single.unpack_from(payload)
-        at = cls._single.size + name_size
-        if count != 1 or acks >= len(_ACKS) or length < at + 4:
-            return None
-        if cls._size.unpack_from(payload, at)[0] != length - at - 4:
-            return None
-        name = _text(bytes(payload[cls._single.size : at]))
-        if name is None:
-            return None
-        return cls(_ACKS[acks], timeout_ms, ((name, bytes(payload[at + 4 :])),))
+        return cls(_ACKS[acks], timeout_ms, tuple(source.named_blobs(count)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -432,14 +406,6 @@ VERSION = 1
 """The version of every request so far."""
 
 
-@lru_cache(maxsize=4096)
-def _text(name: bytes) -> str | None:
-    try:
-        return name.decode()
-    except UnicodeDecodeError:
-        return None
-
-
 def encode_request(request: Request, request_id: int, epoch: int) -> list[bytes | memoryview]:
     """Return the buffers of a frame that asks ``request``."""
     payload = Writer()
@@ -463,10 +429,6 @@ def decode_request(frame: Frame) -> Request:
         raise UnsupportedError(
             f"version {frame.version} of {kind.__name__} is unknown; known is {VERSION}"
         )
-    if kind is Send:
-        send = Send.read_single(frame.payload)
-        if send is not None:
-            return send
     reader = Reader(frame.payload)
     try:
         request = kind.read(reader)

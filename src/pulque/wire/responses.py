@@ -128,26 +128,30 @@ class Sent:
 
     opcode: ClassVar[Opcode] = Opcode.SEND
     _form: ClassVar[Struct] = Struct("<H?Qq")
+    _head: ClassVar[Struct] = Struct("<H?QqH")
+    """With the size of the text."""
 
     outcomes: tuple[Outcome, ...]
 
     def write(self, to: Writer) -> None:
         """Append the fields."""
         to.count(len(self.outcomes))
-        for each in self.outcomes:
-            to.pack(
-                self._form, each.code, each.is_duplicate, each.first_sequence, each.stored_at_ms
-            )
-            to.text(each.text)
+        for code, is_duplicate, first, stored_at_ms, text in self.outcomes:
+            if text:
+                to.pack(self._form, code, is_duplicate, first, stored_at_ms)
+                to.text(text)
+            else:
+                to.pack(self._head, code, is_duplicate, first, stored_at_ms, 0)
 
     @classmethod
     def read(cls, source: Reader) -> Self:
         """Take the fields."""
         outcomes = []
         for _ in range(source.count()):
-            code, is_duplicate, first, stored_at_ms = source.unpack(cls._form)
-            text = source.text()
-            outcomes.append(Outcome(_known(code), is_duplicate, first, stored_at_ms, text))
+            code, is_duplicate, first, stored_at_ms, size = source.unpack(cls._head)
+            text = str(source.take(size), "utf-8") if size else ""
+            known = _known(code) if code else ErrorCode.NONE
+            outcomes.append(_new(Outcome, (known, is_duplicate, first, stored_at_ms, text)))
         return cls(tuple(outcomes))
 
 
@@ -390,19 +394,9 @@ Response = (
     | Resent
 )
 _KINDS: dict[int, type[Response]] = {kind.opcode | ANSWER: kind for kind in get_args(Response)}
+_new = tuple.__new__
 _ERROR = Struct("<H")
 _CODES = frozenset(ErrorCode)
-_SENT_ONE = Struct("<HH?QqH")
-_SENT_OPCODE = int(Opcode.SEND | ANSWER)
-
-
-def _encode_sent_one(outcome: Outcome, request_id: int, epoch: int) -> bytes:
-    """Return the most frequent answer of all in one step; the bytes are those of ``Sent``."""
-    return pack_frame_header(
-        _SENT_OPCODE, VERSION, _SENT_ONE.size, request_id, epoch
-    ) + _SENT_ONE.pack(
-        1, outcome.code, outcome.is_duplicate, outcome.first_sequence, outcome.stored_at_ms, 0
-    )
 
 
 def _known(code: int) -> ErrorCode:
@@ -412,10 +406,6 @@ def _known(code: int) -> ErrorCode:
 
 def encode_response(response: Response, request_id: int, epoch: int) -> list[bytes | memoryview]:
     """Return the buffers of a frame that answers with ``response``."""
-    if type(response) is Sent and len(response.outcomes) == 1:
-        (only,) = response.outcomes
-        if not only.text:
-            return [_encode_sent_one(only, request_id, epoch)]
     payload = Writer()
     response.write(payload)
     opcode = response.opcode | ANSWER

@@ -101,5 +101,8 @@ class FakeMeta:
         else:
             connection.send(encode_response(found, frame.request_id, 0))
 
+    def pause(self, connection: Connection) -> None:
+        """Every request is answered on its own: there is nothing to be done together."""
+
     def closed(self, connection: Connection) -> None:
         """Nothing waits here."""

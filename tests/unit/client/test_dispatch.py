@@ -292,9 +292,10 @@ def clock() -> ManualTime:
     return ManualTime()
 
 
-def send_all(core: OutgoingCore[PendingSend], clock: ManualTime) -> Iterator[Send]:
+def send_all(
+    core: OutgoingCore[PendingSend], clock: ManualTime, number: int = 1000
+) -> Iterator[Send]:
     """Yield requests as long as there are any; they stay without an answer."""
-    number = 1000
     while batches := core.dispatch.take(clock.now):
         number += 1
         core.dispatch.sent(number, batches)
@@ -346,11 +347,24 @@ def test_no_more_than_allowed_are_in_flight(clock: ManualTime) -> None:
         core.add("a", b"x")
 
     sent = list(send_all(core, clock))
-    core.dispatch.answered(1001, Sent((stored(0),)), clock.now)
+    core.dispatch.answered(1001, Sent((stored(0), stored(1), stored(2))), clock.now)
     more = list(send_all(core, clock))
 
-    assert len(sent) == 3
-    assert len(more) == 1
+    assert numbers(sent) == [0, 1, 2]
+    assert numbers(more) == [3, 4]
+
+
+def test_small_batches_of_a_partition_share_a_request_and_large_ones_do_not(
+    clock: ManualTime,
+) -> None:
+    core = make_core(clock, max_batch=1, max_batch_bytes=100_000, max_buffered_bytes=10**6)
+    for body in (b"1", b"2", bytes(9000), bytes(9000), b"5"):
+        core.add("a", body)
+
+    sent = list(send_all(core, clock))
+
+    assert [len(request.batches) for request in sent] == [3, 1, 1]
+    assert numbers(sent) == [0, 1, 2, 3, 4]
 
 
 def stored(first: int) -> Outcome:
@@ -361,11 +375,10 @@ def test_batches_without_an_outcome_stay_within_the_window(clock: ManualTime) ->
     core = make_core(clock, max_in_flight=WINDOW, max_batch=1)
     for _ in range(3 * WINDOW):
         core.add("a", b"x")
-    list(send_all(core, clock))
-    refused = Sent((Outcome(ErrorCode.STORAGE_FULL, False, ConsumeSequence(0), 0, "full"),))
-    core.dispatch.answered(1001, refused, clock.now)
-    for request_id in range(1002, 1001 + WINDOW):
-        core.dispatch.answered(request_id, Sent((stored(0),)), clock.now)
+    (request,) = send_all(core, clock)
+    refused = Outcome(ErrorCode.STORAGE_FULL, False, ConsumeSequence(0), 0, "full")
+    outcomes = (refused, *[stored(number) for number in range(1, len(request.batches))])
+    core.dispatch.answered(1001, Sent(outcomes), clock.now)
 
     clock.now += 10
     (first, *others) = numbers(list(send_all(core, clock)))
@@ -376,9 +389,10 @@ def test_batches_without_an_outcome_stay_within_the_window(clock: ManualTime) ->
 
 def test_a_lost_connection_sends_again_in_order_with_the_same_numbers(clock: ManualTime) -> None:
     core = make_core(clock, max_batch=1)
+    before: list[Send] = []
     for number in range(5):
         core.add("a", b"%d" % number)
-    before = list(send_all(core, clock))
+        before += send_all(core, clock, 1000 + number)
     core.dispatch.answered(1003, Sent((stored(2),)), clock.now)
 
     core.dispatch.disconnected()
@@ -386,7 +400,7 @@ def test_a_lost_connection_sends_again_in_order_with_the_same_numbers(clock: Man
 
     assert numbers(before) == [0, 1, 2, 3, 4]
     assert numbers(after) == [0, 1, 3, 4]
-    assert after[0].batches == before[0].batches
+    assert after[0].batches[0] == before[0].batches[0]
 
 
 def test_a_refusal_pauses_longer_each_time(clock: ManualTime) -> None:
@@ -583,11 +597,11 @@ def test_the_first_error_of_many_says_how_many_are_confirmed(clock: ManualTime) 
     core = make_core(clock)
     many = PendingSends(core.add_many("a", [b"x"] * 6))
     core.dispatch.flush()
-    for code in (ErrorCode.NONE, ErrorCode.NOT_ALLOWED):
-        batches: list[OutgoingBatch] = core.dispatch.take(clock.now)
-        core.dispatch.sent(1, batches)
-        outcome = Outcome(code, False, ConsumeSequence(0), 1, "no")
-        core.dispatch.answered(1, Sent((outcome,)), clock.now)
+    batches: list[OutgoingBatch] = core.dispatch.take(clock.now)
+    core.dispatch.sent(1, batches)
+    codes = (ErrorCode.NONE, ErrorCode.NOT_ALLOWED)
+    outcomes = tuple(Outcome(code, False, ConsumeSequence(0), 1, "no") for code in codes)
+    core.dispatch.answered(1, Sent(outcomes), clock.now)
 
     with pytest.raises(NotAllowedError) as caught:
         many.result(0)

@@ -12,7 +12,12 @@ from pulque.model.single import pack_single
 from pulque.wire.frame import MAX_PAYLOAD, Frame, FrameReader
 from pulque.wire.requests import Acks, Send, encode_request
 from pulque.wire.responses import Outcome, Sent, encode_response
-from pulque.wire.single import SingleStored, encode_single_send, read_single_stored
+from pulque.wire.single import (
+    SingleStored,
+    encode_single_send,
+    encode_single_stored,
+    read_single_stored,
+)
 
 u32 = st.integers(0, 2**32 - 1)
 u64 = st.integers(0, 2**64 - 1)
@@ -94,6 +99,29 @@ def test_good_news_is_read_the_short_way(
     found = read_single_stored(frame_of(Sent((outcome,))))
 
     assert found == SingleStored(is_duplicate, first, stored_at_ms)
+
+
+@given(
+    is_duplicate=st.booleans(),
+    first=u64,
+    stored_at_ms=st.integers(-(2**63), 2**63 - 1),
+    request_id=u32,
+    epoch=u32,
+)
+def test_good_news_is_written_in_the_same_frame(
+    *, is_duplicate: bool, first: int, stored_at_ms: int, request_id: int, epoch: int
+) -> None:
+    outcome = Outcome(ErrorCode.NONE, is_duplicate, ConsumeSequence(first), stored_at_ms)
+
+    short = encode_single_stored(
+        is_duplicate=is_duplicate,
+        first_sequence=first,
+        stored_at_ms=stored_at_ms,
+        request_id=request_id,
+        epoch=epoch,
+    )
+
+    assert short == b"".join(encode_response(Sent((outcome,)), request_id, epoch))
 
 
 @pytest.mark.parametrize(
