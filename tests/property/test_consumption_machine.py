@@ -8,7 +8,7 @@ message and every delivery on its own. The facts go through the bytes of the act
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hypothesis import assume, settings
 from hypothesis import strategies as st
@@ -139,7 +139,7 @@ class ConsumptionMachine(RuleBasedStateMachine):
         for number in range(3):
             self.send("x", 1, number, 4)
         for consumer in CONSUMERS:
-            self.pull("x", GROUPS[0], consumer, 3)
+            self.pull("x", GROUPS[0], consumer, 3, 0)
 
     # -- what clients do ---------------------------------------------------------------------
 
@@ -168,8 +168,16 @@ class ConsumptionMachine(RuleBasedStateMachine):
             self.disk.records.append(Stored(partition, producer, number, first, count))
             self.ends[partition] = first + count
 
-    @rule(name=names, group=groups, consumer=consumers, most=st.integers(1, 6))
-    def pull(self, name: str, group: Group, consumer: ConsumerId, most: int) -> None:
+    @rule(
+        name=names,
+        group=groups,
+        consumer=consumers,
+        most=st.integers(1, 6),
+        unmatched=st.sampled_from([0, 0, 1, 3]),
+    )
+    def pull(
+        self, name: str, group: Group, consumer: ConsumerId, most: int, unmatched: int
+    ) -> None:
         who = self._open(name, group, consumer, newer=0)
         found = self._subscription(who)
         partition = who[0]
@@ -186,6 +194,7 @@ class ConsumptionMachine(RuleBasedStateMachine):
                 ConsumeSequence(first),
                 count,
                 self.now_ms,
+                max(count - unmatched, 1),
             ),
             DidPull(who, self.tenure, sequences),
         )
@@ -307,7 +316,13 @@ class ConsumptionMachine(RuleBasedStateMachine):
     def redeliver(self, data: st.DataObject) -> None:
         effect = data.draw(st.sampled_from(self.live.pending()))
         many = data.draw(st.integers(1, len(effect.redeliveries)))
-        sequences = [r.sequence for r in effect.redeliveries[:many]]
+        sequences = [r.sequence for r in effect.redeliveries[:many] if r.length == 1]
+        for ranged in (r for r in effect.redeliveries[:many] if r.length > 1):
+            # That the filter wants all of them is the hardest: none may be left out.
+            end = ConsumeSequence(data.draw(st.integers(ranged.sequence + 1, ranged.end)))
+            wanted = [ConsumeSequence(each) for each in range(ranged.sequence, end)]
+            self.live.narrowed(effect.partition, effect.group, ranged, end, wanted)
+            sequences += wanted[: data.draw(st.integers(0, len(wanted)))]
         self.disk.records += [Retried(effect.partition, effect.group, s) for s in sequences]
 
         self.live.redelivered(effect.partition, effect.group, sequences)
@@ -389,9 +404,10 @@ class ConsumptionMachine(RuleBasedStateMachine):
             for i in range(h.length)
         )
         pending = {
-            (effect.partition, effect.group, r.sequence)
+            (effect.partition, effect.group, sequence)
             for effect in self.live.pending()
             for r in effect.redeliveries
+            for sequence in range(r.sequence, r.end)
         }
         redelivered = Counter(self._redelivered())
         assert all(times == 1 for times in held.values())
@@ -506,7 +522,12 @@ class ConsumptionMachine(RuleBasedStateMachine):
 
         effects = self.live.handle(decode_action(encoded))
 
-        called = [(e.partition, e.group, r.sequence) for e in effects for r in e.redeliveries]
+        called = [
+            (e.partition, e.group, sequence)
+            for e in effects
+            for r in e.redeliveries
+            for sequence in range(r.sequence, r.end)
+        ]
         self.called_for.update(called)
         assert set(called) == self.book.retried() - before - done
         assert all(self.called_for[each] == 1 for each in called)
@@ -558,7 +579,17 @@ class ConsumptionMachine(RuleBasedStateMachine):
 def shown(consumption: Consumption) -> object:
     """Return all that can be seen of a consumption, in an order that means nothing."""
     return (
-        {key: (s.next_sequence, s.pending) for key, s in consumption.groups.items()},
+        {
+            key: (
+                s.next_sequence,
+                {
+                    sequence: replace(r, sequence=ConsumeSequence(sequence), length=1, matched=1)
+                    for r in (*s.pending.values(), *s.ranges)
+                    for sequence in range(r.sequence, r.end)
+                },
+            )
+            for key, s in consumption.groups.items()
+        },
         {
             number: (
                 s.partition,

@@ -246,7 +246,7 @@ class World:
 def snapshot(consumption: Consumption) -> dict[object, object]:
     """Return all that a restart must bring back."""
     found: dict[object, object] = {
-        key: (state.next_sequence, sorted(state.pending))
+        key: (state.next_sequence, sorted(state.pending), state.ranges)
         for key, state in consumption.groups.items()
     }
     for number, each in consumption.subscriptions.items():

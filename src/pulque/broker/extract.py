@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from pulque.errors import InvalidBatchError
 from pulque.model.batch import Codec, Flag, read_header, seed_of
+from pulque.model.groups import Filter
 from pulque.model.message import Message, StoredBatch
 from pulque.model.names import PartitionName
 from pulque.model.pack import BatchPacker, encode_headers
@@ -19,6 +20,7 @@ from pulque.model.record import ENVELOPE_SIZE, Envelope, read_envelope
 from pulque.storage.engine import Engine
 from pulque.storage.files import Buffer
 from pulque.storage.partitions import Partition
+from pulque.storage.search import Budget, TagTest
 
 __all__ = ["Extractor", "Packed", "Packing"]
 
@@ -27,6 +29,8 @@ _MOST_BYTES = 1024 * 1024
 _NEAR = 16
 """Messages that are not wanted are read along if so few lie between two that are."""
 _MESSAGES_AT_ONCE = 16
+_MOST_WANTED = 500
+_MOST_ENTRIES, _MOST_READ = 65_536, 16 * 1024 * 1024
 _PAUSE_S = 0.0001
 
 
@@ -59,6 +63,33 @@ class Extractor:
                         if found % _MESSAGES_AT_ONCE == 0:
                             time.sleep(_PAUSE_S)
                 at = span.end
+
+    def wanted(
+        self, partition: Partition, first: ConsumeSequence, end: ConsumeSequence, wishes: Filter
+    ) -> tuple[ConsumeSequence, list[ConsumeSequence]]:
+        """Look for messages that a filter wants; return how far, and which they are.
+
+        So much is looked through at once that it takes a moment.
+        """
+        if not wishes.kind:
+            examined = ConsumeSequence(min(end, first + _MOST_WANTED))
+            return examined, [ConsumeSequence(each) for each in range(first, examined)]
+        test = TagTest(wishes.any_bits, wishes.all_bits)
+        budget = Budget(_MOST_WANTED, _MOST_BYTES, _MOST_ENTRIES, _MOST_READ)
+        found = self._engine.search.find(partition, first, test, budget, end=end)
+        decoder = _Decoder(partition.name)
+        messages = decoder.messages(found.buffers, found.first_sequence, found.end)
+        sequences = [each.sequence for each in messages if _matches(wishes, each)]
+        # Behind the end of the partition, or of what is left of it, there is nothing to look at.
+        is_all = found.examined >= min(end, partition.confirmed) or found.examined <= first
+        return end if is_all else found.examined, sequences
+
+
+def _matches(wishes: Filter, message: Message) -> bool:
+    try:
+        return wishes.matches(message.tags)
+    except InvalidBatchError:
+        return True  # its producer packed nonsense: whoever redelivers it says so
 
 
 def _runs(

@@ -246,7 +246,7 @@ class Resetter:
                 state.next_sequence,
                 partition.start,
                 partition.confirmed,
-                len(state.pending),
+                state.pending_count,
                 tuple(consumers[:_MOST_CONSUMERS]),
             )
 

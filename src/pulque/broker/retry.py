@@ -11,14 +11,14 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from pulque.broker.appending import Appender
 from pulque.broker.extract import Extractor, Packed, Packing
 from pulque.broker.state import BrokerState, Surroundings
 from pulque.errors import InvalidBatchError, StorageError
-from pulque.model.groups import EVERYTHING
+from pulque.model.groups import EVERYTHING, Filter
 from pulque.model.message import Message, StoredBatch
 from pulque.model.names import (
     Group,
@@ -180,12 +180,45 @@ class Redeliverer:
         key = next(iter(self._todo))
         todo = self._todo.pop(key)
         some: dict[ConsumeSequence, Redelivery] = {}
-        while todo and len(some) < _MOST_MESSAGES:
+        while todo and todo[0].length == 1 and len(some) < _MOST_MESSAGES:
             each = todo.popleft()
             some[each.sequence] = each
+        ranged = None if some or not todo else todo.popleft()
         if todo:
             self._todo[key] = todo  # at the end
-        await self._redeliver(*key, some)
+        if ranged is not None:
+            await self._narrow(*key, ranged)
+        else:
+            await self._redeliver(*key, some)
+
+    async def _narrow(self, source: PartitionId, group: Group, ranged: Redelivery) -> None:
+        """Find out which messages of a range the group wants, as many as one turn can take."""
+        partition = self._engine.partitions.by_id[source]
+        loop = asyncio.get_running_loop()
+        wishes = self._wishes(partition, group)
+        try:
+            examined, wanted = await loop.run_in_executor(
+                self._executor,
+                partial(self._extractor.wanted, partition, ranged.sequence, ranged.end, wishes),
+            )
+        except StorageError as error:
+            await self._delay(source, group, (ranged,), error)
+            return
+        found = self._consumption.narrowed(source, group, ranged, examined, wanted)
+        self.perform(Redeliver(source, group, tuple(found)))
+
+    async def _delay(
+        self,
+        source: PartitionId,
+        group: Group,
+        redeliveries: tuple[Redelivery, ...],
+        error: StorageError,
+    ) -> None:
+        """Have redeliveries that the disk is in the way of performed later."""
+        name = self._engine.partitions.by_id[source].name
+        self._warn("redelivery_delayed", partition=name, reason=str(error))
+        await asyncio.sleep(_TRY_AGAIN_S)
+        self.perform(Redeliver(source, group, redeliveries))
 
     async def _redeliver(
         self, source: PartitionId, group: Group, wanted: Mapping[ConsumeSequence, Redelivery]
@@ -197,9 +230,7 @@ class Redeliverer:
                 self._executor, self._pack, partition, group, wanted
             )
         except StorageError as error:
-            self._warn("redelivery_delayed", partition=partition.name, reason=str(error))
-            await asyncio.sleep(_TRY_AGAIN_S)
-            self.perform(Redeliver(source, group, tuple(wanted.values())))
+            await self._delay(source, group, tuple(wanted.values()), error)
             return
         for packed in batches:
             await self._append(source, group, packed)
@@ -228,13 +259,12 @@ class Redeliverer:
     ) -> tuple[list[Packed], list[ConsumeSequence], list[ConsumeSequence]]:
         """Return batches to be appended, what is not stored any more, and what ends here.
 
-        A lost consumer held whole stretches of the partition, of which its group's filter may
-        not want all; and what was sent to be delivered once is not delivered again.
+        A filter may have been changed since a message was handed out; and what was sent to be
+        delivered once is not delivered again.
         """
         subject = subject_of(partition.name)
         policy = self._policy_of(group, subject)
-        is_fresh = owner_of(partition.name) is None
-        wishes = self._consumption.settings.of(group, subject).filter if is_fresh else EVERYTHING
+        wishes = self._wishes(partition, group)
         packing = Packing()
         missing = set(wanted)
         dropped: list[ConsumeSequence] = []
@@ -257,6 +287,12 @@ class Redeliverer:
                 continue  # its producer packed nonsense, which no consumer could read either
             missing.discard(message.sequence)
         return packing.batches(), sorted(missing), dropped
+
+    def _wishes(self, partition: Partition, group: Group) -> Filter:
+        """Return what a group wants of a partition; of one of its own, everything."""
+        if owner_of(partition.name) is not None:
+            return EVERYTHING
+        return self._consumption.settings.of(group, subject_of(partition.name)).filter
 
 
 def add_decided(  # noqa: PLR0913  # a message, and all that decides

@@ -72,7 +72,7 @@ def status_report(
                 "group": group,
                 "next_sequence": found.next_sequence,
                 "lag": engine.partitions.by_id[partition].confirmed - found.next_sequence,
-                "redeliveries_pending": len(found.pending),
+                "redeliveries_pending": found.pending_count,
             }
             for (partition, group), found in list(consumption.groups.items())[:_MOST_ROWS]
         ],

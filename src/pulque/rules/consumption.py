@@ -6,7 +6,7 @@ no ack position of its own; each consumer has its subscription.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 from pulque.errors import FencedError
@@ -36,7 +36,7 @@ GroupKey = tuple[PartitionId, Group]
 
 @dataclass(frozen=True, slots=True)
 class Redelivery:
-    """One message that must come to its group again."""
+    """One message that must come to its group again, or those of a range that the group wants."""
 
     sequence: ConsumeSequence
     delay_ms: int
@@ -46,6 +46,30 @@ class Redelivery:
     """When it failed, or was handed back."""
     is_failure: bool = True
     """Whether it counts as an attempt; not if it was handed back unread."""
+    length: int = 1
+    """How many messages there are from the sequence on. Which of more than one it is for, the
+    group's filter says: ``Consumption.narrowed``."""
+    matched: int = 1
+    """About how many of them those are."""
+
+    @property
+    def end(self) -> ConsumeSequence:
+        """The sequence after the last."""
+        return ConsumeSequence(self.sequence + self.length)
+
+    def part(self, first: int, end: int) -> "Redelivery":
+        """Return what of a range lies in ``first..end``, which is not nothing."""
+        first, end = max(first, self.sequence), min(end, self.end)
+        matched = -(-self.matched * (end - first) // self.length)
+        return replace(self, sequence=ConsumeSequence(first), length=end - first, matched=matched)
+
+    def without(self, sequences: Iterable[int]) -> "Iterator[Redelivery]":
+        """Yield what is left of a range; the sequences ascend and lie in it."""
+        first: int = self.sequence
+        for sequence in (*sequences, self.end):
+            if first < sequence:
+                yield self.part(first, sequence)
+            first = sequence + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +87,27 @@ Effect = Redeliver
 class GroupState:
     """One group in one partition: the next message that nobody was handed, and what waits."""
 
-    __slots__ = ("next_sequence", "pending")
+    __slots__ = ("next_sequence", "pending", "ranges")
 
     def __init__(self, next_sequence: ConsumeSequence) -> None:
         self.next_sequence = next_sequence
         self.pending: dict[ConsumeSequence, Redelivery] = {}
         """Messages to be redelivered of which the message log does not tell yet."""
+        self.ranges: list[Redelivery] = []
+        """The same, where it is not known yet which messages of a range they are."""
+
+    @property
+    def pending_count(self) -> int:
+        """About how many messages must be redelivered."""
+        return len(self.pending) + sum(each.matched for each in self.ranges)
+
+    def add(self, redeliveries: Iterable[Redelivery]) -> None:
+        """Have more messages wait to be redelivered."""
+        for each in redeliveries:
+            if each.length == 1:
+                self.pending[each.sequence] = each
+            else:
+                self.ranges.append(each)
 
 
 class Consumption:
@@ -180,6 +219,30 @@ class Consumption:
                 state.pending.pop(sequence, None)
             self.changed_groups.add((partition, group))
 
+    def narrowed(
+        self,
+        partition: PartitionId,
+        group: Group,
+        redelivery: Redelivery,
+        examined: ConsumeSequence,
+        wanted: Iterable[ConsumeSequence],
+    ) -> list[Redelivery]:
+        """Take note which messages of a range the group wants, as far as it was looked at.
+
+        No fact tells of it: whoever replays looks again.
+
+        Returns:
+            One redelivery for each, and then one for what was not looked at, if there is more.
+        """
+        singles = [replace(redelivery, sequence=each, length=1, matched=1) for each in wanted]
+        rest = [redelivery.part(examined, redelivery.end)] if examined < redelivery.end else []
+        state = self.groups.get((partition, group))
+        if state is not None and redelivery in state.ranges:
+            state.ranges.remove(redelivery)
+            state.add([*singles, *rest])
+            self.changed_groups.add((partition, group))
+        return [*singles, *rest]
+
     def remember_redelivered(
         self, partition: PartitionId, group: Group, sequences: Iterable[ConsumeSequence]
     ) -> None:
@@ -194,9 +257,20 @@ class Consumption:
         for sequence in sequences:
             if sequence in pending:
                 pending.discard(sequence)
-            else:
+            elif not self._cut_out(partition, group, sequence):
                 key = (partition, group, sequence)
                 self._redelivered[key] = self._redelivered.get(key, 0) + 1
+
+    def _cut_out(self, partition: PartitionId, group: Group, sequence: ConsumeSequence) -> bool:
+        """Take a message out of the range that it is in, if it is in one."""
+        state = self.groups.get((partition, group))
+        for each in () if state is None else state.ranges:
+            if state is not None and each.sequence <= sequence < each.end:
+                state.ranges.remove(each)
+                state.add(each.without([sequence]))
+                self.changed_groups.add((partition, group))
+                return True
+        return False
 
     def end_replay(self) -> None:
         """Take note that all facts are in.
@@ -214,9 +288,9 @@ class Consumption:
     def pending(self) -> list[Redeliver]:
         """Return all redeliveries that were called for and not performed, after a replay."""
         return [
-            Redeliver(partition, group, tuple(state.pending.values()))
+            Redeliver(partition, group, (*state.pending.values(), *state.ranges))
             for (partition, group), state in self.groups.items()
-            if state.pending
+            if state.pending or state.ranges
         ]
 
     def clip(self, ends: Mapping[PartitionId, ConsumeSequence]) -> bool:
@@ -255,10 +329,13 @@ class Consumption:
         beyond = [sequence for sequence in state.pending if sequence >= end]
         for sequence in beyond:
             del state.pending[sequence]
+        is_beyond = bool(beyond) or any(each.end > end for each in state.ranges)
+        ranges, state.ranges = state.ranges, []
+        state.add(each.part(0, end) for each in ranges if each.sequence < end)
         is_ahead = state.next_sequence > end
         if is_ahead:
             state.next_sequence = end
-        return is_ahead or bool(beyond)
+        return is_ahead or is_beyond
 
     def _clip_subscription(self, each: Subscription, end: ConsumeSequence | None) -> bool:
         if end is None:
@@ -347,17 +424,19 @@ class Consumption:
         subscription = self.subscriptions.get(action.subscription)
         if subscription is None:
             return []
-        redeliveries = [
-            Redelivery(
-                ConsumeSequence(held.first_sequence + i),
-                -1,
-                action.reason,
-                action.at_ms,
-                not action.is_leaving,
-            )
-            for held in subscription.held
-            for i in range(held.length)
-        ]
+        like = Redelivery(
+            ConsumeSequence(0), -1, action.reason, action.at_ms, not action.is_leaving
+        )
+        redeliveries: list[Redelivery] = []
+        for held in subscription.held:
+            first, length = held.first_sequence, held.length
+            if held.matched < length:
+                ranged = replace(like, sequence=first, length=length, matched=held.matched)
+                redeliveries.append(ranged)
+            else:
+                redeliveries += (
+                    replace(like, sequence=ConsumeSequence(first + i)) for i in range(length)
+                )
         subscription.lose()
         self.changed_subscriptions.add(subscription.id)
         return self._redeliver(subscription, redeliveries)
@@ -381,15 +460,34 @@ class Consumption:
         self, subscription: Subscription, redeliveries: list[Redelivery]
     ) -> list[Effect]:
         partition, group = subscription.partition, subscription.group
-        wanted = tuple(
-            r for r in redeliveries if not self._is_redelivered((partition, group, r.sequence))
-        )
+        wanted = [
+            each
+            for called in redeliveries
+            for each in self._not_redelivered(partition, group, called)
+        ]
         if not wanted:
             return []
         state = self.groups.setdefault((partition, group), GroupState(ConsumeSequence(0)))
-        state.pending.update((r.sequence, r) for r in wanted)
+        state.add(wanted)
         self.changed_groups.add((partition, group))
-        return [Redeliver(partition, group, wanted)]
+        return [Redeliver(partition, group, tuple(wanted))]
+
+    def _not_redelivered(
+        self, partition: PartitionId, group: Group, called: Redelivery
+    ) -> Iterable[Redelivery]:
+        """Leave out what the log shows to be redelivered already, for this fact."""
+        if not self._redelivered:
+            return (called,)
+        if called.length == 1:
+            return () if self._is_redelivered((partition, group, called.sequence)) else (called,)
+        found = sorted(
+            sequence
+            for whose, whom, sequence in self._redelivered
+            if (whose, whom) == (partition, group) and called.sequence <= sequence < called.end
+        )
+        for sequence in found:
+            self._is_redelivered((partition, group, sequence))
+        return called.without(found)
 
     def _is_redelivered(self, key: tuple[PartitionId, Group, ConsumeSequence]) -> bool:
         """Say whether the log has a redelivery already, for which this is the fact."""

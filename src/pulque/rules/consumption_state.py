@@ -26,6 +26,7 @@ _GROUP_KEY = Struct("<1sI")
 _GROUP = Struct("<QI")
 _SETTINGS_KEY = Struct("<1sB")
 _PENDING = Struct("<Iqq?H")
+_RANGE = Struct("<QIIqq?H")
 _how = attrgetter("delay_ms", "reason", "at_ms", "is_failure")
 _SUBSCRIPTION_KEY = Struct("<1sI")
 _SUBSCRIPTION = Struct("<IQQQQQBBI")
@@ -85,6 +86,10 @@ def _encode_group(state: GroupState) -> bytes:
         reason = text.encode()[:1000]
         head = _PENDING.pack(len(sequences), delay_ms, at_ms, is_failure, len(reason))
         parts += (head, reason, sequences.tobytes())
+    for each in state.ranges:
+        reason = each.reason.encode()[:1000]
+        how = (each.delay_ms, each.at_ms, each.is_failure, len(reason))
+        parts += (_RANGE.pack(each.sequence, each.length, each.matched, *how), reason)
     return b"".join(parts)
 
 
@@ -102,6 +107,13 @@ def _decode_group(value: bytes) -> GroupState:
         for number in sequences:
             sequence = ConsumeSequence(number)
             state.pending[sequence] = Redelivery(sequence, delay_ms, reason, at_ms, is_failure)
+    while at < len(value):
+        first, length, matched, delay_ms, at_ms, is_failure, size = _RANGE.unpack_from(value, at)
+        at += _RANGE.size
+        reason = value[at : at + size].decode(errors="replace")
+        at += size
+        like = (delay_ms, reason, at_ms, is_failure)
+        state.ranges.append(Redelivery(ConsumeSequence(first), *like, length, matched))
     return state
 
 

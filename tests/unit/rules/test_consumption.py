@@ -6,6 +6,7 @@ import pytest
 
 from pulque.errors import FencedError
 from pulque.model.actions import (
+    ALL_OF_THEM,
     Action,
     ConsumerLost,
     GroupOpened,
@@ -38,7 +39,14 @@ def opened(number: int, consumer: str, incarnation: int = 1, partition: int = P)
     )
 
 
-def pulled(number: int, first_pull: int, first: int, count: int, start: int = 1) -> Action:
+def pulled(
+    number: int,
+    first_pull: int,
+    first: int,
+    count: int,
+    start: int = 1,
+    matched: int = ALL_OF_THEM,
+) -> Action:
     return Pulled(
         SubscriptionId(number),
         Tenure(Epoch(0), StartCount(start)),
@@ -46,6 +54,7 @@ def pulled(number: int, first_pull: int, first: int, count: int, start: int = 1)
         ConsumeSequence(first),
         count,
         0,
+        matched,
     )
 
 
@@ -256,6 +265,83 @@ def test_a_group_that_is_opened_once_more_stays_where_it_is() -> None:
     found.handle(GroupOpened(P, G, ConsumeSequence(0)))
 
     assert found.groups[P, G].next_sequence == 3
+
+
+# -- what a filter wants of a range -------------------------------------------------------------
+
+
+def ranges(effects: Iterable[Effect]) -> list[tuple[int, int]]:
+    return [(each.sequence, each.end) for effect in effects for each in effect.redeliveries]
+
+
+def filtered(length: int, matched: int) -> Consumption:
+    """Return a group whose filter may want some of what its only consumer was handed."""
+    return consumption(opened(1, "c1"), pulled(1, 0, 100, length, matched=matched))
+
+
+def test_a_lost_consumer_with_a_filter_leaves_a_range_and_not_each_message_of_it() -> None:
+    found = filtered(1_000_000, 3)
+
+    effects = found.handle(lost(1))
+
+    assert ranges(effects) == [(100, 1_000_100)]
+    assert found.groups[P, G].pending_count == 3
+    assert ranges(checkpointed(found).pending()) == [(100, 1_000_100)]
+
+
+def test_a_range_is_narrowed_to_what_the_filter_wants() -> None:
+    found = filtered(50, 5)
+    ((ranged,),) = [effect.redeliveries for effect in found.handle(lost(1))]
+    wanted = [ConsumeSequence(103), ConsumeSequence(110)]
+
+    some = found.narrowed(P, G, ranged, ConsumeSequence(120), wanted)
+
+    assert [(each.sequence, each.end) for each in some] == [(103, 104), (110, 111), (120, 150)]
+    assert ranges(found.pending()) == [(103, 104), (110, 111), (120, 150)]
+    assert {each.reason for each in some} == {"silent"}
+    rest = found.narrowed(P, G, some[-1], ConsumeSequence(150), [])
+    found.redelivered(P, G, wanted)
+    assert (rest, found.pending()) == ([], [])
+    assert checkpointed(found).pending() == []
+
+
+def test_the_last_message_of_a_range_is_redelivered_as_any() -> None:
+    found = filtered(50, 5)
+    ((ranged,),) = [effect.redeliveries for effect in found.handle(lost(1))]
+
+    found.narrowed(P, G, ranged, ConsumeSequence(149), [])
+    found.redelivered(P, G, [ConsumeSequence(149)])
+
+    assert found.pending() == []
+
+
+def test_what_the_log_has_of_a_range_is_left_out_of_it() -> None:
+    facts = [opened(1, "c1"), pulled(1, 0, 100, 50, matched=5), lost(1)]
+    after, before = checkpointed(consumption(*facts)), checkpointed(consumption())
+    for each in (after, before):
+        each.remember_redelivered(P, G, [ConsumeSequence(110)])
+        each.remember_redelivered(P, G, [ConsumeSequence(149)])
+
+    for fact in facts:
+        before.handle(fact)
+
+    left = [(100, 110), (111, 149)]
+    assert ranges(after.pending()) == ranges(before.pending()) == left
+    assert ranges(checkpointed(after).pending()) == left
+
+
+@pytest.mark.parametrize(
+    ("end", "left"),
+    [(90, []), (100, []), (101, [(100, 101)]), (120, [(100, 120)]), (150, [(100, 150)])],
+)
+def test_a_range_ends_where_its_partition_does(end: int, left: list[tuple[int, int]]) -> None:
+    found = filtered(50, 5)
+    found.handle(lost(1))
+    encode_changes(found)
+
+    is_changed = found.clip({P: ConsumeSequence(end)})
+
+    assert (ranges(found.pending()), is_changed) == (left, end < 150)
 
 
 # -- recovery -----------------------------------------------------------------------------------
