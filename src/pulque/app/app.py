@@ -29,6 +29,7 @@ from pulque.client.receipt import Parts, Receipt
 from pulque.client.url import addresses_of
 from pulque.dedup import Checker
 from pulque.errors import UsageError
+from pulque.model.names import Pattern, overlap
 
 __all__ = ["App"]
 
@@ -125,7 +126,8 @@ class App:
                 stand behind one that is not included.
 
         Raises:
-            UsageError: Something makes no sense, or the group has a handler here already.
+            UsageError: Something makes no sense, or the group has a handler here already, for
+                the subject or for a pattern that covers it.
             InvalidNameError: The subject or the group is no name.
         """
 
@@ -180,7 +182,8 @@ class App:
             **wishes: What else ``Client.consumer`` takes.
 
         Raises:
-            UsageError: Something makes no sense, or the group has a handler here already.
+            UsageError: Something makes no sense, or the group has a handler here already, for
+                the subject or for a pattern that covers it.
             InvalidNameError: The subject or the group is no name.
         """
 
@@ -241,6 +244,9 @@ class App:
                 f"{known.name} handles {handler.subject} for group {handler.group} here: "
                 f"{handler.name} needs a group of its own, or concurrency= is what is wanted"
             )
+        for each in self._handlers.values():
+            if handler.group == each.group and not (handler.is_broadcast or each.is_broadcast):
+                _check_apart(each, handler)
         self._handlers[handler.subject, handler.group] = handler
 
     # ── sending, for handlers ──────────────────────────────────────────────────────────────
@@ -407,3 +413,14 @@ def _is_on_a_loop() -> bool:
     except RuntimeError:
         return False
     return True
+
+
+def _check_apart(known: Handler, handler: Handler) -> None:
+    """Refuse two handlers of a group that would share the messages of a subject between them."""
+    if overlap(Pattern(known.subject), Pattern(handler.subject)):
+        raise UsageError(
+            f"{known.name} handles {known.subject} and {handler.name} handles {handler.subject}, "
+            f"both for group {handler.group}: of what both cover, each message would come to one "
+            "of them by chance; give one of them a group of its own, or subjects apart from the "
+            "other's"
+        )

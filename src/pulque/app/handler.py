@@ -91,6 +91,13 @@ class Handler:
         """What it is called in the log."""
         return name_of(self.function)
 
+    @property
+    def is_broadcast(self) -> bool:
+        """Whether it gets everything, whoever else does."""
+        wished = self.consumer
+        mode = mode_of(wished.get("mode"), self.group, broadcast=wished.get("broadcast"))
+        return mode is Mode.BROADCAST
+
     def prepared(self) -> Function:
         """Return a function of a message, or of a list of them, that decodes and calls it."""
         handle = self._decoding()

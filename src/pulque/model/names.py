@@ -33,6 +33,7 @@ __all__ = [
     "is_wait",
     "level_of",
     "level_partition",
+    "overlap",
     "owner_of",
     "parse_consumer_id",
     "parse_group",
@@ -120,6 +121,16 @@ def patterns_of(subject: Subject) -> list[Pattern]:
         at = subject.rfind(".", 0, at)
     found.append(Pattern(EVERYTHING))
     return found
+
+
+def overlap(one: Pattern, other: Pattern) -> bool:
+    """Say whether there can be a subject that both cover."""
+    if not is_pattern(one):
+        return other in patterns_of(Subject(one))
+    if not is_pattern(other):
+        return one in patterns_of(Subject(other))
+    # Without their stars they are what names begin with.
+    return one.startswith(other[:-1]) or other.startswith(one[:-1])
 
 
 def parse_group(text: str) -> Group:

@@ -53,6 +53,65 @@ def test_options_of_batches_are_checked_too(options: dict[str, Any]) -> None:
         pulque.App().subscribe_batch("orders", group="g", **options)(handle)
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("order.*", "order.paid"),
+        ("order.*", "order.paid.*"),
+        ("order.*", "order.paid.late"),
+        ("*", "orders"),
+        ("*", "order.*"),
+    ],
+)
+@pytest.mark.parametrize("order", [1, -1])
+def test_two_handlers_of_a_group_for_one_subject_are_refused(
+    one: str, other: str, order: int
+) -> None:
+    def late(body: bytes) -> None: ...
+
+    first, second = (one, other)[::order]
+    app = pulque.App()
+    app.subscribe(first, group="g")(plain)
+
+    with pytest.raises(UsageError) as refused:
+        app.subscribe(second, group="g")(late)
+
+    for part in ("plain", "late", f"handles {first} ", f"handles {second},", "group g"):
+        assert part in str(refused.value)
+    assert len(app.handlers) == 1
+    app.subscribe(second, group="h")(late)
+    assert len(app.handlers) == 2
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("order.*", "order"),
+        ("order.*", "orders.paid"),
+        ("order.*", "orders.*"),
+        ("order.paid.*", "order.paid"),
+        ("order.paid.*", "order.late.*"),
+        ("a", "b"),
+    ],
+)
+def test_handlers_of_a_group_for_subjects_apart_are_allowed(one: str, other: str) -> None:
+    app = pulque.App()
+    app.subscribe(one, group="g")(plain)
+    app.subscribe(other, group="g")(plain)
+
+    assert len(app.handlers) == 2
+
+
+def test_handlers_that_each_get_everything_may_overlap() -> None:
+    app = pulque.App()
+    app.subscribe("order.*")(plain)
+    app.subscribe("order.paid")(plain)
+    app.subscribe("order.*", group="g", broadcast=True)(plain)
+    app.subscribe("order.paid", group="g", broadcast=True)(plain)
+
+    assert len(app.handlers) == 4
+
+
 def test_what_would_have_no_effect_is_refused() -> None:
     with pytest.raises(UsageError, match="nobody acks it"):
 
