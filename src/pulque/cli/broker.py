@@ -114,10 +114,11 @@ def _print_changed(found: Mapping[str, Any], output: Output) -> None:
 
 def _line(row: Mapping[str, Any]) -> tuple[str, ...]:
     shown = (row[name] for name in ("name", "broker_group", "role", "address", "state"))
-    return (*shown, _sends(row), str(row["partitions"]))
+    sends = "draining" if row["draining"] else "refused" if row["read_only"] else "taken"
+    return (*shown, sends, str(row["partitions"]))
 
 
 def _sends(row: Mapping[str, Any]) -> str:
     if row["draining"]:
-        return "is drained"
+        return "takes no sends, and is being emptied"
     return "takes no sends" if row["read_only"] else "takes sends"

@@ -15,12 +15,14 @@ _EXTRA = {
     "aiosqlite",
     "alembic",
     "asyncpg",
+    "fastapi",
     "numpy",
     "pydantic",
     "rich",
     "sqlalchemy",
     "structlog",
     "typer",
+    "uvicorn",
 }
 
 

@@ -54,7 +54,9 @@ class Administration:
         if broker_groups:
             placed = place_on(subject, broker_groups)
         else:
-            placed = self._directory.place_all([subject], spread=self._subjects.spread)[subject]
+            placed = self._directory.place_all(
+                [subject], spread=self._subjects.policies.now.spread
+            )[subject]
         await self._store.create_subjects({subject: placed})
         await self._refresher.refresh()
         return self._directory.subjects[subject]

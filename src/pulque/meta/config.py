@@ -13,6 +13,7 @@ from pulque.settings.sections import ListenSection, LogSection, Section, ServerS
 from pulque.settings.units import Duration, Listed, Number
 
 __all__ = [
+    "AdminSection",
     "ClusterSection",
     "DatabaseSection",
     "MetaLimitsSection",
@@ -119,6 +120,18 @@ class ClusterSection(Section):
     )
 
 
+class AdminSection(Section):
+    """Where the administration API can be reached, over HTTP."""
+
+    enabled: bool = Field(default=True, description="Whether there is one at this meta server.")
+    port: Annotated[Number, Field(ge=0, le=65535)] | None = Field(
+        default=None,
+        description="Its TCP port, on the address of `listen.host`; 0 takes any free one. Without "
+        "it, 40 above `listen.port`, which is 7480; if that is taken, any free one. The log and "
+        "`pulque status` tell which.",
+    )
+
+
 class SubjectsSection(Section):
     """Which subjects there may be, and where they go."""
 
@@ -196,6 +209,10 @@ class MetaSettings(ServerSettings):
     )
     subjects: SubjectsSection = Field(
         default=SubjectsSection(), description="Which subjects there may be, and where they go."
+    )
+    admin: AdminSection = Field(
+        default=AdminSection(),
+        description="Where the administration API can be reached, over HTTP.",
     )
     limits: MetaLimitsSection = Field(
         default=MetaLimitsSection(),

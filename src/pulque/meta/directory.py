@@ -37,6 +37,8 @@ class Directory:
         self.subjects: dict[Subject, tuple[Placement, ...]] = {}
         self.read_only: set[str] = set()
         """Subjects and patterns that take no sends, by command."""
+        self.policies: dict[str, str] = {}
+        """What was changed for the whole cluster: JSON by key."""
         self.brokers: dict[str, Serving] = {}
         """Those that clients can go to, by broker group."""
         self.delays: dict[str, Serving] = {}
@@ -71,6 +73,7 @@ class Directory:
                 self.heard.hear(server.name, now_ms)
             self.servers[server.name] = server
         self.marks.update(changes.groups)
+        self.policies.update(changes.policies)
         for subject, placed in changes.subjects.items():
             self._place(subject, placed)
         is_marked = self._mark(changes.read_only)

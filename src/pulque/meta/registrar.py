@@ -11,6 +11,7 @@ from typing import NamedTuple
 from pulque.errors import InvalidRequestError, PulqueError, UnavailableError
 from pulque.meta.config import MetaSettings
 from pulque.meta.parts import Background, Parts
+from pulque.meta.policies import PoliciesInForce
 from pulque.meta.refresh import Refresher
 from pulque.model.cluster import GroupMarks, Server, ServerState
 from pulque.model.names import parse_group
@@ -52,7 +53,7 @@ class Registrar:
         self._directory = parts.directory
         self._refresher = refresher
         self._background = background
-        self._settings = settings
+        self._policies = PoliciesInForce(settings.subjects, parts.directory)
         self._beat_ms = int(settings.cluster.heartbeat.total_seconds() * 1000)
         self._tolerance_ms = int(settings.cluster.clock_tolerance.total_seconds() * 1000)
         self._unwritten: set[str] = set()
@@ -139,7 +140,7 @@ class Registrar:
                 self._beat_ms,
                 marks.is_read_only,
                 marks.is_draining,
-                self._settings.subjects.create == "first-send",
+                self._policies.is_first_send,
                 self._directory.marks_version,
                 tuple(sorted(self._directory.read_only)),
                 warning,

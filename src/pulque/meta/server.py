@@ -5,11 +5,13 @@ import contextlib
 import json
 import signal
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import structlog
 
 from pulque.clock import Clock, SystemClock
 from pulque.errors import ConfigError, UnavailableError
+from pulque.meta.administered import AdministeredCluster
 from pulque.meta.administration import Administration
 from pulque.meta.config import MetaSettings
 from pulque.meta.database import Database, check_directory, parse_database_url
@@ -33,10 +35,15 @@ from pulque.wire.frame import MAX_PAYLOAD
 from pulque.wire.responses import Welcome
 from pulque.wire.versions import NEWEST
 
+if TYPE_CHECKING:
+    from pulque.admin.server import AdminServer
+
 __all__ = ["MetaServer", "run_meta"]
 
 _SEND_BUFFER = 32 * 1024 * 1024
 _FRAME_MS = 10_000
+_ADMIN_ABOVE = 40
+_PORTS = 65536
 
 
 def run_meta(settings: MetaSettings, *, on_ready: Callable[[str], None]) -> None:
@@ -86,8 +93,11 @@ class MetaServer:
         self._watches: Watches | None = None
         self.administration: Administration
         """What is done by command; there once it is started."""
+        self._admin: AdminServer | None = None
         self.url = ""
         """Where it listens."""
+        self.admin_url = ""
+        """Where its administration API listens; empty if it has none."""
 
     async def start(self) -> str:
         """Open the database and serve; return the URL.
@@ -106,11 +116,15 @@ class MetaServer:
         host, port = await self._listen()
         shown = f"[{host}]" if ":" in host else host
         self.url = f"pulque://{shown}:{port}"
+        if self._settings.admin.enabled:
+            await self._start_admin(host, port)
         self._log.info("meta_server_ready", url=self.url, cluster=refresher.cluster)
         return self.url
 
     async def stop(self) -> None:
         """Stop serving: who waits is answered, then everything is closed."""
+        if self._admin is not None:
+            await self._admin.stop()
         if self._server is not None:
             self._server.stop_listening()
         if self._watches is not None:
@@ -140,6 +154,9 @@ class MetaServer:
         registrar = Registrar(parts, refresher, self._background, settings)
         subjects = Subjects(parts, refresher, self._background, settings)
         self.administration = Administration(parts, refresher, subjects)
+        self._cluster = AdministeredCluster(
+            parts, refresher, self.administration, subjects.policies
+        )
         handler = MetaHandler(
             _welcome(settings),
             parts,
@@ -147,7 +164,11 @@ class MetaServer:
             registrar,
             subjects,
             status=lambda: json.dumps(
-                {"meta": settings.name, **status_report(parts, refresher, registrar)}
+                {
+                    "meta": settings.name,
+                    "admin": self.admin_url,
+                    **status_report(parts, refresher, registrar),
+                }
             ).encode(),
             max_watched=settings.limits.max_watched,
         )
@@ -163,6 +184,22 @@ class MetaServer:
             raise ConfigError(
                 f"cannot listen on {listen.host}:{listen.port}: {error.strerror}"
             ) from error
+
+    async def _start_admin(self, host: str, port: int) -> None:
+        from pulque.admin.server import AdminServer
+
+        given, told = self._settings.admin.port, self._settings.listen.port
+        wanted = given if given is not None else told and (port + _ADMIN_ABOVE) % _PORTS
+        self._admin = AdminServer(self._cluster, self._clock, host=host, port=wanted)
+        try:
+            self.admin_url = await self._admin.start()
+        except ConfigError:
+            if given is not None:
+                raise
+            # Nobody chose that port, and routes matter more than where they are administered.
+            self._admin = AdminServer(self._cluster, self._clock, host=host, port=0)
+            self.admin_url = await self._admin.start()
+        self._log.info("admin_ready", url=self.admin_url)
 
     def _failed(self, error: BaseException) -> None:
         self._log.error("task_failed", exc_info=error)

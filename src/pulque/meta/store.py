@@ -15,7 +15,15 @@ from sqlalchemy.engine import Row
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from pulque.meta.database import Database
-from pulque.meta.tables import BROKER_GROUPS, CLUSTER, MARKS, PARTITIONS, SERVERS, SUBJECTS
+from pulque.meta.tables import (
+    BROKER_GROUPS,
+    CLUSTER,
+    MARKS,
+    PARTITIONS,
+    POLICIES,
+    SERVERS,
+    SUBJECTS,
+)
 from pulque.model.cluster import GroupMarks, Placement, Server, ServerState
 from pulque.model.names import PartitionName, Subject
 from pulque.model.routes import Role, Slots
@@ -39,6 +47,8 @@ class Changes:
     subjects: dict[Subject, tuple[Placement, ...]] = field(default_factory=dict)
     read_only: dict[str, bool] = field(default_factory=dict)
     """Whether subjects and patterns take no sends, by command."""
+    policies: dict[str, str] = field(default_factory=dict)
+    """What was changed for the whole cluster: JSON by key."""
 
 
 class Store:
@@ -198,6 +208,22 @@ class Store:
             if not done.rowcount:
                 await connection.execute(insert(MARKS).values({"pattern": pattern} | values))
 
+    async def set_policies(self, values: Mapping[str, str]) -> None:
+        """Write down what holds for the whole cluster.
+
+        Raises:
+            UnavailableError: The database is away.
+        """
+        async with self._database.writing() as connection:
+            revision = await _next_revision(connection)
+            for key, value in values.items():
+                row = {"value": value, "revision": revision}
+                done = await connection.execute(
+                    update(POLICIES).where(POLICIES.c.key == key).values(row)
+                )
+                if not done.rowcount:
+                    await connection.execute(insert(POLICIES).values({"key": key} | row))
+
     async def _found_cluster(self) -> str:
         """Give the cluster its id, unless another meta server does at this moment."""
         async with self._database.writing() as connection:
@@ -229,6 +255,8 @@ async def _read_marks(connection: AsyncConnection, since: int, into: Changes) ->
         into.groups[row.name] = GroupMarks(row.is_read_only, row.is_draining)
     for row in await connection.execute(select(MARKS).where(MARKS.c.revision > since)):
         into.read_only[row.pattern] = row.is_read_only
+    for row in await connection.execute(select(POLICIES).where(POLICIES.c.revision > since)):
+        into.policies[row.key] = row.value
 
 
 async def _read_subjects(

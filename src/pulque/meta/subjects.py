@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pulque.errors import NotAllowedError, PulqueError, UnknownSubjectError
 from pulque.meta.config import MetaSettings
 from pulque.meta.parts import Background, Parts
+from pulque.meta.policies import PoliciesInForce
 from pulque.meta.refresh import Refresher
 from pulque.model.names import Subject, patterns_of
 
@@ -31,10 +32,7 @@ class Subjects:
         self._directory = parts.directory
         self._refresher = refresher
         self._background = background
-        self.spread = settings.subjects.spread
-        """On how many broker groups a new subject is placed."""
-        self._allowed = frozenset(settings.subjects.allowed)
-        self._is_first_send = settings.subjects.create == "first-send"
+        self.policies = PoliciesInForce(settings.subjects, parts.directory)
         self._most = settings.limits.max_subjects
         self._wanted: dict[Subject, list[Created]] = {}
         self._is_writing = False
@@ -46,7 +44,7 @@ class Subjects:
             UnknownSubjectError: Subjects are created beforehand.
             NotAllowedError: This one may not exist, or there are too many.
         """
-        if not self._is_first_send:
+        if not self.policies.is_first_send:
             raise UnknownSubjectError(
                 f"subject {subject} does not exist, and subjects are created beforehand here "
                 "(subjects.create)"
@@ -63,10 +61,11 @@ class Subjects:
         Raises:
             NotAllowedError: It may not exist, or there are too many.
         """
-        if self._allowed and self._allowed.isdisjoint(patterns_of(subject)):
+        allowed = frozenset(self.policies.now.allowed)
+        if allowed and allowed.isdisjoint(patterns_of(subject)):
             raise NotAllowedError(
                 f"subject {subject} may not be created; subjects.allowed allows "
-                f"{', '.join(sorted(self._allowed)[:_NAMED])}"
+                f"{', '.join(sorted(allowed)[:_NAMED])}"
             )
         if len(self._directory.subjects) + len(self._wanted) >= self._most:
             raise NotAllowedError(
@@ -87,7 +86,7 @@ class Subjects:
 
     async def _write_some(self, subjects: Sequence[Subject]) -> PulqueError | None:
         try:
-            placed = self._directory.place_all(subjects, spread=self.spread)
+            placed = self._directory.place_all(subjects, spread=self.policies.now.spread)
             await self._store.create_subjects(placed)
             await self._refresher.refresh()
         except PulqueError as error:

@@ -5,13 +5,14 @@ the number that each writing transaction takes from the one row of ``cluster``, 
 them all. So whoever knows a revision has to read only what came after it. Nothing is deleted.
 """
 
-from sqlalchemy import BigInteger, Boolean, Column, Integer, MetaData, String, Table
+from sqlalchemy import BigInteger, Boolean, Column, Integer, MetaData, String, Table, Text
 
 __all__ = [
     "BROKER_GROUPS",
     "CLUSTER",
     "MARKS",
     "PARTITIONS",
+    "POLICIES",
     "SERVERS",
     "SUBJECTS",
     "TABLES",
@@ -71,5 +72,12 @@ MARKS = Table(
     TABLES,
     Column("pattern", String(_NAME), primary_key=True),
     Column("is_read_only", Boolean, nullable=False),
+    Column("revision", BigInteger, nullable=False, index=True),
+)
+POLICIES = Table(
+    "pulque_policies",
+    TABLES,
+    Column("key", String(_NAME), primary_key=True),
+    Column("value", Text, nullable=False),
     Column("revision", BigInteger, nullable=False, index=True),
 )

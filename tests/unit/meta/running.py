@@ -32,6 +32,7 @@ class RunningMeta:
             {
                 "listen": {"port": 0},
                 "storage": {"directory": str(directory)},
+                "admin": {"enabled": False},
                 **sections,
                 "database": database,
             }

@@ -1,0 +1,188 @@
+"""The cluster as the administration API sees it: this meta server's knowledge and commands."""
+
+from collections.abc import Iterable, Sequence
+from heapq import nsmallest
+
+from pulque.admin.cluster import (
+    KnownServer,
+    PlacedPartition,
+    PlacedSubject,
+    Policies,
+    StateName,
+    WatchingClient,
+)
+from pulque.errors import NotAllowedError, UnknownServerError, UnknownSubjectError
+from pulque.meta.administration import Administration
+from pulque.meta.parts import Parts
+from pulque.meta.policies import PoliciesInForce, written
+from pulque.meta.refresh import Refresher
+from pulque.model.cluster import GroupMarks, Placement, Server, ServerState
+from pulque.model.names import Pattern, Subject
+
+__all__ = ["AdministeredCluster"]
+
+_NO_MARKS = GroupMarks()
+
+
+class AdministeredCluster:
+    """Implements ``pulque.admin.cluster.Cluster``."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        refresher: Refresher,
+        administration: Administration,
+        policies: PoliciesInForce,
+    ) -> None:
+        self._parts = parts
+        self._directory = parts.directory
+        self._refresher = refresher
+        self._administration = administration
+        self._policies = policies
+
+    @property
+    def id(self) -> str:
+        """The id of the cluster; empty until the database was read."""
+        return self._refresher.cluster
+
+    async def check_ready(self) -> None:
+        """Look whether the database answers."""
+        await self._refresher.refresh()
+
+    # -- servers -----------------------------------------------------------------------------
+
+    async def servers(self) -> Sequence[KnownServer]:
+        """Return all that ever registered and were not removed."""
+        self._refresher.check_loaded()
+        servers = self._directory.servers.values()
+        return [self._known(each) for each in servers if not each.is_removed]
+
+    async def mark_server(
+        self, name: str, *, is_read_only: bool | None = None, is_draining: bool | None = None
+    ) -> KnownServer:
+        """Decide what a server's broker group may take."""
+        found = self._find(name)
+        await self._administration.mark_group(
+            found.broker_group, is_read_only=is_read_only, is_draining=is_draining
+        )
+        return self._known(found)
+
+    async def remove_server(self, name: str) -> None:
+        """Forget a server that is gone for good."""
+        self._find(name)
+        await self._administration.remove_server(name)
+
+    def _find(self, name: str) -> Server:
+        self._refresher.check_loaded()
+        found = self._directory.servers.get(name)
+        if found is None or found.is_removed:
+            raise UnknownServerError(f"there is no server {name!a}")
+        return found
+
+    def _known(self, server: Server) -> KnownServer:
+        now_ms = self._parts.clock.monotonic_ms()
+        marks = self._directory.marks.get(server.broker_group, _NO_MARKS)
+        return KnownServer(
+            name=server.name,
+            broker_group=server.broker_group,
+            role=server.role,
+            host=server.host,
+            port=server.port,
+            state=self._state(server, now_ms),
+            silent_ms=self._directory.heard.silent_ms(server.name, now_ms),
+            is_read_only=marks.is_read_only,
+            is_draining=marks.is_draining,
+            incarnation=server.incarnation,
+            partitions=self._directory.partitions_on(server.broker_group),
+        )
+
+    def _state(self, server: Server, now_ms: int) -> StateName:
+        if server.state is ServerState.LEAVING:
+            return "leaving"
+        if not self._directory.heard.is_alive(server.name, now_ms):
+            return "silent"
+        return "full" if server.state is ServerState.FULL else "ready"
+
+    # -- subjects ----------------------------------------------------------------------------
+
+    async def subjects(self, after: str = "", limit: int = 100) -> Sequence[PlacedSubject]:
+        """Return subjects in the order of their names, beginning after one."""
+        self._refresher.check_loaded()
+        names = nsmallest(limit, (name for name in self._directory.subjects if name > after))
+        return [self._placed(name, self._directory.subjects[name]) for name in names]
+
+    async def subject(self, name: Subject) -> PlacedSubject | None:
+        """Return one subject."""
+        self._refresher.check_loaded()
+        placed = self._directory.subjects.get(name)
+        return None if placed is None else self._placed(name, placed)
+
+    async def create_subject(self, name: Subject) -> PlacedSubject:
+        """Place a subject ahead of its first send; one that exists is returned as it is."""
+        await self._refresher.refresh()
+        placed = self._directory.subjects.get(name)
+        if placed is None:
+            placed = await self._administration.create_subject(name)
+        return self._placed(name, placed)
+
+    async def extend_subject(self, name: Subject, partitions: int) -> PlacedSubject:
+        """Give a subject more partitions; never fewer."""
+        await self._refresher.refresh()
+        placed = self._directory.subjects.get(name)
+        if placed is None:
+            raise UnknownSubjectError(f"there is no subject {name}")
+        if partitions < len(placed):
+            raise NotAllowedError(
+                f"subject {name} has {len(placed)} partitions, and {partitions} are wanted: it "
+                "never gets fewer"
+            )
+        if partitions > len(placed):
+            placed = await self._administration.extend_subject(name, partitions)
+        return self._placed(name, placed)
+
+    async def mark_subject(self, name: Pattern, *, is_read_only: bool) -> None:
+        """Have a subject, or all of a pattern, take no sends, or take them again."""
+        self._refresher.check_loaded()
+        await self._administration.mark_subject(name, is_read_only=is_read_only)
+
+    async def read_only_marks(self) -> Sequence[Pattern]:
+        """Return the subjects and patterns that take no sends, by name."""
+        self._refresher.check_loaded()
+        return [Pattern(each) for each in sorted(self._directory.read_only)]
+
+    def _placed(self, name: Subject, placed: Iterable[Placement]) -> PlacedSubject:
+        return PlacedSubject(
+            name,
+            self._directory.is_read_only(name),
+            tuple(PlacedPartition(*each) for each in placed),
+        )
+
+    # -- clients and policies ----------------------------------------------------------------
+
+    async def clients(self, after: str = "", limit: int = 100) -> Sequence[WatchingClient]:
+        """Return clients that watch routes here, in the order of their ids."""
+        now_ms = self._parts.clock.monotonic_ms()
+        later = (each for each in self._parts.online if each.client > after)
+        return [
+            WatchingClient(
+                each.client,
+                each.application,
+                each.address,
+                each.since_ms,
+                max(now_ms - each.seen_at_ms, 0),
+                each.routes,
+            )
+            for each in nsmallest(limit, later, key=lambda each: each.client)
+        ]
+
+    async def policies(self) -> Policies:
+        """Return what holds for the whole cluster."""
+        self._refresher.check_loaded()
+        return self._policies.now
+
+    async def set_policies(self, policies: Policies) -> Policies:
+        """Decide what holds for the whole cluster from now on."""
+        self._refresher.check_loaded()
+        await self._parts.store.set_policies(written(policies))
+        await self._refresher.refresh()
+        return self._policies.now
