@@ -225,10 +225,10 @@ class Resetter:
         now_ms = self._clock.monotonic_ms()
         leases, settings = self._state.leases, self._state.groups_settings
         for (number, each), state in self._consumption.groups.items():
-            partition = self._engine.partitions.by_id[number]
-            subject = subject_of(partition.name)
             if group is not None and each != group:
                 continue
+            partition = self._engine.partitions.by_id[number]
+            subject = subject_of(partition.name)
             if pattern is not None and pattern not in patterns_of(subject):
                 continue
             consumers = [
