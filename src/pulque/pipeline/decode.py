@@ -1,13 +1,10 @@
 """Many batches to Arrow columns at once, without a step of Python for each message.
 
 The batches lie somewhere in one buffer; where, is known. Each fixed-width column of a batch begins
-at a place that follows from its flags and its count, so the addresses of a value for *all*
-messages of all batches are one numpy expression, and gathering them is another. Of the variable
-parts (key, tags, headers, body) only beginnings and ends are computed; Arrow copies them out of
-the buffer in one go.
-
-Batches of one message each cost as much per message as batches of a thousand, but for their crc,
-which whoever placed them has verified.
+at a place that follows from its flags and its count, and is one run of bytes: where the runs of
+*all* batches are is one numpy expression, and Arrow copies them out of the buffer in one go. Of
+the variable parts (key, tags, headers, body) only beginnings and ends are computed; Arrow copies
+them the same way.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -69,7 +66,11 @@ _PARTS = (
 _US_PER_MS = 1000
 _EARLIEST_MS, _LATEST_MS = -62_135_596_800_000, 253_402_300_799_999
 """The years 1 to 9999: what lies beyond cannot be shown by anybody."""
-_HEX = np.array([f"{byte:02x}".encode() for byte in range(256)], dtype="S2").view("<u2")
+_HEX_PAIRS = np.frombuffer(
+    np.arange(1 << 16, dtype="<u2").tobytes().hex().encode(),  # two bytes at a time
+    "<u4",
+)
+_CONSTANT_ROWS = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +153,14 @@ class _Reading:
         return firsts
 
     @cached_property
+    def total(self) -> int:
+        """How many messages there are, whether they count or not."""
+        return int(self.counts.sum())
+
+    @cached_property
     def _locals(self) -> _Integers:
         """The ordinal of each message in its batch."""
-        total = int(self.counts.sum())
-        return np.arange(total) - np.repeat(self.firsts_of_batches, self.counts)
+        return np.arange(self.total) - np.repeat(self.firsts_of_batches, self.counts)
 
     @cached_property
     def _is_wanted(self) -> npt.NDArray[np.bool_] | None:
@@ -173,7 +178,7 @@ class _Reading:
     @cached_property
     def count(self) -> int:
         """How many messages count."""
-        return len(self._wanted(self._locals))
+        return self.total if self._is_wanted is None else int(self._is_wanted.sum())
 
     def per_batch(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return a batch's value for each of its messages that counts."""
@@ -182,8 +187,9 @@ class _Reading:
     @cached_property
     def sequences(self) -> _Integers:
         """The consume sequence of each message that counts."""
-        firsts = np.repeat(self.placed.places["first_sequence"], self.counts)
-        sequences: _Integers = firsts + self._locals
+        origins = self.placed.places["first_sequence"] - self.firsts_of_batches
+        sequences: _Integers = np.repeat(origins, self.counts)
+        sequences += np.arange(self.total)
         return self._wanted(sequences)
 
     # ── fixed-width columns ────────────────────────────────────────────────────────────────
@@ -194,25 +200,27 @@ class _Reading:
 
     def _whole_column(self, name: str, default: int = 0) -> npt.NDArray[Any]:
         column = _COLUMNS[name]
-        total = len(self._locals)
+        total = self.total
         kind = np.dtype(_TYPES[column.code])
         if column.flag and not self.all_flags & column.flag:
             return np.full(total, default, kind)
         before = self._before[self._kind_of, _ORDINALS[name]]
-        if (before >= 0).all():
-            return self._gather(column, kind, before, slice(None))
-        has_it = np.repeat(before >= 0, self.counts)
+        found = self._gather(column, kind, before)
+        if len(found) == total:
+            return found
         values = np.full(total, default, kind)
-        values[has_it] = self._gather(column, kind, before, has_it)
+        values[np.repeat(before >= 0, self.counts)] = found
         return values
 
-    def _gather(
-        self, column: Column, kind: np.dtype[Any], before: _Integers, which: Any
-    ) -> npt.NDArray[Any]:
-        starts = self.placed.places["start"] + HEADER_SIZE + self.counts * before
-        addresses = np.repeat(starts, self.counts) + self._locals * column.width
-        values: npt.NDArray[Any] = self._strided(kind)[addresses[which]]
-        return values
+    def _gather(self, column: Column, kind: np.dtype[Any], before: _Integers) -> npt.NDArray[Any]:
+        """Return a column of those batches that have it (``before`` is not negative)."""
+        has_it = before >= 0
+        counts = self.counts[has_it]
+        starts = self.placed.places["start"][has_it] + HEADER_SIZE + counts * before[has_it]
+        ends = starts + counts * column.width
+        if len(ends) and ends.max() > len(self._bytes):
+            raise InvalidBatchError("the columns of a batch are longer than the batch")
+        return np.frombuffer(_bytes_of(self._runs(starts, ends)), kind, int(counts.sum()))
 
     def _strided(self, kind: np.dtype[Any]) -> npt.NDArray[Any]:
         """Return the buffer as values that begin at every byte."""
@@ -253,17 +261,21 @@ class _Reading:
         borders = self._borders.get(name)
         if borders is None:
             return None
-        if not self.count:
+        return self._runs(*borders)
+
+    def _runs(self, starts: _Integers, ends: _Integers) -> pa.Array:
+        """Return runs of the buffer, in ascending order, copied out of it."""
+        count = len(starts)
+        if not count:
             return pa.array([], pa.binary())
-        # Parts, and the gaps between them, are one long array over the buffer, without a copy.
-        flat = np.empty(2 * self.count, np.int32)
-        flat[0::2], flat[1::2] = borders
+        # Runs, and the gaps between them, are one long array over the buffer, without a copy.
+        flat = np.empty(2 * count, np.int32)
+        flat[0::2], flat[1::2] = starts, ends
         everything = pa.Array.from_buffers(
-            pa.binary(),
-            2 * self.count - 1,
-            [None, pa.py_buffer(flat), pa.py_buffer(self.placed.data)],
+            pa.binary(), 2 * count - 1, [None, pa.py_buffer(flat), pa.py_buffer(self.placed.data)]
         )
-        return everything.take(pa.array(np.arange(0, 2 * self.count, 2)))
+        every_other = np.arange(0, 2 * count, 2, dtype=np.int32)
+        return pc.take(everything, pa.array(every_other), boundscheck=False)
 
     def text(self, name: str) -> pa.Array:
         """Return one part of each message as text; null where it is empty."""
@@ -271,12 +283,25 @@ class _Reading:
         if found is None:
             return pa.nulls(self.count, pa.string())
         begin, end = self._borders[name]
-        try:
-            text = found.cast(pa.string())
-        except pa.ArrowInvalid:
-            # Some producer packed what is no text; the others need not suffer.
-            text = pa.array([value.as_py().decode(errors="replace") for value in found])
-        return pc.if_else(pa.array(end > begin), text, None)
+        text = _as_text(found)
+        has_it = end > begin
+        return text if has_it.all() else pc.if_else(pa.array(has_it), text, None)
+
+
+def _bytes_of(found: pa.Array) -> pa.Buffer | bytes:
+    """Return the values of an array of bytes that was just made, one behind the other."""
+    return found.buffers()[2] or b""
+
+
+def _as_text(found: pa.Array) -> pa.Array:
+    content = np.frombuffer(_bytes_of(found), np.int8)
+    if not len(content) or content.min() >= 0:  # nothing but ASCII
+        return pa.Array.from_buffers(pa.string(), len(found), found.buffers())
+    try:
+        return found.cast(pa.string())
+    except pa.ArrowInvalid:
+        # Some producer packed what is no text; the others need not suffer.
+        return pa.array([value.as_py().decode(errors="replace") for value in found])
 
 
 # ── one maker per column ───────────────────────────────────────────────────────────────────
@@ -284,7 +309,7 @@ class _Reading:
 
 def _message_id(reading: _Reading) -> pa.Array:
     ids = reading.column("id")
-    digits = _HEX[ids.view(np.uint8)]
+    digits = np.take(_HEX_PAIRS, ids.view("<u2"), mode="clip")  # no index can be beyond
     offsets = np.arange(0, 32 * (len(ids) + 1), 32, dtype=np.int32)
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(digits)]
     return pa.Array.from_buffers(pa.string(), len(ids), buffers)
@@ -292,9 +317,21 @@ def _message_id(reading: _Reading) -> pa.Array:
 
 def _by_name(reading: _Reading, shown: Callable[[PartitionName], str]) -> pa.Array:
     if len(reading.placed.names) == 1:
-        return pa.repeat(shown(reading.placed.names[0]), reading.count)
+        return _constant(shown(reading.placed.names[0]), reading.count)
     names = pa.array([shown(name) for name in reading.placed.names], pa.string())
     return names.take(pa.array(reading.per_batch(reading.placed.places["name"])))
+
+
+def _constant(text: str, count: int) -> pa.Array:
+    """Return a text so many times."""
+    if count > _CONSTANT_ROWS:
+        return pa.repeat(text, count)
+    return _constants(text).slice(0, count)
+
+
+@lru_cache(maxsize=64)
+def _constants(text: str) -> pa.Array:
+    return pa.repeat(text, _CONSTANT_ROWS)
 
 
 def _tags(reading: _Reading) -> pa.Array:
