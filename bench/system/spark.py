@@ -84,8 +84,9 @@ def _report(section: Section, queries: dict[str, _Query]) -> None:
     section.tables = [Table("", head, rows)]
     section.note(
         "Files of a stopped broker in the page cache, local[2]. CPU is that of the driver, the "
-        "JVM and all workers. The session's start and one query before are not counted, nor is the "
-        "first decoding of 4 MiB, with which Arrow imports pandas; the best of three queries is."
+        "JVM and all workers. The session's start and one query before are not counted, nor is "
+        "the first decoding of 4 MiB, with which Arrow imports pandas; of three queries the best "
+        "is."
     )
     tell(f"  {counted.rate / _MILLION:.2f} million rows counted per CPU-second")
 
