@@ -47,6 +47,8 @@ __all__ = [
 ]
 
 _DAY_MS = 86_400_000
+_BYTES_AT_ONCE = 16 * 1024 * 1024
+"""What is read in one go is dealt to the buckets, and each bucket's part is decoded by itself."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -208,7 +210,8 @@ def _write_rows(work: RowsWork) -> RowsDone:
     writer = PartWriter(lake, MESSAGES, f"{work.broker}-{base:020d}-{work.ordinal:03d}")
     read = written = Tally()
     try:
-        for placed in read_stretch(work.stretch, must_be_whole=True):
+        stretch = work.stretch
+        for placed in read_stretch(stretch, must_be_whole=True, bytes_at_once=_BYTES_AT_ONCE):
             for part, some in _parted(placed):
                 rows = decode(some, ALL_COLUMNS)
                 read += tally_of(rows)

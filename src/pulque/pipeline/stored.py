@@ -171,8 +171,15 @@ def _cut(
     ]
 
 
-def read_stretch(stretch: Stretch, *, must_be_whole: bool) -> Iterator[Placed]:
+def read_stretch(
+    stretch: Stretch, *, must_be_whole: bool, bytes_at_once: int = _BYTES_AT_ONCE
+) -> Iterator[Placed]:
     """Yield the messages of a stretch, some at a time.
+
+    Args:
+        stretch: What to read.
+        must_be_whole: Whether a damaged batch fails the read, or is passed over.
+        bytes_at_once: About how much is read in one go.
 
     Raises:
         CorruptionError: A batch is damaged, and the stretch must be whole.
@@ -188,7 +195,7 @@ def read_stretch(stretch: Stretch, *, must_be_whole: bool) -> Iterator[Placed]:
         return
     # A chunk begins with each batch that lies too far behind the begin of the one before.
     places = entries["offset"].astype(np.int64)
-    chunks = (places - places[0]) // _BYTES_AT_ONCE
+    chunks = (places - places[0]) // bytes_at_once
     file = Tree(stretch.segment.where).open(stretch.segment.path)
     try:
         for part in np.split(entries, np.flatnonzero(np.diff(chunks)) + 1):
