@@ -34,7 +34,7 @@ from pulque.pipeline.archive_tasks import (
 from pulque.pipeline.files import Tree
 from pulque.pipeline.lake import MESSAGES, Table
 from pulque.pipeline.segments import SegmentFile, SegmentMap, find_segments, map_segment
-from pulque.pipeline.stored import Stretch
+from pulque.pipeline.stored import Stretch, stretches_of
 from pulque.pipeline.tally import Tally, tally_of_entries
 from pulque.storage.archived import ArchivedUpTo, write_archived
 from pulque.storage.files import OsFileSystem
@@ -461,11 +461,4 @@ def _stretches(found: SegmentMap) -> list[Stretch]:
     count = -(-found.size // _STRETCH_BYTES)
     length = -(-found.size // count)
     offsets = entries["offset"].astype(np.int64)
-    ordinals = (offsets - found.segment.base) // length
-    firsts = np.append(0, np.flatnonzero(np.diff(ordinals)) + 1)
-    begins = offsets[firsts]
-    ends = np.append(begins[1:], int(offsets[-1]) + 1)
-    return [
-        Stretch(found.segment, int(begin), int(end), ranges)
-        for begin, end in zip(begins, ends, strict=True)
-    ]
+    return stretches_of(found, ranges, entries, (offsets - found.segment.base) // length)

@@ -6,7 +6,6 @@ walked once. Names come from the partition tables inside, which stand where no b
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -117,19 +116,10 @@ def map_segment(segment: SegmentFile) -> SegmentMap:
     Raises:
         CorruptionError: It is not a segment at all, or of a version that is not known.
     """
-    file = Tree(segment.where).open(segment.path)
-    try:
-        return _map(segment, file.size())
-    finally:
-        file.close()
-
-
-@lru_cache(maxsize=4)
-def _map(segment: SegmentFile, size: int) -> SegmentMap:
-    """A task reads a stretch of a segment, and the next task of its process another one."""
     tree = Tree(segment.where)
     file = tree.open(segment.path)
     try:
+        size = file.size()
         end = segment.base + size
         opened = Segment(segment.path, file, segment.base, end)
         entries = _indexed(tree, segment, end)

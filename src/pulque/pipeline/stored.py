@@ -21,13 +21,22 @@ from pulque.pipeline.files import OpenFile, Tree
 from pulque.pipeline.options import At, Place, Selection
 from pulque.pipeline.placing import Placer
 from pulque.pipeline.ranges import Bounds, Range
-from pulque.pipeline.segments import SegmentFile, SegmentMap, find_segments, map_segment
+from pulque.pipeline.segments import (
+    Damage,
+    SegmentFile,
+    SegmentMap,
+    find_segments,
+    map_segment,
+)
+from pulque.storage.index import ENTRY_TYPE
 
-__all__ = ["StoredLog", "Stretch", "read_stretch"]
+__all__ = ["StoredLog", "Stretch", "read_stretch", "stretches_of"]
 
 log = logging.getLogger("pulque.pipeline")
 
 _BYTES_AT_ONCE = 4 * 1024 * 1024
+_LEAST_ROWS = 10
+"""A batch counts as so many messages at least when work is dealt out."""
 _CODEC_AT = 6
 """Where a batch's header says how it is compressed."""
 _ENVELOPE = np.dtype(
@@ -42,13 +51,20 @@ _ENVELOPE = np.dtype(
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """What one task reads: the batches of a segment that begin in ``begin..end``."""
+    """What one task reads: some batches of a segment.
+
+    All that a task must know comes with it, so that it never holds the index of a whole segment.
+    """
 
     segment: SegmentFile
-    begin: int
-    end: int
+    entries: bytes
+    """Of the batches, as an index has them, in order of offset."""
+    names: Mapping[int, PartitionName]
+    """Of their partitions, by id."""
     ranges: Mapping[PartitionName, tuple[int, int]]
-    """The messages that count, by partition; others are passed over."""
+    """The messages that count, by partition."""
+    damages: tuple[Damage, ...]
+    """What cannot be read among them."""
 
 
 class StoredLog:
@@ -157,18 +173,30 @@ def _cut(
     found: SegmentMap, ranges: Mapping[PartitionName, tuple[int, int]], size: int
 ) -> list[Stretch]:
     entries = _wanted_entries(found, ranges)
+    # A batch is work, and memory, however few messages it has.
+    rows = np.cumsum(np.maximum(entries["count"], _LEAST_ROWS), dtype=np.int64)
+    return stretches_of(found, ranges, entries, (rows - 1) // max(size, _LEAST_ROWS))
+
+
+def stretches_of(
+    found: SegmentMap,
+    ranges: Mapping[PartitionName, tuple[int, int]],
+    entries: npt.NDArray[np.void],
+    ordinals: npt.NDArray[np.int64],
+) -> list[Stretch]:
+    """Return stretches of a segment, each of the batches that have the same ordinal."""
     if not len(entries):
         return []
-    rows = np.cumsum(entries["count"], dtype=np.int64)
-    ordinals = (rows - 1) // size
     firsts = np.append(0, np.flatnonzero(np.diff(ordinals)) + 1)
-    begins = entries["offset"][firsts].astype(np.int64)
-    last = int(entries["offset"][-1]) + 1
-    ends = np.append(begins[1:], last)
-    return [
-        Stretch(found.segment, int(begin), int(end), ranges)
-        for begin, end in zip(begins, ends, strict=True)
-    ]
+    begins = entries["offset"][firsts].tolist()
+    ends = [*begins[1:], int(entries["offset"][-1]) + 1]
+    stretches = []
+    for part, begin, end in zip(np.split(entries, firsts[1:]), begins, ends, strict=True):
+        names = {each: found.names[each] for each in np.unique(part["partition"]).tolist()}
+        wanted = {name: ranges[name] for name in names.values()}
+        damages = tuple(each for each in found.damages if begin <= each.offset < end)
+        stretches.append(Stretch(found.segment, part.tobytes(), names, wanted, damages))
+    return stretches
 
 
 def read_stretch(
@@ -184,22 +212,17 @@ def read_stretch(
     Raises:
         CorruptionError: A batch is damaged, and the stretch must be whole.
     """
-    found = map_segment(stretch.segment)
-    entries = _wanted_entries(found, stretch.ranges)
-    entries = entries[(entries["offset"] >= stretch.begin) & (entries["offset"] < stretch.end)]
+    entries = np.frombuffer(stretch.entries, ENTRY_TYPE)
     if must_be_whole:
-        for damage in found.damages:
-            if stretch.begin <= damage.offset < stretch.end:
-                raise CorruptionError(damage.path, damage.offset, damage.reason)
-    if not len(entries):
-        return
+        for damage in stretch.damages:
+            raise CorruptionError(damage.path, damage.offset, damage.reason)
     # A chunk begins with each batch that lies too far behind the begin of the one before.
     places = entries["offset"].astype(np.int64)
     chunks = (places - places[0]) // bytes_at_once
     file = Tree(stretch.segment.where).open(stretch.segment.path)
     try:
         for part in np.split(entries, np.flatnonzero(np.diff(chunks)) + 1):
-            placed = _Chunk(file, stretch, found.names, part).placed(must_be_whole=must_be_whole)
+            placed = _Chunk(file, stretch, part).placed(must_be_whole=must_be_whole)
             if len(placed.places):
                 yield placed
     finally:
@@ -213,12 +236,11 @@ class _Chunk:
         self,
         file: OpenFile,
         stretch: Stretch,
-        names: Mapping[int, PartitionName],
         entries: npt.NDArray[np.void],
     ) -> None:
         self._path = stretch.segment.path
         self._ranges = stretch.ranges
-        self._names = names
+        self._names = stretch.names
         self._begin = int(entries["offset"][0])
         end = int(entries["offset"][-1]) + int(entries["size"][-1])
         self._data = file.read(end - self._begin, self._begin - stretch.segment.base)
