@@ -32,9 +32,11 @@ class LiveLog:
 
     Args:
         url: Where it listens; else ``$PULQUE_URL``, else this machine.
+        timeout_s: How long a broker may be away, restarting for one, before a read fails.
     """
 
-    def __init__(self, url: str | None) -> None:
+    def __init__(self, url: str | None, *, timeout_s: float = _TIMEOUT_S) -> None:
+        self._timeout_s = timeout_s
         draw = secrets.SystemRandom().random
         self._calls = Calls(addresses_of(url, os.environ), client="pulque-pipeline", draw=draw)
 
@@ -84,8 +86,11 @@ class LiveLog:
     def refresh(self) -> None:
         """There is nothing to refresh: the broker is asked every time."""
 
-    def plan(self, ranges: Sequence[Range], *, least: int, most_rows: int) -> list[Split]:
-        """Deal the messages of ranges to tasks."""
+    def plan(
+        self, ranges: Sequence[Range], *, least: int, most_rows: int, must_be_whole: bool
+    ) -> list[Split]:
+        """Deal the messages of ranges to tasks. Whether all are there is seen when they read."""
+        del must_be_whole
         return split(ranges, least=least, most_rows=most_rows)
 
     def read(self, ranges: Sequence[Range], *, must_be_whole: bool) -> Iterator[Placed]:
@@ -126,7 +131,7 @@ class LiveLog:
             return [name for name in names if owner_of(name) is None]
 
         # Only who consumes may ask for a pattern; the group's own partitions are left out above.
-        return self._calls.ask(Route(subject, _GROUP), _TIMEOUT_S, convert)
+        return self._calls.ask(Route(subject, _GROUP), self._timeout_s, convert)
 
     def _locate(self, partition: PartitionName, at_ms: int) -> Located:
         def convert(answer: Response) -> Located:
@@ -134,7 +139,7 @@ class LiveLog:
                 raise RemoteProtocolError(f"a request for positions got {answer!r}")
             return answer
 
-        return self._calls.ask(Positions(partition, at_ms), _TIMEOUT_S, convert)
+        return self._calls.ask(Positions(partition, at_ms), self._timeout_s, convert)
 
     def _read(self, wanted: Range) -> tuple[ReadBack, bytes]:
         """Return an answer, and a copy of its records: they are the connection's own."""
@@ -146,4 +151,4 @@ class LiveLog:
 
         most = min(wanted.length, _ROWS_AT_ONCE)
         request = Read(wanted.partition, wanted.first, most, _BYTES_AT_ONCE, 0)
-        return self._calls.ask(request, _TIMEOUT_S, convert)
+        return self._calls.ask(request, self._timeout_s, convert)

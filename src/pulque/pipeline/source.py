@@ -94,7 +94,12 @@ def _open(options: ReadOptions) -> LiveLog | StoredLog:
 def _plan(
     log: LiveLog | StoredLog, ranges: Sequence[Range], options: ReadOptions
 ) -> list[InputPartition]:
-    tasks = log.plan(ranges, least=options.min_partitions, most_rows=options.rows_per_partition)
+    tasks = log.plan(
+        ranges,
+        least=options.min_partitions,
+        most_rows=options.rows_per_partition,
+        must_be_whole=options.must_be_whole,
+    )
     return [_Task(each) for each in tasks]
 
 

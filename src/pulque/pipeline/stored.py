@@ -20,7 +20,7 @@ from pulque.pipeline.decode import PLACE, Placed
 from pulque.pipeline.files import OpenFile, Tree
 from pulque.pipeline.options import At, Place, Selection
 from pulque.pipeline.placing import Placer
-from pulque.pipeline.ranges import Bounds, Range
+from pulque.pipeline.ranges import Bounds, DataLossError, Range
 from pulque.pipeline.segments import (
     Damage,
     SegmentFile,
@@ -131,8 +131,17 @@ class StoredLog:
                 return int(part[index]["first_sequence"])
         return self.bounds(partition).end
 
-    def plan(self, ranges: Sequence[Range], *, least: int, most_rows: int) -> list[Stretch]:
-        """Deal the messages of ranges to tasks, each a stretch of one segment."""
+    def plan(
+        self, ranges: Sequence[Range], *, least: int, most_rows: int, must_be_whole: bool
+    ) -> list[Stretch]:
+        """Deal the messages of ranges to tasks, each a stretch of one segment.
+
+        Raises:
+            DataLossError: Some are in no segment, and they must all be there.
+        """
+        if must_be_whole and not any(each.damages for each in self._maps.values()):
+            for asked in ranges:
+                self._check_whole(asked)
         by_name = {each.partition: (each.first, each.end) for each in ranges if each.length > 0}
         total = sum(end - first for first, end in by_name.values())
         size = max(1, min(most_rows, -(-total // least)))
@@ -142,6 +151,21 @@ class StoredLog:
             if wanted:
                 found += _cut(each, wanted, size)
         return found
+
+    def _check_whole(self, wanted: Range) -> None:
+        """A segment that is missing leaves a gap, at the beginning or anywhere."""
+        stored = 0
+        for part in self._entries.get(wanted.partition, []):
+            firsts = part["first_sequence"].astype(np.int64)
+            begins = np.clip(firsts, wanted.first, wanted.end)
+            ends = np.clip(firsts + part["count"], wanted.first, wanted.end)
+            stored += int((ends - begins).sum())
+        if stored < wanted.length:
+            raise DataLossError(
+                f"messages {wanted.first} to {wanted.end} of {wanted.partition} were to be read, "
+                f"and {stored} of these {wanted.length} are in the segments of {self._where}: "
+                "some were removed; with failOnDataLoss=false the read goes on with what there is"
+            )
 
 
 def _is_selected(selection: Selection, partition: PartitionName) -> bool:

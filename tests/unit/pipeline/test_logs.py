@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import pulque
-from pulque.errors import CorruptionError, DataDirectoryError
+from pulque.errors import CorruptionError, DataDirectoryError, UnavailableError
 from pulque.model.names import parse_partition
 from pulque.testing.broker import InProcessBroker
 
@@ -46,7 +46,9 @@ def fill(broker: InProcessBroker) -> dict[str, list[bytes]]:
 
 def rows_of_files(log: StoredLog, ranges: list[Range], **options: Any) -> list[Row]:
     rows: list[Row] = []
-    for stretch in log.plan(ranges, least=3, most_rows=100):
+    for stretch in log.plan(
+        ranges, least=3, most_rows=100, must_be_whole=options.get("must_be_whole", True)
+    ):
         for placed in read_stretch(stretch, **{"must_be_whole": True, **options}):
             rows += decode(placed, ALL_COLUMNS).to_pylist()
     return sorted(rows, key=lambda row: (row["partition"], row["sequence"]))
@@ -159,6 +161,59 @@ def test_messages_that_are_not_there_are_told(broker: InProcessBroker) -> None:
         end = live.bounds(name).end
         with pytest.raises(DataLossError, match="not stored any more"):
             rows_of_broker(live, [Range(name, end - 1, end + 5)])
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_segment_that_is_missing_is_told_or_passed_over(
+    broker: InProcessBroker, tmp_path: Path, which: int
+) -> None:
+    fill(broker)
+    broker.stop()
+    log = StoredLog(str(tmp_path))
+    ranges, rows = whole(log), rows_of_files(log, whole(log))
+    gone = sorted((tmp_path / "messages").glob("*.log"))[which]
+    gone.unlink()
+    log.refresh()
+
+    with pytest.raises(DataLossError, match=r"some were removed; with failOnDataLoss=false"):
+        rows_of_files(log, ranges)
+    left = rows_of_files(log, ranges, must_be_whole=False)
+    assert 0 < len(left) < len(rows)
+    assert all(row in rows for row in left)
+
+
+def test_a_broker_that_dies_in_the_middle_of_a_read_fails_it(broker: InProcessBroker) -> None:
+    with pulque.connect(broker.url) as client:
+        for _ in range(18):
+            client.send_many("orders", [bytes(9_000)] * 150)  # more than one answer holds
+    name = parse_partition("orders")
+    with LiveLog(broker.url, timeout_s=1) as live:
+        reading = live.read([Range(name, *live.bounds(name))], must_be_whole=True)
+        first = decode(next(reading), ["sequence"])
+        broker.kill()
+        with pytest.raises(UnavailableError):
+            list(reading)
+        broker.restart()
+        # A task that Spark runs again reads all of it.
+        again = list(live.read([Range(name, *live.bounds(name))], must_be_whole=True))
+    assert 0 < first.num_rows < 2700
+    assert sum(decode(each, ["sequence"]).num_rows for each in again) == 2700
+
+
+def test_a_broker_that_comes_back_in_the_middle_of_a_read_goes_on(
+    broker: InProcessBroker,
+) -> None:
+    with pulque.connect(broker.url) as client:
+        for _ in range(18):
+            client.send_many("orders", [bytes(9_000)] * 150)
+    name = parse_partition("orders")
+    with LiveLog(broker.url) as live:
+        reading = live.read([Range(name, *live.bounds(name))], must_be_whole=True)
+        found = [decode(next(reading), ["sequence"])]
+        broker.kill()
+        broker.restart()
+        found += [decode(each, ["sequence"]) for each in reading]
+    assert [each for batch in found for each in batch["sequence"].to_pylist()] == [*range(2700)]
 
 
 def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
