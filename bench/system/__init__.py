@@ -16,6 +16,7 @@ from bench.system import (
     retries,
     sharing,
     spark,
+    stream,
     subjects,
     waiting,
     wire,
@@ -38,6 +39,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "retries": retries.measure,
     "filters": filters.measure,
     "spark": spark.measure,
+    "stream": stream.measure,
     "archive": archive.measure,
     "profile": profile.measure,
 }

@@ -28,6 +28,7 @@ _SIZE = 100
 _BATCH = 1000
 _COLUMNS = "message_id,subject,partition,sequence,key,body,created_at,stored_at"
 _MILLION = 1_000_000
+_SHARES = {"a 16th": 16, "a quarter": 4}
 
 
 class _Query(NamedTuple):
@@ -60,8 +61,26 @@ def measure(options: Options) -> Section:
         section.saw(done.foreign_cores)
     if decoded.rows != count or queries["count"].rows != count:
         raise BenchFailedError(f"{decoded.rows} and {queries['count'].rows} rows of {count}")
+    shares = {name: queries.pop(name) for name in _SHARES}
     _report(section, {"decoded alone, all 8 columns": decoded, **queries})
+    _report_growth(section, [*shares.values(), queries["all 8 columns"]])
     return section
+
+
+def _report_growth(section: Section, queries: list[_Query]) -> None:
+    """Say how the cost grows with the data."""
+    costs = [each.cpu_s / each.rows for each in queries]
+    growth = costs[-1] / costs[0]
+    section.aims.append(
+        Aim(
+            "Spark read, CPU per row, 16 × as many rows / 1 ×",
+            growth,
+            1.1,
+            is_least=False,
+            unit="×",
+            detail=", ".join(f"{each.rows:,} rows {each.cpu_s:.1f} CPU-s" for each in queries),
+        )
+    )
 
 
 def _report(section: Section, queries: dict[str, _Query]) -> None:
@@ -120,7 +139,9 @@ def _decode(gate: Gate, *, where: str) -> int:
     columns = _COLUMNS.split(",")
     log = StoredLog(where)
     (name,) = log.partitions(Selection(subjects=(_SUBJECT,)))
-    tasks = log.plan([Range(name, *log.bounds(name))], least=1, most_rows=_MILLION)
+    tasks = log.plan(
+        [Range(name, *log.bounds(name))], least=1, most_rows=_MILLION, must_be_whole=True
+    )
     # Arrow imports what it needs, pandas too, when it is first used.
     decode(next(read_stretch(tasks[0], must_be_whole=True)), columns)
     gate()
@@ -146,15 +167,25 @@ def _query(gate: Gate, *, where: str, count: int) -> dict[str, tuple[float, floa
     gate()
     frame.load().count()
 
-    def everything(reader: Any) -> int:
+    def everything(reader: Any, rows: int) -> int:
         reader.load().write.format("noop").mode("overwrite").save()
-        return count if reader is frame else min(count, _MILLION)
+        return rows
+
+    def part(rows: int) -> int:
+        some = spark.read.format("pulque").options(
+            path=where, subscribe=_SUBJECT, columns=_COLUMNS
+        )
+        ending = f'{{"{_SUBJECT}": {rows}}}'
+        return everything(some.option("endingOffsets", ending), rows)
 
     try:
         return {
+            **{name: _best(partial(part, count // by), 3) for name, by in _SHARES.items()},
             "count": _best(lambda: int(frame.load().count()), 3),
-            "all 8 columns": _best(lambda: everything(frame), 3),
-            "row by row, all 8 columns": _best(lambda: everything(by_rows), 1),
+            "all 8 columns": _best(lambda: everything(frame, count), 3),
+            "row by row, all 8 columns": _best(
+                lambda: everything(by_rows, min(count, _MILLION)), 1
+            ),
         }
     finally:
         spark.stop()
