@@ -151,7 +151,8 @@ def _report_disk(
     section.figures["synced_messages_per_s"] = {"one sync per message": one_sync, **rates}
     section.note(
         f"With {_IN_FLIGHT} in flight each message is a batch of its own (`max_batch=1`, "
-        f"`linger=0`, `max_in_flight={_PER_SUBJECT}` for each of two subjects), acks=disk. "
+        f"`linger=0`, `max_in_flight={_PER_SUBJECT}` for each of two subjects), acks=disk; the "
+        "producer puts batches that are small together into one request. "
         "Frames made beforehand over a plain socket show what the broker alone can do."
     )
     tell(f"  synced/s: {one_sync:,.0f}, {', '.join(f'{n} {r:,.0f}' for n, r in rates.items())}")

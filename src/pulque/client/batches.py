@@ -144,7 +144,7 @@ class OutgoingBatch:
         """Whether that was with another broker than the one that has it now."""
         self.outcome: Outcome | None = None
         self.error: PulqueError | None = None
-        self.callbacks: list[Callable[[], object]] = []
+        self.callbacks: list[Callable[[], object]] | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -173,14 +173,16 @@ class OutgoingBatch:
         """Call ``callback`` once there is an outcome: now, or by whoever brings it."""
         with self.lock:
             if not self.is_done:
+                if self.callbacks is None:
+                    self.callbacks = []
                 self.callbacks.append(callback)
                 return
         callback()
 
     def tell(self) -> None:
         """Call those who wait; without the lock, after the batch is done."""
-        callbacks, self.callbacks = self.callbacks, []
-        for callback in callbacks:
+        callbacks, self.callbacks = self.callbacks, None
+        for callback in callbacks or ():
             try:
                 callback()
             except Exception:

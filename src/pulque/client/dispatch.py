@@ -46,6 +46,8 @@ _MAX_REQUEST_BYTES = 1024 * 1024
 _MAX_REQUEST_BATCHES = 200
 _SMALL_REQUEST_BYTES = 8 * 1024
 """As long as a request is smaller, one more batch of the same partition goes along."""
+_FAR_AHEAD = 64
+"""After so many batches more that wait, the answers should be looked at."""
 _EMPTY = BatchPacker()
 """Stands in for the messages of a batch that is packed, so that their memory is free."""
 
@@ -73,10 +75,12 @@ class SendOptions:
 class Signal:
     """Says that some dispatch of a producer may have something to do."""
 
-    __slots__ = ("is_up",)
+    __slots__ = ("is_ahead", "is_up")
 
     def __init__(self) -> None:
         self.is_up = False
+        self.is_ahead = False
+        """Batches are made faster than answers come: whoever reads them should have a turn."""
 
 
 class Dispatch:
@@ -129,9 +133,12 @@ class Dispatch:
     def opened(self, batch: OutgoingBatch) -> None:
         """Take note of a new batch."""
         batch.stream.open = batch
+        # Behind others it is not the next one to linger long enough, nor to run out of time:
+        # whoever waits for these looks at it then.
+        if not self._lingering or not self._unresolved:
+            self.has_work = self._signal.is_up = True
         self._lingering.append(batch)
         self._unresolved.append(batch)
-        self.has_work = self._signal.is_up = True
 
     def discard(self, batch: OutgoingBatch) -> None:
         """Forget a batch whose first message turned out to be no message."""
@@ -141,8 +148,11 @@ class Dispatch:
     def close(self, batch: OutgoingBatch) -> None:
         """Take no more messages into a batch; it is ready to go."""
         self.no_longer_open(batch)
-        batch.stream.ready.append(batch)
-        self.activate(batch.stream)
+        stream = batch.stream
+        stream.ready.append(batch)
+        self.activate(stream)
+        if len(stream.ready) % _FAR_AHEAD == 0:
+            self._signal.is_up = self._signal.is_ahead = True
 
     def no_longer_open(self, batch: OutgoingBatch) -> None:
         """Take care that no message comes into a batch."""

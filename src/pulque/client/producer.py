@@ -165,6 +165,11 @@ class Producer:
         """Send what is ready, and wait while too much is not."""
         self._links.pump()
         core = self._core
+        if self._signal.is_ahead:
+            # Else a loop that only sends keeps the thread that reads answers from running, for
+            # five milliseconds each time (the interpreter's switch interval).
+            self._signal.is_ahead = False
+            time.sleep(0)
         if core.is_crowded:
             # Whatever happens, batches have an outcome within their timeout: that makes room.
             with core.lock:
