@@ -140,6 +140,7 @@ class RequestHandler:
         self._engine = state.engine
         self._routes = LocalRoutes(state.places, cluster.broker_group, cluster.gate)
         self._watcher = Watcher(state.places, self._routes)
+        self._consumption = state.consumption
         self._clock = clock
         self._status = status
 
@@ -308,8 +309,12 @@ class RequestHandler:
             self._puller.dismiss([key])
 
     def _seal(self) -> Sealed:
+        """Seal both logs at one instant, so that an archive has of both what belongs together."""
         if self._engine.open_batches:
             self._engine.roll(self._clock.now_ms())
+        actions = self._engine.actions
+        if actions.has_facts():
+            actions.start_segment(self._consumption.open_facts())
         return Sealed(self._engine.segments[-1].base)
 
 

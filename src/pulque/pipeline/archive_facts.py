@@ -67,16 +67,18 @@ class FactsArchiver:
         names = self._names()
         works = [FactsWork(self._lake, self._broker, each, names) for each, _ in waiting]
         reports = {report.base: report for report in self._runner()(works)}
-        has_failed = False
+        must_stop = False
         for segment, end in waiting:
             report = reports.get(segment.base)
-            if has_failed and not keep_going:
+            if must_stop:
                 self._remove(report)
                 continue
             outcome = self._finished(segment, end, report)
             if outcome is not None:
-                has_failed = has_failed or isinstance(outcome, Failed)
+                must_stop = isinstance(outcome, Failed) and not keep_going
                 yield outcome
+            else:
+                must_stop = True  # in order: what was archived must have no hole
 
     def _finished(self, segment: SegmentFile, end: int, report: Report | None) -> Outcome | None:
         if isinstance(report, NotDone):

@@ -2,7 +2,8 @@
 
 A fact names its subscription by a number; every segment of the log begins with what the numbers
 stand for. Facts are few beside messages, as one of them tells of many, so that a task reads them
-one by one.
+one by one. The last row of a segment says where it ends and how many rows it has, so that a row
+that is missing later is noticed.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,7 +18,9 @@ from pulque.model.actions import (
     Action,
     ConsumerLost,
     DeadPurged,
+    GroupOpened,
     GroupReset,
+    PassedOver,
     Pulled,
     Settled,
     SubscriptionOpened,
@@ -44,6 +47,8 @@ CONSUMPTION = TableKind(
             ("first_pull", pa.int64()),
             ("first_sequence", pa.int64()),
             ("count", pa.int64()),
+            ("matched", pa.int64()),
+            ("start", pa.int64()),
             ("delay_ms", pa.int64()),
             ("reason", pa.string()),
             ("offset", pa.int64()),
@@ -99,6 +104,38 @@ def rows_of_facts(segment: SegmentFile, names: Mapping[int, PartitionName]) -> I
         data = file.read(file.size(), 0)
     finally:
         file.close()
+    rows, at = 0, datetime.now(UTC)
+    for row in _timed(_untimed(segment, data, names)):
+        rows += 1
+        yield {**row, "segment": segment.base}
+        at = row["at"]
+    end = segment.base + len(data)
+    sealed = {"at": at, "offset": end, "count": rows}
+    yield {"kind": "sealed", **sealed, "segment": segment.base}
+
+
+def _timed(rows: Iterator[Row]) -> Iterator[Row]:
+    """Give facts that do not tell when they happened the time of the one before them.
+
+    Those that come first have that of the first that tells it, or are of now.
+    """
+    waiting: list[Row] = []
+    at: datetime | None = None
+    for row in rows:
+        at = row.get("at") or at
+        if at is None:
+            waiting.append(row)
+            continue
+        yield from ({**each, "at": at} for each in waiting)
+        waiting = []
+        yield {**row, "at": at}
+    now = datetime.now(UTC)
+    yield from ({**each, "at": now} for each in waiting)
+
+
+def _untimed(
+    segment: SegmentFile, data: bytes, names: Mapping[int, PartitionName]
+) -> Iterator[Row]:
     known = _Subscriptions(names, {})
     for at, _, fact in walk_actions(data, segment.base):
         offset = segment.base + at
@@ -111,7 +148,7 @@ def rows_of_facts(segment: SegmentFile, names: Mapping[int, PartitionName]) -> I
         if isinstance(action, SubscriptionOpened):
             known.opened[action.subscription] = action
         for row in _rows(action, known):
-            yield {**row, "offset": offset, "segment": segment.base}
+            yield {**row, "offset": offset}
 
 
 def _rows(action: Action, known: _Subscriptions) -> Iterator[Row]:
@@ -123,6 +160,8 @@ def _rows(action: Action, known: _Subscriptions) -> Iterator[Row]:
                 "first_pull": action.first_pull,
                 "first_sequence": action.first_sequence,
                 "count": action.count,
+                "matched": action.wanted,
+                "start": action.tenure.start,
             }
         case Settled():
             who = known.who(action.subscription)
@@ -146,6 +185,10 @@ def _rows(action: Action, known: _Subscriptions) -> Iterator[Row]:
             kind = "left" if action.is_leaving else "lost"
             who = known.who(action.subscription)
             yield {**_told(kind, action.at_ms), **who, "reason": action.reason}
+        case GroupOpened() | PassedOver():
+            kind = "opened" if isinstance(action, GroupOpened) else "passed"
+            row = {"group": action.group, "first_sequence": action.next_sequence}
+            yield {"kind": kind, **known.place(action.partition), **row}
         case GroupReset():
             place = known.place(action.partition)
             row = {"group": action.group, "first_sequence": action.next_sequence}

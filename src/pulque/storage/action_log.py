@@ -72,6 +72,8 @@ class ActionLog:
         self._marked = ActionOffset(0)
         self.was_cut = False
         """Whether opening the log took something away: perhaps what a segment began with."""
+        self._begun_at = ActionOffset(segments[-1].base if segments else 0)
+        """Where the open segment's own facts begin, behind those it repeats."""
         self._names_changed = 0
         self._names_synced = 0
 
@@ -138,6 +140,10 @@ class ActionLog:
         size = segment.end - segment.base
         return segment.end < self.end or size >= self._options.action_segment_bytes
 
+    def has_facts(self) -> bool:
+        """Say whether the open segment has facts that the one before it did not have."""
+        return bool(self.segments) and self.end > self._begun_at
+
     def start_segment(self, opened: Iterable[Action]) -> None:
         """Begin a new segment with the subscriptions that are open.
 
@@ -164,7 +170,7 @@ class ActionLog:
             raise
         base = self.end
         self._marked = self.synced
-        self.end = ActionOffset(base + len(records))
+        self.end = self._begun_at = ActionOffset(base + len(records))
         before = self.segments if is_new else self.segments[:-1]
         self.segments = [*before, Segment(path, file, base, self.end)]
         self._names_changed += 1

@@ -71,18 +71,37 @@ def test_facts_are_rows_with_names(nacked: int, tmp_path: Path) -> None:
     found = rows(tmp_path)
 
     assert sum(each.messages for each in outcomes if isinstance(each, Archived)) == len(found)
+    for sealed in (row for row in found if row["kind"] == "sealed"):
+        same = [row for row in found if row["segment"] == sealed["segment"]]
+        assert sealed["count"] == len(same) - 1
+        assert sealed["offset"] > max(row["offset"] for row in same if row is not sealed)
+    found = [row for row in found if row["kind"] != "sealed"]
     assert {row["group"] for row in found} == {"kitchen"}
-    assert {row["consumer"] for row in found} == {"cook"}
+    assert {row["consumer"] for row in found if row["kind"] != "opened"} == {"cook"}
     assert {row["subject"] for row in found} == {"orders"}
-    assert {"pulled", "settled", "nacked"} <= {row["kind"] for row in found}
+    assert {"opened", "pulled", "settled", "nacked"} == {row["kind"] for row in found}
     burnt = [row for row in found if row["kind"] == "nacked"]
     assert 0 < len(burnt) <= nacked
     assert {row["reason"] for row in burnt} == {"burnt " * 150}
     pulled = [row for row in found if row["kind"] == "pulled" and row["partition"] == "orders"]
     ends = [row["first_sequence"] + row["count"] for row in pulled]
     assert [row["first_sequence"] for row in pulled] == [0, *ends[:-1]]
+    before = rows(tmp_path)
     assert list(archiver(tmp_path).run()) == []
-    assert rows(tmp_path) == found
+    assert rows(tmp_path) == before
+
+
+def test_facts_are_sealed_with_messages(tmp_path: Path) -> None:
+    with InProcessBroker(tmp_path / "data", storage={"archive": True}) as broker:
+        assert consume(broker, 3) == 2
+        (first,) = archiver(tmp_path).run()
+        assert isinstance(first, Archived)
+        with pulque.connect(broker.url) as client:
+            client.seal()  # there is nothing new
+            consume(broker, 1)
+        (second,) = archiver(tmp_path).run()
+        assert isinstance(second, Archived)
+        assert second.base == first.base + first.size
 
 
 def test_a_damaged_segment_is_named_and_left_out(nacked: int, tmp_path: Path) -> None:
