@@ -28,7 +28,12 @@ def spark() -> Iterator[SparkSession]:
     session = spark_session(
         "local[2]",
         name="tests",
-        settings={"spark.driver.memory": "1g", "spark.sql.shuffle.partitions": "2"},
+        settings={
+            "spark.driver.memory": "1g",
+            "spark.sql.shuffle.partitions": "2",
+            # Tests are over before the better compiler pays: half the time goes into it.
+            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        },
     )
     yield session
     session.stop()

@@ -28,7 +28,8 @@ class ExitCode(IntEnum):
 
 _MEANINGS = {
     ExitCode.OK: "It did what was asked, or whoever read its output had seen enough.",
-    ExitCode.FAILED: "It could not, or the broker refused; for `log verify`: there is damage.",
+    ExitCode.FAILED: "It could not, or the broker refused; for `log verify`: there is damage; "
+    "for `pipeline audit`: something does not add up.",
     ExitCode.USAGE: "The command line or the settings are wrong; nothing was begun.",
     ExitCode.UNREACHABLE: "No broker or meta server answered in time.",
     ExitCode.NOTHING: "There was nothing: no message came within the time given.",

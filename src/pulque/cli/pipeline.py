@@ -3,6 +3,7 @@
 import typer
 
 from pulque.cli.pipeline_archive import archive
+from pulque.cli.pipeline_audit import audit
 from pulque.cli.pipeline_query import query
 from pulque.cli.pipeline_replay import replay
 from pulque.cli.pipeline_upkeep import compact, expire
@@ -16,5 +17,6 @@ app = typer.Typer(
 app.command()(archive)
 app.command()(query)
 app.command()(replay)
+app.command()(audit)
 app.command()(compact)
 app.command()(expire)

@@ -9,10 +9,20 @@ import typer
 from pulque.cli.exits import ExitCode
 from pulque.cli.options import OutputOption
 from pulque.cli.output import Output, instant, print_json, print_table
-from pulque.cli.pipeline_options import LakeOption, parse_instant, pipeline_extra
-from pulque.errors import UsageError
+from pulque.cli.pipeline_options import (
+    BeginOption,
+    EndOption,
+    HeaderOption,
+    IdOption,
+    KeyOption,
+    LakeOption,
+    SubjectOption,
+    parse_header,
+    parse_instant,
+    pipeline_extra,
+)
 
-__all__ = ["parse_header", "query"]
+__all__ = ["query"]
 
 _COLUMNS = ("stored_at", "message_id", "subject", "partition", "sequence", "key", "body")
 _BODY_SHOWN = 60
@@ -21,24 +31,12 @@ _BODY_SHOWN = 60
 def query(
     *,
     lake: LakeOption,
-    message_id: Annotated[
-        str | None, typer.Option("--id", metavar="ID", help="Of this id: 32 hexadecimal digits.")
-    ] = None,
-    key: Annotated[str | None, typer.Option("--key", metavar="KEY", help="Of this key.")] = None,
-    subject: Annotated[
-        str | None,
-        typer.Option("--subject", metavar="S", help="Of this subject; order.* is a prefix."),
-    ] = None,
-    begin: Annotated[
-        str | None, typer.Option("--from", metavar="T", help="Stored at this instant or later.")
-    ] = None,
-    end: Annotated[
-        str | None, typer.Option("--to", metavar="T", help="Stored before this instant.")
-    ] = None,
-    header: Annotated[
-        list[str] | None,
-        typer.Option("--header", metavar="K=V", help="With this header. May be repeated."),
-    ] = None,
+    message_id: IdOption = None,
+    key: KeyOption = None,
+    subject: SubjectOption = None,
+    begin: BeginOption = None,
+    end: EndOption = None,
+    header: HeaderOption = None,
     limit: Annotated[int, typer.Option("-n", min=1, help="At most so many, oldest first.")] = 100,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -67,14 +65,6 @@ def query(
         print_table(_COLUMNS, [[_cell(row[name]) for name in _COLUMNS] for row in rows])
     if not rows:
         raise typer.Exit(ExitCode.NOTHING)
-
-
-def parse_header(text: str) -> tuple[str, str]:
-    """Read ``NAME=VALUE``."""
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise UsageError(f"--header {text!r}: NAME=VALUE is needed")
-    return name, value
 
 
 def _in_json(row: dict[str, Any]) -> dict[str, Any]:

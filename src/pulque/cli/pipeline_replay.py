@@ -9,8 +9,18 @@ from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColum
 from pulque.cli.exits import ExitCode
 from pulque.cli.options import OutputOption, Url, open_client
 from pulque.cli.output import Output, print_json, print_line, print_table
-from pulque.cli.pipeline_options import LakeOption, parse_instant, pipeline_extra
-from pulque.cli.pipeline_query import parse_header
+from pulque.cli.pipeline_options import (
+    BeginOption,
+    EndOption,
+    HeaderOption,
+    IdOption,
+    KeyOption,
+    LakeOption,
+    SubjectOption,
+    parse_header,
+    parse_instant,
+    pipeline_extra,
+)
 
 __all__ = ["replay"]
 
@@ -27,24 +37,12 @@ def replay(
             "--target", metavar="SUBJECT", help="Where to; else each to its own subject."
         ),
     ] = None,
-    message_id: Annotated[
-        str | None, typer.Option("--id", metavar="ID", help="Of this id: 32 hexadecimal digits.")
-    ] = None,
-    key: Annotated[str | None, typer.Option("--key", metavar="KEY", help="Of this key.")] = None,
-    subject: Annotated[
-        str | None,
-        typer.Option("--subject", metavar="S", help="Of this subject; order.* is a prefix."),
-    ] = None,
-    begin: Annotated[
-        str | None, typer.Option("--from", metavar="T", help="Stored at this instant or later.")
-    ] = None,
-    end: Annotated[
-        str | None, typer.Option("--to", metavar="T", help="Stored before this instant.")
-    ] = None,
-    header: Annotated[
-        list[str] | None,
-        typer.Option("--header", metavar="K=V", help="With this header. May be repeated."),
-    ] = None,
+    message_id: IdOption = None,
+    key: KeyOption = None,
+    subject: SubjectOption = None,
+    begin: BeginOption = None,
+    end: EndOption = None,
+    header: HeaderOption = None,
     rate: Annotated[
         float | None, typer.Option("--rate", metavar="N", help="At most so many per second.")
     ] = None,

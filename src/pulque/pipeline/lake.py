@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["BUCKETS", "MESSAGES", "DataFile", "Table", "TableKind", "bucket_of", "view"]
+__all__ = ["BUCKETS", "MESSAGES", "DataFile", "Table", "TableKind", "bucket_of", "frame", "view"]
 
 BUCKETS = 16
 _VERSION_KEY = "pulque.schema"
@@ -260,15 +260,24 @@ def view(spark: "SparkSession", where: str, name: str = "messages") -> "DataFram
         where: The lake.
         name: Of the view.
     """
+    found = frame(spark, where, MESSAGES)
+    found.createOrReplaceTempView(name)
+    return found
+
+
+def frame(spark: "SparkSession", where: str, kind: TableKind) -> "DataFrame":
+    """Return a table as it is now; columns that were added later are null in older rows.
+
+    Raises:
+        UsageError: There is none.
+    """
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    table = Table(where, MESSAGES)
+    table = Table(where, kind)
     schema = from_arrow_schema(table.kind.schema)
     files = [_for_spark(each) for each in table.open().file_uris()]
     reader = spark.read.schema(schema).option("basePath", _for_spark(table.uri))
-    frame = reader.parquet(*files) if files else spark.createDataFrame([], schema)
-    frame.createOrReplaceTempView(name)
-    return frame
+    return reader.parquet(*files) if files else spark.createDataFrame([], schema)
 
 
 def _for_spark(uri: str) -> str:

@@ -1,0 +1,287 @@
+"""Audit, first half: what was sent is stored, each message once.
+
+Three accounts are compared. The log's own, from the copies of its segments: which batches there
+are, of whom, with which sequences. The table's: which sequences and ids it has. And, if given, the
+senders': receipts. Sequences are compared as bits, 64 to a number, so that a comparison of all
+messages moves about a byte for each, and is exact.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from pulque.errors import UsageError
+from pulque.pipeline.audit_tasks import BATCHES, HOUR_US, read_log
+from pulque.pipeline.files import Tree
+from pulque.pipeline.lake import MESSAGES, Table, frame
+from pulque.pipeline.segments import find_segments
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["MOST_BREAKS", "Scope", "StoredSide"]
+
+MOST_BREAKS = 1000
+"""So many of each kind are named; all are counted."""
+_WORDS = """
+    SELECT broker, partition, subject, segment, hour, sequence >> 6 AS word,
+           bit_or(shiftleft(1L, CAST(sequence & 63 AS INT))) AS bits,
+           count(*) AS rows, min(sequence) AS first, max(sequence) AS last
+    FROM {messages}
+    GROUP BY broker, partition, subject, segment, hour, sequence >> 6
+"""
+_EXPECTED = """
+    SELECT broker, partition, word, bit_or(
+        shiftrightunsigned(-1L, 64 - CAST(least(end - word * 64, 64) AS INT))
+        & ~if(first <= word * 64, 0L,
+              shiftrightunsigned(-1L, 64 - CAST(first - word * 64 AS INT)))) AS bits
+    FROM (SELECT *, explode(sequence(first >> 6, (end - 1) >> 6)) AS word FROM {ranges})
+    GROUP BY broker, partition, word
+"""
+_COMPARED = """
+    SELECT coalesce(e.broker, f.broker) AS broker, coalesce(e.partition, f.partition) AS partition,
+           coalesce(e.word, f.word) AS word,
+           coalesce(e.bits, 0L) & ~coalesce(f.bits, 0L) AS missing,
+           coalesce(f.bits, 0L) & ~coalesce(e.bits, 0L) AS foreign,
+           coalesce(f.rows - f.distinct_rows, 0L) AS doubled
+    FROM {expected} e FULL OUTER JOIN (
+        SELECT broker, partition, word, bit_or(bits) AS bits, sum(rows) AS rows,
+               CAST(bit_count(bit_or(bits)) AS LONG) AS distinct_rows
+        FROM {words} GROUP BY broker, partition, word) f
+    ON e.broker = f.broker AND e.partition = f.partition AND e.word = f.word
+"""
+_BITS = """
+    SELECT broker, partition, '{flaw}' AS flaw, word * 64 + bit AS sequence
+    FROM (SELECT *, explode(sequence(0, 63)) AS bit FROM {{compared}} WHERE {column} != 0)
+    WHERE ({column} & shiftleft(1L, bit)) != 0
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What an audit is about; None for everything.
+
+    Attributes:
+        subject: A subject, or a prefix such as ``order.*``.
+        group: A group.
+    """
+
+    subject: str | None = None
+    group: str | None = None
+
+    def condition(self, column: str = "subject") -> str:
+        """Return it as a condition on subjects in SQL."""
+        if self.subject is None:
+            return "true"
+        text = self.subject.replace("\\", "\\\\").replace("'", "\\'")
+        if text.endswith("*"):
+            return f"startswith({column}, '{text[:-1]}')"
+        return f"{column} = '{text}'"
+
+
+class StoredSide:
+    """What the log, the table and senders say of what is stored.
+
+    Args:
+        spark: The session.
+        lake: Where it is.
+        scope: Which subjects.
+
+    Raises:
+        UsageError: There is no archive.
+    """
+
+    def __init__(self, spark: "SparkSession", lake: str, scope: Scope) -> None:
+        self._spark = spark
+        self._lake = lake
+        self._scope = scope
+        self._table = Table(lake, MESSAGES)
+        self.messages = (
+            frame(spark, lake, MESSAGES)
+            .where(scope.condition())
+            .selectExpr("*", f"unix_micros(stored_at) DIV {HOUR_US} AS hour")
+        )
+
+    @cached_property
+    def words(self) -> "DataFrame":
+        """The sequences of the table, 64 to a row."""
+        return self._spark.sql(_WORDS, messages=self.messages).localCheckpoint()
+
+    @cached_property
+    def places(self) -> "DataFrame":
+        """Where messages are stored: the sequences of each partition, segment and hour."""
+        return self._spark.sql(
+            """SELECT broker, partition, subject, segment, hour, min(first) AS first,
+                      max(last) + 1 AS end, sum(rows) AS rows
+               FROM {words} GROUP BY broker, partition, subject, segment, hour""",
+            words=self.words,
+        ).localCheckpoint()
+
+    @cached_property
+    def segments(self) -> list[dict[str, Any]]:
+        """The copies of segments in the lake."""
+        tree = self._table.tree
+        found: list[dict[str, Any]] = []
+        for broker in tree.directories("raw") if "raw" in tree.directories() else []:
+            where = f"{tree.where}/raw/{broker}"
+            if not any(name.endswith(".log") for name in Tree(where).names()):
+                continue
+            found += [
+                {
+                    "where": where,
+                    "path": each.path,
+                    "base": each.base,
+                    "broker": broker,
+                    "size": tree.size(f"raw/{broker}/{each.path}") or 0,
+                }
+                for each in find_segments(where)
+            ]
+        return found
+
+    @cached_property
+    def log(self) -> "DataFrame":
+        """The batches of the log, as the copies of its segments tell."""
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        schema = "where string, path string, base long, broker string, size long"
+        rows = self._spark.createDataFrame(self.segments, schema)
+        spread = rows.repartition(max(len(self.segments), 1))
+        batches = spread.mapInArrow(read_log, from_arrow_schema(BATCHES))
+        subject = "regexp_extract(partition, '^(?:%[a-z]+%)?([^%#]+)', 1)"
+        found = batches.selectExpr("*", f"{subject} AS subject").where(self._scope.condition())
+        return found.where(self._kept()).localCheckpoint()
+
+    def _kept(self) -> str:
+        """Say which batches must be in the table: not those of days that expired."""
+        if not self._may_have_expired():
+            return "true"
+        days = self.messages.groupBy("broker").agg({"day": "min"}).collect()
+        hour = 24
+        conditions = [
+            f"(broker != '{row[0]}' OR hour >= unix_date(date'{row[1]}') * {hour})" for row in days
+        ]
+        return " AND ".join(conditions) or "true"
+
+    def _may_have_expired(self) -> bool:
+        """Say whether days may have been let go: the table's log says so, or is cut itself."""
+        history = self._table.open().history()
+        is_cut = min((each.get("version", 0) for each in history), default=0) > 0
+        return is_cut or any(each.get("operation") == "DELETE" for each in history)
+
+    # -- what is wrong -----------------------------------------------------------------------
+
+    def holes_between_segments(self) -> Iterator[dict[str, Any]]:
+        """Yield where a copy of a segment is missing between two others."""
+        for before, after in zip(self.segments, self.segments[1:], strict=False):
+            end = before["base"] + before["size"]
+            if before["broker"] == after["broker"] and end != after["base"]:
+                note = f"the log has no copy from {end} to {after['base']}"
+                yield {"flaw": "segment_missing", "broker": before["broker"], "note": note}
+
+    @cached_property
+    def _compared(self) -> "DataFrame":
+        log = self.log.select("broker", "partition", "first", "end")
+        # Where the table goes back further than the copies do, it must at least have no gaps.
+        older = self._spark.sql(
+            """SELECT p.broker, p.partition, p.first, least(p.end, coalesce(l.first, p.end)) AS end
+               FROM (SELECT broker, partition, min(first) AS first, max(end) AS end
+                     FROM {places} GROUP BY broker, partition) p
+               LEFT JOIN (SELECT broker, partition, min(first) AS first FROM {log}
+                          GROUP BY broker, partition) l
+               ON p.broker = l.broker AND p.partition = l.partition
+               WHERE p.first < coalesce(l.first, p.end)""",
+            places=self.places,
+            log=log,
+        )
+        expected = self._spark.sql(_EXPECTED, ranges=log.unionByName(older))
+        compared = self._spark.sql(_COMPARED, expected=expected, words=self.words)
+        return compared.where("missing != 0 OR foreign != 0 OR doubled != 0").localCheckpoint()
+
+    def sequences(self) -> "DataFrame":
+        """Return messages that are missing, that the log does not have, that are there twice."""
+        parts = [
+            self._spark.sql(
+                _BITS.format(flaw=flaw, column=column), compared=self._compared
+            ).selectExpr("*", "CAST(NULL AS STRING) AS message_id", "1L AS count")
+            for flaw, column in (("not_stored", "missing"), ("not_in_log", "foreign"))
+        ]
+        doubled = self._spark.sql(
+            """SELECT m.broker, m.partition, 'stored_twice' AS flaw, m.sequence,
+                      min(m.message_id) AS message_id, 1L AS count
+               FROM {messages} m LEFT SEMI JOIN (SELECT * FROM {compared} WHERE doubled != 0) c
+               ON m.broker = c.broker AND m.partition = c.partition AND m.sequence >> 6 = c.word
+               GROUP BY m.broker, m.partition, m.sequence HAVING count(*) > 1""",
+            messages=self.messages,
+            compared=self._compared,
+        )
+        return parts[0].unionByName(parts[1]).unionByName(doubled)
+
+    def doubled_ids(self) -> "DataFrame":
+        """Return messages that were stored twice under one id."""
+        fresh = self.messages.where("NOT startswith(partition, '%')")
+        return self._spark.sql(
+            """SELECT m.broker, m.partition, 'id_twice' AS flaw, m.sequence, m.message_id,
+                      1L AS count
+               FROM {fresh} m JOIN (
+                   SELECT message_id FROM {fresh} WHERE xxhash64(message_id) IN (
+                       SELECT h FROM (SELECT xxhash64(message_id) AS h, count(*) AS n FROM {fresh}
+                                      GROUP BY xxhash64(message_id)) WHERE n > 1)
+                   GROUP BY message_id
+                   HAVING count(DISTINCT broker, partition, sequence) > 1) d
+               ON m.message_id = d.message_id""",
+            fresh=fresh,
+        )
+
+    def doubled_batches(self) -> "DataFrame":
+        """Return batches that a producer sent once and that are stored twice."""
+        return self._spark.sql(
+            """SELECT broker, partition, 'batch_twice' AS flaw, max(first) AS sequence,
+                      CAST(NULL AS STRING) AS message_id,
+                      max_by(end, first) - max(first) AS count
+               FROM {log} WHERE producer != 0
+               GROUP BY broker, partition, producer, incarnation, number HAVING count(*) > 1""",
+            log=self.log,
+        )
+
+    def gaps_of_producers(self) -> tuple[int, int]:
+        """Return how many batches are not in the log that producers numbered, and of how many."""
+        row = self._spark.sql(
+            """SELECT coalesce(sum(missing), 0), count(*) FROM (
+                   SELECT max(number) - min(number) + 1 - count(DISTINCT number) AS missing
+                   FROM {log} WHERE producer != 0
+                   GROUP BY broker, partition, producer, incarnation) WHERE missing > 0""",
+            log=self.log,
+        ).first()
+        return (0, 0) if row is None else (int(row[0]), int(row[1]))
+
+    def unstored_receipts(self, path: str) -> "DataFrame":
+        """Return what senders have receipts of that is not stored.
+
+        What lies behind all that is archived of its partition is not archived yet, and left out.
+
+        Raises:
+            UsageError: There is no such file, or it has no receipts.
+        """
+        if not Tree(path.rpartition("/")[0] or ".").names().count(path.rpartition("/")[2]):
+            raise UsageError(f"--receipts {path}: there is no such file")
+        schema = "id string, partition string, sequence long"
+        given = self._spark.read.schema(schema).json(path).where("id IS NOT NULL")
+        if given.isEmpty():
+            raise UsageError(f"--receipts {path}: no line of it is JSON with an id")
+        subject = "regexp_extract(partition, '^([^%#]+)', 1)"
+        wanted = given.where(f"partition IS NULL OR {self._scope.condition(subject)}")
+        return self._spark.sql(
+            """SELECT '' AS broker, coalesce(r.partition, '') AS partition,
+                      'receipt_unstored' AS flaw, coalesce(r.sequence, -1L) AS sequence,
+                      r.id AS message_id, 1L AS count
+               FROM {receipts} r
+               LEFT ANTI JOIN {messages} m ON r.id = m.message_id
+               LEFT ANTI JOIN (SELECT partition, max(end) AS end FROM {places}
+                               GROUP BY partition) p
+               ON r.partition = p.partition AND r.sequence >= p.end
+               WHERE r.partition IS NULL OR r.partition IN (SELECT partition FROM {places})""",
+            receipts=wanted,
+            messages=self.messages,
+            places=self.places,
+        )
