@@ -306,7 +306,7 @@ def _with_ids(lake: str, found: Iterable[Found], stored: StoredSide) -> Iterator
 def _id_of(log: StoredLog, found: Found) -> str | None:
     first = found.first or 0
     wanted = Range(PartitionName(found.partition or ""), first, first + 1)
-    for stretch in log.plan([wanted], least=1, most_rows=1):
+    for stretch in log.plan([wanted], least=1, most_rows=1, must_be_whole=False):
         for placed in read_stretch(stretch, must_be_whole=False):
             ids = decode(placed, ("message_id",)).column(0).to_pylist()
             if ids:
