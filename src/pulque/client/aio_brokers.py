@@ -10,6 +10,7 @@ from pulque.client.aio_connection import AsyncConnection, connect_any
 from pulque.client.aio_watching import Watcher
 from pulque.client.backoff import Retries
 from pulque.client.brokers import LOOKING, NOBODY_WAIT, STALE_PAUSE, chosen
+from pulque.client.connection import Connection
 from pulque.client.health import LATENCY_TABLE, LatencyRow
 from pulque.client.route_table import RouteKey, RouteTable
 from pulque.client.routes import HOME, Targets, place_of, places_in, route_of, targets_of
@@ -164,6 +165,11 @@ class Brokers:
         """Open a connection to a place for whoever needs one."""
         return await self.calls_at(place).open(timeout)
 
+    def open_blocking(self, place: str, timeout: float) -> Connection:
+        """Open a connection to a place for a thread that may block."""
+        address = self.table.address_of(place)
+        return Connection.open(address, client=self._client, timeout=timeout)
+
     @property
     def is_cluster(self) -> bool:
         """Whether there may be more brokers than the one that was connected to."""
@@ -211,6 +217,11 @@ class Brokers:
         if not self.is_cluster:
             return [HOME]
         return places_in(await self.ask_route(RouteKey(subject, group), timeout))
+
+    def known_places(self, key: RouteKey) -> list[str]:
+        """Return who serves a subject or a pattern, as was heard last."""
+        route = self.table.route(key)
+        return [] if route is None else places_in(route)
 
     async def plain_partitions(
         self, subject: str, timeout: float, broker: str | None

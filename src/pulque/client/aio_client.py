@@ -20,7 +20,7 @@ from pulque.client.options import (
     CompressionName,
     acks_of,
     check_timeout,
-    consumer_core,
+    consumer_plan,
     latency_table,
     send_options,
 )
@@ -260,7 +260,7 @@ class Client(Administration, Reading):
                 default when iterating, and not for ``pull``.
         """
         self._brokers.home.check_open()
-        core, identity = consumer_core(
+        plan = consumer_plan(
             subject,
             group,
             consumer_id=consumer_id,
@@ -277,9 +277,8 @@ class Client(Administration, Reading):
             max_held=max_held,
         )
         consumer = Consumer(
-            core,
-            identity,
-            connect=self._brokers.home.open,
+            plan,
+            brokers=self._brokers,
             timeout=self._timeout,
             prefetch=prefetch,
             draw=_draw,

@@ -108,6 +108,10 @@ class Brokers:
         """Open a connection to a place for whoever needs one."""
         return self.calls_at(place).open(timeout)
 
+    def open_blocking(self, place: str, timeout: float) -> Connection:
+        """Open a connection to a place for a thread that may block, as all may here."""
+        return self.open_at(place, timeout)
+
     @property
     def is_cluster(self) -> bool:
         """Whether there may be more brokers than the one that was connected to."""
@@ -154,6 +158,11 @@ class Brokers:
             return [HOME]
         route = self.ask_route(RouteKey(subject, group), timeout)
         return places_in(route)
+
+    def known_places(self, key: RouteKey) -> list[str]:
+        """Return who serves a subject or a pattern, as was heard last."""
+        route = self.table.route(key)
+        return [] if route is None else places_in(route)
 
     def plain_partitions(
         self, subject: str, timeout: float, broker: str | None

@@ -2,8 +2,9 @@
 
 from collections import deque
 
-from pulque.client.received import Hole, ReceivedBatch
+from pulque.client.received import ACKED, Hole, ReceivedBatch
 from pulque.model.names import PartitionName
+from pulque.model.positions import Tenure
 from pulque.wire.requests import FROM_SETTLED, Settle
 
 __all__ = ["UNKNOWN", "Subscription"]
@@ -41,6 +42,16 @@ class Subscription:
         self.settled = self.asked = self.floor = UNKNOWN
         self.on_the_way = None
         return lost
+
+    def finish(self, tenure: Tenure, pull: int) -> None:
+        """Turn a nack into an ack: another broker has taken over the message."""
+        for batch in self.held:
+            index = pull - batch.pull_base
+            is_it = batch.tenure == tenure and batch.settled <= index < batch.end
+            if isinstance(batch, ReceivedBatch) and is_it:
+                batch.states[index] = ACKED
+        # What was asked says that it is nacked: it is asked anew.
+        self.on_the_way = None
 
     def lose_below(self, pull: int) -> int:
         """Abandon what the broker gave to others: all before ``pull``."""

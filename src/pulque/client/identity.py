@@ -23,7 +23,6 @@ from typing import Self
 
 import google_crc32c
 
-from pulque.client.local_state import LocalState
 from pulque.errors import ConfigError
 from pulque.model.names import ConsumerId, parse_consumer_id
 
@@ -67,8 +66,6 @@ class Identity:
     """The locked file's descriptor."""
     stem: Path | None = None
     """The path of the locked file: the consumer's other files are named after it."""
-    local: LocalState | None = None
-    """What it keeps over a restart; None if it has no place for that."""
 
     @classmethod
     def given(cls, consumer_id: str, folder: Path, *, group: str, subject: str) -> Self:

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
 from pulque.client.holding import UNKNOWN, Subscription
-from pulque.client.kept import Finished, Kept, Progress, finish
+from pulque.client.kept import Kept, Progress, finish, finished_of
 from pulque.client.pull_options import PullOptions
 from pulque.client.received import (
     ANY_DELAY_MS,
@@ -81,6 +81,10 @@ class IncomingCore:
         self._knows_routes = False
         self._is_routing = False
         self._routes_version = 0
+        self.max_held = options.max_held
+        """How many deliveries may be held: the consumer's share for this broker."""
+        self.broker_group = ""
+        """Whose deliveries these are, for who reads the messages."""
         self.abandoned = 0
         """How many deliveries the broker gave to others so far."""
         self.on_abandoned: Callable[[], None] | None = None
@@ -145,7 +149,7 @@ class IncomingCore:
     @property
     def room(self) -> int:
         """How many more deliveries may be held."""
-        return self.options.max_held - self.held
+        return self.max_held - self.held
 
     def next_pull(self, max_messages: int, timeout: float) -> Pull:
         """Return the next pull; there must be none on its way."""
@@ -244,6 +248,7 @@ class IncomingCore:
                 self._leave_out(each, first_pull, delivered.tenure)
             each.expected += batch.end - batch.start
             batch.max_delay_ms = self._max_delay_ms
+            batch.broker_group = self.broker_group
             if filters:
                 self._take_in_wanted(each, batch)
             else:
@@ -269,6 +274,7 @@ class IncomingCore:
         """Have messages handed out that are settled already, whatever becomes of them."""
         wanted = self.options.filter
         for batch in batches_of(each.partition, delivered):
+            batch.broker_group = self.broker_group
             runs = batch.runs(wanted) if wanted.kind else [(batch.start, batch.end, True)]
             self._waiting += [batch.window(*run) for *run, is_wanted in runs if is_wanted]
 
@@ -357,7 +363,7 @@ class IncomingCore:
                 each.partition,
                 each.settled,
                 each.expected,
-                tuple(_finished(each.held)),
+                tuple(finished_of(each.held)),
                 tuple(
                     (batch.tenure, batch.pull_base + batch.settled, batch.pull_base + batch.end)
                     for batch in each.held
@@ -380,6 +386,16 @@ class IncomingCore:
     def repeat_settles(self) -> list[Settle]:
         """Return the settles on their way, to be asked again; that does no harm."""
         return [each.on_the_way for each in self._subscriptions if each.on_the_way is not None]
+
+    def is_on_the_way(self, settle: Settle) -> bool:
+        """Say whether a settle still waits for its answer."""
+        return self._by_partition[PartitionName(settle.partition)].on_the_way is settle
+
+    def adopted(self, partition: PartitionName, tenure: Tenure, pull: int) -> None:
+        """Take in that another broker retries a message: its own need not hear of the nack."""
+        each = self._by_partition.get(partition)
+        if each is not None:
+            each.finish(tenure, pull)
 
     def settle_answered(self, settle: Settle, response: Response | PulqueError) -> None:
         """Take in the answer to a settle.
@@ -475,13 +491,3 @@ class IncomingCore:
             nacked.append(Nacked(batch.pull_base + at, delay_ms, reason))
             at = batch.states.find(NACKED, at + 1, until)
         return until
-
-
-def _finished(held: Iterable[ReceivedBatch | Hole]) -> Iterator[Finished]:
-    """Yield what is finished and not settled, up to the first message that is not."""
-    for batch in held:
-        until = batch.finished_until()
-        if isinstance(batch, ReceivedBatch) and until > batch.settled:
-            yield Finished(batch, batch.settled, until)
-        if until < batch.end:
-            return

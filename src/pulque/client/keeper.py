@@ -72,6 +72,11 @@ class Keeper:
             self._thread = threading.Thread(target=self._run, name="pulque-keeper", daemon=True)
             self._thread.start()
 
+    def has_lost_contact(self, lost_at: float) -> bool:
+        """Say whether the lease has run out, with no connection since ``lost_at``."""
+        since = max(lost_at, self._contact_at)
+        return time.monotonic() - since > (self._lease or _REQUEST_TIMEOUT)
+
     def check(self) -> None:
         """Raise what made it stop."""
         if self._error is not None:
@@ -163,6 +168,9 @@ class Keeper:
         asked = len(self._unanswered)
         while self._unanswered:
             settle = self._unanswered[0]
+            if not self._core.is_on_the_way(settle):
+                self._unanswered.pop(0)
+                continue
             connection = self._connected()
             request_id, frame = connection.session.ask(settle)
             response = connection.exchange(request_id, frame, _REQUEST_TIMEOUT)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import google_crc32c
 
-from pulque.client.received import ACKED, NACKED, ReceivedBatch
+from pulque.client.received import ACKED, NACKED, Hole, ReceivedBatch
 from pulque.model.names import PartitionName
 from pulque.model.positions import Epoch, StartCount, Tenure
 from pulque.wire.requests import Nacked
@@ -28,6 +28,7 @@ __all__ = [
     "decode_positions",
     "encode_positions",
     "finish",
+    "finished_of",
 ]
 
 VERSION = 1
@@ -118,6 +119,16 @@ class Progress:
             return True
         is_held = any(held == tenure and first <= pull < end for held, first, end in self.held)
         return pull < self.expected and not is_held
+
+
+def finished_of(held: Iterable[ReceivedBatch | Hole]) -> Iterator[Finished]:
+    """Yield what is finished and not settled, up to the first message that is not."""
+    for batch in held:
+        until = batch.finished_until()
+        if isinstance(batch, ReceivedBatch) and until > batch.settled:
+            yield Finished(batch, batch.settled, until)
+        if until < batch.end:
+            return
 
 
 class Kept:

@@ -12,7 +12,7 @@ Whatever is wrong with these files costs a warning and a safety net, never the c
 import logging
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from pulque.client.kept import (
@@ -68,6 +68,8 @@ class LocalState:
         self._saved_at = 0.0
         self._is_broken = False
         self._lock = threading.Lock()
+        self.on_adopted: Callable[[PartitionName, Tenure, int], None] | None = None
+        """Told of nacks that another broker took over: partition, tenure, pull sequence."""
 
     def load(self) -> Kept:
         """Return what the last run kept."""
@@ -148,8 +150,16 @@ class LocalState:
                 break  # those after it are not safe either, as order is kept
         for refuge in self._refuges:
             done = refuge.put(nacks) if nacks else 0
-            self._safe.update(keys[:done])
+            self._put_away(refuge, keys[:done])
             keys, nacks = keys[done:], nacks[done:]
+
+    def _put_away(self, refuge: NackRefuge, keys: Iterable[_Delivery]) -> None:
+        if not refuge.takes_over:
+            self._safe.update(keys)
+            return
+        for key in keys:
+            if self.on_adopted is not None:
+                self.on_adopted(*key)
 
     def _write(self, positions: list[KeptPosition], *, is_last: bool) -> None:
         contents = encode_positions(self._owner, positions)

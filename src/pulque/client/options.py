@@ -5,11 +5,10 @@ from collections.abc import Iterable
 from typing import Literal
 
 from pulque.client.batches import WINDOW
+from pulque.client.consumer_plan import ConsumerPlan
 from pulque.client.dispatch import SendOptions
 from pulque.client.health import LATENCY_TABLE, LatencyRow
 from pulque.client.identity import Identity, state_folder
-from pulque.client.incoming import IncomingCore
-from pulque.client.local_state import LocalState
 from pulque.client.pull_options import PullOptions
 from pulque.client.wishes import RetryPolicy, StartAt, mode_of, retry_of, start_of
 from pulque.errors import UsageError
@@ -17,12 +16,9 @@ from pulque.model.batch import MAX_COUNT, Codec
 from pulque.model.compression import compress
 from pulque.model.groups import Mode, tag_filter
 from pulque.model.names import (
-    Subject,
     broadcast_group,
-    is_pattern,
     parse_group,
     parse_pattern,
-    retry_partition,
 )
 from pulque.wire.requests import Acks
 
@@ -31,7 +27,7 @@ __all__ = [
     "CompressionName",
     "acks_of",
     "check_timeout",
-    "consumer_core",
+    "consumer_plan",
     "latency_table",
     "send_options",
 ]
@@ -104,7 +100,7 @@ def send_options(  # noqa: PLR0913  # the arguments of Client.producer
     )
 
 
-def consumer_core(  # noqa: PLR0913  # the arguments of Client.consumer
+def consumer_plan(  # noqa: PLR0913  # the arguments of Client.consumer
     subject: str,
     group: str | None,
     *,
@@ -120,7 +116,7 @@ def consumer_core(  # noqa: PLR0913  # the arguments of Client.consumer
     max_messages: int,
     max_bytes: int,
     max_held: int | None,
-) -> tuple[IncomingCore, Identity]:
+) -> ConsumerPlan:
     """Check what a consumer was told, and find out who it is."""
     pattern = parse_pattern(subject)
     found_mode = mode_of(mode, group, broadcast=broadcast)
@@ -146,19 +142,7 @@ def consumer_core(  # noqa: PLR0913  # the arguments of Client.consumer
         max_held or 4 * max_messages,
         *wishes,
     )
-    kept = None
-    if identity.stem is not None:
-        identity.local = LocalState(identity.stem, effective, identity.consumer)
-        kept = identity.local.load()
-        if found_mode is Mode.BROADCAST:
-            # Its pull sequences go back when it is reset: what is read again would be taken for
-            # what was finished before.
-            kept = None
-    core = IncomingCore(options, kept)
-    if not is_pattern(pattern):
-        # It saves the question for it when the first message is redelivered.
-        core.subscribe([retry_partition(Subject(pattern), effective)])
-    return core, identity
+    return ConsumerPlan(options, identity)
 
 
 def _check(name: str, value: float, least: float, most: float) -> None:

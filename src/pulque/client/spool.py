@@ -75,6 +75,9 @@ class NackRefuge(Protocol):
     retry partition, can come before it.
     """
 
+    takes_over: bool
+    """Whether what is there is retried from there: its own broker need not hear of it."""
+
     def put(self, nacks: Sequence[SpooledNack]) -> int:
         """Make nacks safe, in order; return how many of them are.
 
@@ -90,6 +93,8 @@ class Spool:
         path: The file; made when there is something to write.
         limit: How large it may grow, in bytes. What does not fit is not safe.
     """
+
+    takes_over = False
 
     def __init__(self, path: Path, limit: int = SPOOL_LIMIT) -> None:
         self._path = path

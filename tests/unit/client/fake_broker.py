@@ -21,8 +21,10 @@ from pulque.errors import (
 )
 from pulque.model.batch import read_header, seed_of, verify_crc
 from pulque.model.groups import StartKind
+from pulque.model.ids import IdSource
 from pulque.model.message import StoredBatch
 from pulque.model.names import PartitionName, Pattern
+from pulque.model.pack import BatchPacker
 from pulque.model.positions import (
     ConsumeSequence,
     Epoch,
@@ -144,6 +146,15 @@ class BrokerModel:
                 self._changed.notify_all()
             first = ConsumeSequence(partition.stored[key])
         return responses.Outcome(ErrorCode.NONE, is_known, first, 1000 + first)
+
+    def store_bodies(self, name: str, bodies: list[bytes]) -> None:
+        """Store messages that nobody sent."""
+        packer = BatchPacker()
+        packer.bodies.extend(bodies)
+        ids = IdSource(1).many(1, len(bodies))
+        self.store(name, packer.encode(seed=seed_of(name), ids=ids, created_at_ms=1))
+        with self._changed:
+            self._changed.notify_all()
 
     def _log_of(self, partition: str, request: requests.Pull | requests.Settle) -> PullLog:
         log = self.pull_logs.setdefault((partition, request.group, request.consumer), PullLog())
@@ -315,6 +326,7 @@ class FakeBroker(BrokerModel):
         self.max_message = max_message
         self.lease_ms = lease_ms
         self.max_delay_ms = 3_600_000
+        self.adopted: list[requests.Adopt] = []
         self.name = "fake"
         self.cluster = ""
         self.routes: Callable[[str], RouteValue] | None = None
@@ -514,6 +526,9 @@ class FakeBroker(BrokerModel):
                 return responses.Routed(RouteValue(Pattern(subject), 1, (where,)))
             case requests.Watch():
                 return self._watch(request)
+            case requests.Adopt():
+                self.adopted.append(request)
+                return responses.Adopted(PartitionName("%wait%"), ConsumeSequence(0), False)
             case requests.Send(batches=batches):
                 return responses.Sent(
                     tuple(self.store(name, bytes(data)) for name, data in batches)

@@ -393,15 +393,17 @@ def test_an_answer_that_the_keeper_takes_in_first_is_not_waited_for_again(
     with client.consumer("orders", "kitchen") as consumer:
         client.send("orders", b"one")
         (first,) = take(consumer, 1)  # the next pull is on its way now
-        with consumer._reading:  # noqa: SLF001  # as the keeper holds it while it drains
+        inlet = consumer._inlets._only  # noqa: SLF001
+        assert inlet is not None
+        with inlet._reading:  # noqa: SLF001  # as the keeper holds it while it drains
             found: list[pulque.ReceivedMessage] = []
             caller = threading.Thread(target=lambda: found.extend(take(consumer, 1)))
             caller.start()
             client.send("orders", b"two")
-            connection = consumer._connection  # noqa: SLF001
+            connection = inlet.connection
             assert connection is not None
-            while consumer._core.is_pulling:  # noqa: SLF001
-                consumer._take_in(connection.read_answer())  # noqa: SLF001
+            while inlet.core.is_pulling:
+                inlet._take_in(connection.read_answer())  # noqa: SLF001
         caller.join(LIMIT / 2)
 
         assert first.body == b"one"

@@ -1,0 +1,68 @@
+"""What a consumer is made of, one part for each broker that it pulls from."""
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from pulque.client.identity import Identity
+from pulque.client.incoming import IncomingCore
+from pulque.client.local_state import LocalState
+from pulque.client.pull_options import PullOptions
+from pulque.client.routes import HOME
+from pulque.client.spool import NackRefuge
+from pulque.model.groups import FROM_EARLIEST, Mode, StartKind
+from pulque.model.names import Subject, is_pattern, retry_partition
+
+__all__ = ["ConsumerPart", "ConsumerPlan"]
+
+
+class ConsumerPart(NamedTuple):
+    """What a consumer needs for one broker."""
+
+    core: IncomingCore
+    local: LocalState | None
+    """What it keeps over a restart; None if it has no place for that."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerPlan:
+    """Who a consumer is, and what it was told."""
+
+    options: PullOptions
+    identity: Identity
+
+    def part(
+        self, place: str, *, is_late: bool = False, refuge: NackRefuge | None = None
+    ) -> ConsumerPart:
+        """Return what is needed for one broker.
+
+        Args:
+            place: The broker group, or ``HOME``.
+            is_late: Whether it came to the subject while the consumer ran: what it has by then is
+                new to the group, wherever the group began elsewhere.
+            refuge: Where nacks go while it is away, before the spool.
+        """
+        options = self.options
+        if is_late and options.start.kind is not StartKind.TIME:
+            options = replace(options, start=FROM_EARLIEST)
+        local = self._local(place, refuge)
+        kept = None
+        if local is not None:
+            kept = local.load()
+            if options.mode is Mode.BROADCAST:
+                # Its pull sequences go back when it is reset: what is read again would be taken
+                # for what was finished before.
+                kept = None
+        core = IncomingCore(options, kept)
+        core.broker_group = place
+        if not is_pattern(options.subject):
+            # It saves the question for it when the first message is redelivered.
+            core.subscribe([retry_partition(Subject(options.subject), options.group)])
+        return ConsumerPart(core, local)
+
+    def _local(self, place: str, refuge: NackRefuge | None) -> LocalState | None:
+        stem = self.identity.stem
+        if stem is None:
+            return None
+        if place != HOME:
+            stem = stem.with_name(f"{stem.name}@{place}")
+        return LocalState(stem, self.options.group, self.options.consumer, refuge)
