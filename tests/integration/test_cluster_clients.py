@@ -1,0 +1,185 @@
+"""Clients of a cluster of real processes: spread, failover, routes that change, nacks adopted."""
+
+import contextlib
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import pulque
+from tests.integration.clusters import Cluster
+
+LIMIT = 30.0
+
+
+def take(consumer: pulque.Consumer, wanted: set[str]) -> list[pulque.ReceivedMessage]:
+    """Handle messages until all of these bodies came."""
+    found: list[pulque.ReceivedMessage] = []
+    deadline = time.monotonic() + LIMIT
+    while not wanted <= {each.body.decode() for each in found}:
+        assert time.monotonic() < deadline, f"{len(found)} of {len(wanted)} came"
+        some = consumer.pull(timeout=0.5)
+        consumer.ack_all(some)
+        found += some
+    return found
+
+
+@pytest.mark.accepts("001-13", "001-17", "001-20", "001-21", "004-21", "004-34", "004-35")
+def test_messages_are_spread_over_brokers_and_one_consumer_gets_them(tmp_path: Path) -> None:
+    with (
+        Cluster(tmp_path, 2) as cluster,
+        pulque.connect(cluster.url, state_dir=tmp_path / "state") as client,
+    ):
+        singles = [client.send("orders", b"s%d" % number) for number in range(20)]
+        with client.producer(max_batch=10) as producer:
+            many = producer.send_many("orders", [b"m%d" % number for number in range(200)])
+            receipts = singles + many.result(LIMIT)
+        assert Counter(each.broker_group for each in singles) == {"b0": 10, "b1": 10}
+        assert {each.broker_group for each in receipts} == {"b0", "b1"}
+        assert not any(each.may_be_doubled for each in receipts)
+        wanted = {f"s{n}" for n in range(20)} | {f"m{n}" for n in range(200)}
+        with client.consumer("orders", "kitchen") as consumer:
+            messages = take(consumer, wanted)
+            assert len(messages) == 220
+            consumer.settle(timeout=LIMIT)
+        positions = {each.position for each in receipts}
+        assert positions == {(m.broker_group, m.partition, m.sequence) for m in messages}
+        found = client.positions("orders")
+        assert sorted(each.broker_group for each in found) == ["b0", "b1"]
+        assert sum(each.end - each.start for each in found) == 220
+        assert len(client.read("orders")) == 220
+
+
+@pytest.mark.accepts("004-30", "004-73")
+def test_a_killed_broker_fails_no_send_and_all_that_is_confirmed_is_handled(
+    tmp_path: Path,
+) -> None:
+    load = Load()
+    with (
+        Cluster(tmp_path, 2) as cluster,
+        pulque.connect(cluster.url, state_dir=tmp_path / "state") as client,
+        client.consumer("orders", "kitchen") as consumer,
+    ):
+        client.send("orders", b"first")
+        take(consumer, {"first"})
+        with load.running(client):
+            load.handle(consumer, 1.0)
+            cluster.brokers["b1"].kill()
+            load.handle(consumer, 3.0)
+            meanwhile = len(load.confirmed)
+            load.handle(consumer, 1.0)
+            assert len(load.confirmed) > meanwhile, "messages go on"
+            cluster.brokers["b1"].restart()
+            load.handle(consumer, 1.0)
+        assert load.errors == []
+        deadline = time.monotonic() + LIMIT
+        while missing := set(load.confirmed) - load.handled:
+            assert time.monotonic() < deadline, f"{len(missing)} are missing"
+            load.handle(consumer, 0.2)
+
+
+class Load:
+    """Two threads that send, and what became of their messages."""
+
+    def __init__(self) -> None:
+        self.confirmed: list[str] = []
+        self.handled: set[str] = set()
+        self.errors: list[pulque.PulqueError] = []
+        self._stop = threading.Event()
+
+    @contextlib.contextmanager
+    def running(self, client: pulque.Client) -> Iterator[None]:
+        threads = [threading.Thread(target=self._send, args=(client, name)) for name in "ab"]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+            for thread in threads:
+                thread.join(LIMIT)
+
+    def handle(self, consumer: pulque.Consumer, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            some = consumer.pull(timeout=0.2)
+            self.handled.update(each.body.decode() for each in some)
+            consumer.ack_all(some)
+
+    def _send(self, client: pulque.Client, name: str) -> None:
+        number = 0
+        while not self._stop.is_set():
+            body = f"{name}-{number}"
+            try:
+                client.send("orders", body.encode(), timeout=30)
+                self.confirmed.append(body)
+            except pulque.PulqueError as error:
+                self.errors.append(error)
+                return
+            number += 1
+
+
+@pytest.mark.accepts("000-32")
+def test_a_nack_whose_broker_is_down_is_retried_by_another(tmp_path: Path) -> None:
+    with (
+        Cluster(tmp_path, 2) as cluster,
+        pulque.connect(cluster.url, state_dir=tmp_path / "state") as client,
+        client.consumer("orders", "kitchen", retry=pulque.RetryPolicy([0.2])) as consumer,
+    ):
+        sent = {client.send("orders", b"%d" % number).broker_group for number in range(20)}
+        assert sent == {"b0", "b1"}
+        messages: list[pulque.ReceivedMessage] = []
+        deadline = time.monotonic() + LIMIT
+        while len(messages) < 20:
+            assert time.monotonic() < deadline
+            messages += consumer.pull(timeout=0.5)
+        lost = next(each for each in messages if each.broker_group == "b1")
+        consumer.ack_all(each for each in messages if each.broker_group == "b0")
+        cluster.brokers["b1"].kill()
+        consumer.ack_all(each for each in messages if each is not lost)
+        lost.nack("no stock")
+        again: list[pulque.ReceivedMessage] = []
+        while not again:
+            assert time.monotonic() < deadline, "nobody retried it"
+            again = consumer.pull(timeout=0.5)
+        (found,) = again
+        assert (found.id, found.body, found.attempt) == (lost.id, lost.body, 2)
+        assert found.broker_group == "b0"
+        consumer.ack_all(again)
+        cluster.brokers["b1"].restart()
+        consumer.settle(timeout=LIMIT)
+        # Its own broker has it as done: it does not come a third time.
+        assert consumer.pull(timeout=2) == []
+        assert consumer.held == 0
+
+
+def test_with_the_meta_server_away_messages_go_on(tmp_path: Path) -> None:
+    with (
+        Cluster(tmp_path, 2) as cluster,
+        pulque.connect(cluster.url, state_dir=tmp_path / "state") as client,
+        client.consumer("orders", "kitchen") as consumer,
+    ):
+        client.send("orders", b"before")
+        take(consumer, {"before"})
+        cluster.meta.kill()
+        receipts = [client.send("orders", b"during %d" % number) for number in range(10)]
+        assert {each.broker_group for each in receipts} == {"b0", "b1"}
+        take(consumer, {f"during {number}" for number in range(10)})
+        with pytest.raises(pulque.UnavailableError, match=r"who serves never\.seen"):
+            client.send("never.seen", b"x", timeout=1)
+        cluster.meta.start()
+        assert client.send("never.seen", b"x", timeout=30).broker_group in {"b0", "b1"}
+
+
+@pytest.mark.accepts("002-02")
+def test_a_client_of_one_broker_knows_nothing_of_the_cluster(tmp_path: Path) -> None:
+    """As an old client does: it connects to a broker, and sends and pulls there."""
+    with Cluster(tmp_path, 1) as cluster:
+        url = cluster.brokers["b0"].url
+        with pulque.connect(url, state_dir=tmp_path / "state") as client:
+            client.send("orders", b"x")
+            with client.consumer("orders", "kitchen") as consumer:
+                assert [each.body for each in take(consumer, {"x"})] == [b"x"]
