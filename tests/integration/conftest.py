@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from pulque.testing.process import BrokerProcess
+from tests.integration.postgres import Postgres, why_not
 
 
 @pytest.fixture
@@ -32,3 +33,14 @@ def broker_process(
     monkeypatch.setenv("PULQUE_URL", process.url)
     monkeypatch.setenv("PULQUE_STATE_DIR", str(tmp_path / "state"))
     return process
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A PostgreSQL for this run; tests that need it are skipped where there is none."""
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    server = Postgres()
+    yield server
+    server.close()

@@ -39,12 +39,17 @@ class Background:
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
-    async def close(self) -> None:
-        """End all of it."""
-        tasks = list(self._tasks)
-        for task in tasks:
+    async def close(self, grace_s: float) -> None:
+        """Let it come to its end; what does not within the grace is cancelled.
+
+        A transaction that is cut off in the middle leaves a connection that cannot be closed.
+        """
+        if not self._tasks:
+            return
+        _, late = await asyncio.wait(self._tasks, timeout=grace_s)
+        for task in late:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*late, return_exceptions=True)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

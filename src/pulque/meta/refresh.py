@@ -1,6 +1,7 @@
 """Keeps the directory up to date: with the database, with other meta servers, and with time."""
 
 import asyncio
+import contextlib
 
 from pulque.errors import ConfigError, UnavailableError
 from pulque.meta.parts import Parts
@@ -32,6 +33,7 @@ class Refresher:
         self._beats: dict[str, int] = {}
         self._heard_here: set[str] = set()
         self._reading = asyncio.Lock()
+        self._is_stopping = asyncio.Event()
         self.cluster = ""
         """The id of the cluster; empty until the database was read."""
         self.away: str = ""
@@ -61,10 +63,10 @@ class Refresher:
             self._tell(self._directory.apply(changes))
 
     async def run(self) -> None:
-        """Refresh again and again, count heartbeats, and notice who is silent, until cancelled."""
+        """Refresh again and again, count heartbeats, and notice who is silent, until stopped."""
         beat_at_ms = 0
         pause_s = self._refresh_s
-        while True:
+        while not self._is_stopping.is_set():
             try:
                 await self.refresh()
                 now_ms = self._clock.monotonic_ms()
@@ -78,7 +80,12 @@ class Refresher:
                 self._is_away(str(error))
             self.look()
             self._online.forget_silent()
-            await asyncio.sleep(pause_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._is_stopping.wait(), pause_s)
+
+    def stop(self) -> None:
+        """Have ``run`` end when it is done with what it does."""
+        self._is_stopping.set()
 
     def check_loaded(self) -> None:
         """Refuse what cannot be answered before the database was read.

@@ -42,6 +42,7 @@ __all__ = ["MetaServer", "run_meta"]
 
 _SEND_BUFFER = 32 * 1024 * 1024
 _FRAME_MS = 10_000
+_GRACE_S = 3.0
 _ADMIN_ABOVE = 40
 _PORTS = 65536
 
@@ -91,6 +92,7 @@ class MetaServer:
         self._server: FrameServer | None = None
         self._store: Store | None = None
         self._watches: Watches | None = None
+        self._refresher: Refresher | None = None
         self.administration: Administration
         """What is done by command; there once it is started."""
         self._admin: AdminServer | None = None
@@ -131,7 +133,9 @@ class MetaServer:
             self._watches.close()
         if self._server is not None:
             await self._server.close()
-        await self._background.close()
+        if self._refresher is not None:
+            self._refresher.stop()
+        await self._background.close(_GRACE_S)
         if self._store is not None:
             await self._store.close()
         self._log.info("meta_server_stopped")
@@ -145,7 +149,7 @@ class MetaServer:
         self._watches = Watches(directory, clock)
         online = OnlineClients(clock)
         parts = Parts(self._store, directory, self._watches, online, clock, self._log.warning)
-        refresher = Refresher(
+        refresher = self._refresher = Refresher(
             parts,
             refresh_s=settings.database.refresh.total_seconds(),
             # Twice as often: what another meta server heard must be seen before it is too late.

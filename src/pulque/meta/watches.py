@@ -19,7 +19,7 @@ __all__ = ["Watches"]
 
 _LONGEST_WAIT_MS = 60_000
 _TURN_MS = 250
-_AT_ONCE = 500
+_AT_ONCE = 100
 _Key = tuple[RouteKind, Pattern]
 _Known = tuple[RouteKind, Pattern, str, int]
 K = TypeVar("K")
@@ -56,7 +56,7 @@ class Watches:
         self._by_owner: dict[object, dict[_Waiter, None]] = {}
         self._turn = self._turn_at(clock.monotonic_ms())
         self._timer: asyncio.TimerHandle | None = None
-        self._to_look_at: Iterator[_Key] = iter(())
+        self._to_look_at: Iterator[_Waiter] = iter(())
         self._is_looking = False
         self.waiting = 0
         """How many there are."""
@@ -87,11 +87,14 @@ class Watches:
     def changed(self, subjects: Iterable[Subject]) -> None:
         """Look at the watches of some subjects."""
         for subject in subjects:
-            self._look_at((RouteKind.REALTIME, Pattern(subject)))
+            for waiter in list(self._waiting.get((RouteKind.REALTIME, Pattern(subject)), ())):
+                if self._try(waiter):
+                    self._remove(waiter)
 
     def all_changed(self) -> None:
         """Look at all watches, a few at a time."""
-        self._to_look_at = iter(list(self._waiting))
+        waiters = [each for some in self._ending.values() for each in some]
+        self._to_look_at = iter(waiters)
         if not self._is_looking:
             self._is_looking = True
             self._look_at_some()
@@ -125,18 +128,15 @@ class Watches:
             waiter.answer(Watched(tuple(changed)))
         return bool(changed)
 
-    def _look_at(self, key: _Key) -> None:
-        for waiter in list(self._waiting.get(key, ())):
-            if self._try(waiter):
-                self._remove(waiter)
-
     def _look_at_some(self) -> None:
         for _ in range(_AT_ONCE):
-            key = next(self._to_look_at, None)
-            if key is None:
+            waiter = next(self._to_look_at, None)
+            if waiter is None:
                 self._is_looking = False
                 return
-            self._look_at(key)
+            # Those that were answered meanwhile are not listed any more.
+            if waiter in self._by_owner.get(waiter.owner, ()) and self._try(waiter):
+                self._remove(waiter)
         asyncio.get_running_loop().call_soon(self._look_at_some)
 
     def _schedule(self) -> None:
