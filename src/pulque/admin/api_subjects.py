@@ -68,7 +68,7 @@ class SubjectsApi:
         subject = Subject(new.subject)
         if await self._cluster.subject(subject) is None:
             response.status_code = _CREATED
-        return _row(await self._cluster.create_subject(subject))
+        return _row(await self._cluster.create_subject(subject, new.broker_groups))
 
     async def show(self, subject: SubjectInPath) -> SubjectRow:
         """Return one subject."""

@@ -130,10 +130,17 @@ class Cluster(Protocol):
     async def subject(self, name: Subject) -> PlacedSubject | None:
         """Return one subject."""
 
-    async def create_subject(self, name: Subject) -> PlacedSubject:
+    async def create_subject(
+        self, name: Subject, broker_groups: Sequence[str] = ()
+    ) -> PlacedSubject:
         """Place a subject ahead of its first send; one that exists is returned as it is.
 
+        Args:
+            name: Which one.
+            broker_groups: Where each of its partitions goes; else as at a first send.
+
         Raises:
+            InvalidRequestError: There is no such broker group.
             UnavailableError: There is no broker to place it on.
             NotAllowedError: It is none of those that are allowed, or there are too many.
         """

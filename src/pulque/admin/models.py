@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 from pulque.admin.cluster import Creation, StateName
 from pulque.admin.fields import MAX_PARTITIONS, Body, Flag, Switchable
 from pulque.admin.models_groups import FilterShown, RetryShown
-from pulque.admin.names import GroupName, PatternName, SubjectName
+from pulque.admin.names import GroupName, PatternName, ServerName, SubjectName
 from pulque.admin.pages import Page
 
 __all__ = [
@@ -68,6 +68,12 @@ class NewSubject(Body):
     """A subject to be placed ahead of its first send."""
 
     subject: SubjectName
+    broker_groups: list[ServerName] = Field(
+        default=[],
+        max_length=MAX_PARTITIONS,
+        description="Where each of its partitions goes; one that is named twice gets two. Left "
+        "out, it is placed like at a first send.",
+    )
 
 
 class Extension(Body):

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pulque.cli.options import ConfigFile, DataDirectory, OutputOption, Port, SetOption
+from pulque.cli.api import DEFAULT_ADMIN, Admin, open_admin
+from pulque.cli.config_set import print_settings
+from pulque.cli.options import (
+    ConfigFile,
+    DataDirectory,
+    OutputOption,
+    Port,
+    SetOption,
+    Timeout,
+)
 from pulque.cli.output import Output, print_json, print_line, print_table
 from pulque.errors import ConfigError
 
@@ -37,6 +46,19 @@ class _Server(StrEnum):
     META = "meta"
 
 
+class _Shown(StrEnum):
+    BROKER = "broker"
+    META = "meta"
+    CLUSTER = "cluster"
+
+
+_ShownOption = Annotated[
+    _Shown,
+    typer.Option(
+        "--server",
+        help="Whose settings: those of a broker, of `meta`, or of a running cluster (--admin).",
+    ),
+]
 _ServerOption = Annotated[
     _Server, typer.Option("--server", help="Whose settings: those of a broker, or of `meta`.")
 ]
@@ -47,21 +69,27 @@ app = typer.Typer(help="Show and check settings.", rich_markup_mode=None)
 @app.command()
 def show(
     *,
-    server: _ServerOption = _Server.BROKER,
+    server: _ShownOption = _Shown.BROKER,
     config: ConfigFile = None,
     data: DataDirectory = None,
     port: Port = None,
     set_values: SetOption = None,
+    admin: Admin = DEFAULT_ADMIN,
+    timeout: Timeout = 10.0,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Print every setting that would be in force, and where it came from.
 
     Without --config these are the settings of `pulque up`, with it those of `pulque broker`; with
-    --server meta those of `pulque meta`.
+    --server meta those of `pulque meta`; with --server cluster those that `pulque config set`
+    can change while a cluster runs.
     """
+    if server is _Shown.CLUSTER:
+        print_settings(open_admin(admin, timeout).get("/config")["items"], output)
+        return
     from pulque.settings.schema import show_value, values_of
 
-    loaded = _load(server, config, flags_of(data, port, set_values))
+    loaded = _load(_Server(server), config, flags_of(data, port, set_values))
     values = {key: show_value(value) for key, value in values_of(loaded.settings).items()}
     if output is Output.JSON:
         print_json(

@@ -73,6 +73,14 @@ def create(
         list[str], typer.Argument(metavar="SUBJECT...", help="Which ones.", show_default=False)
     ],
     *,
+    on: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="BROKER-GROUP",
+            help="Where a partition of it goes. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     partitions: Annotated[
         int | None, typer.Option(min=1, help="At least so many partitions.", show_default=False)
     ] = None,
@@ -83,7 +91,7 @@ def create(
     """Create subjects ahead of their first send; those that exist stay as they are."""
     client = open_admin(admin, timeout)
     for subject in subjects:
-        found = client.ask("POST", "/subjects", {"subject": subject})
+        found = client.ask("POST", "/subjects", {"subject": subject, "broker_groups": on or []})
         if partitions is not None and len(found["partitions"]) < partitions:
             body = {"partitions": partitions}
             found = client.ask("POST", path_of("subjects", subject, "extend"), body)

@@ -117,12 +117,14 @@ class AdministeredCluster:
         placed = self._directory.subjects.get(name)
         return None if placed is None else self._placed(name, placed)
 
-    async def create_subject(self, name: Subject) -> PlacedSubject:
+    async def create_subject(
+        self, name: Subject, broker_groups: Sequence[str] = ()
+    ) -> PlacedSubject:
         """Place a subject ahead of its first send; one that exists is returned as it is."""
         await self._refresher.refresh()
         placed = self._directory.subjects.get(name)
         if placed is None:
-            placed = await self._administration.create_subject(name)
+            placed = await self._administration.create_subject(name, broker_groups)
         return self._placed(name, placed)
 
     async def extend_subject(self, name: Subject, partitions: int) -> PlacedSubject:

@@ -11,6 +11,7 @@ from pulque.admin.cluster import (
     WatchingClient,
 )
 from pulque.errors import (
+    InvalidRequestError,
     NotAllowedError,
     UnavailableError,
     UnknownServerError,
@@ -82,9 +83,16 @@ class FakeCluster:
     async def subject(self, name: Subject) -> PlacedSubject | None:
         return self._placed(name) if name in self.placed else None
 
-    async def create_subject(self, name: Subject) -> PlacedSubject:
+    async def create_subject(
+        self, name: Subject, broker_groups: Sequence[str] = ()
+    ) -> PlacedSubject:
+        for each in broker_groups:
+            if each not in self.known:
+                raise InvalidRequestError(f"there is no broker group {each}")
         if name not in self.placed:
-            self.placed[name] = self._places(name, self.said.spread)
+            groups = list(broker_groups) or sorted(self.known)
+            number = len(broker_groups) or self.said.spread
+            self.placed[name] = self._places(name, number, groups)
         return self._placed(name)
 
     async def extend_subject(self, name: Subject, partitions: int) -> PlacedSubject:
@@ -92,7 +100,7 @@ class FakeCluster:
             raise UnknownSubjectError(f"there is no subject {name}")
         if partitions < len(self.placed[name]):
             raise NotAllowedError(f"{name} has {len(self.placed[name])} partitions already")
-        self.placed[name] = self._places(name, partitions)
+        self.placed[name] = self._places(name, partitions, sorted(self.known))
         return self._placed(name)
 
     async def mark_subject(self, name: Pattern, *, is_read_only: bool) -> None:
@@ -116,8 +124,10 @@ class FakeCluster:
             raise UnknownServerError(f"there is no server {name}")
         return self.known[name]
 
-    def _places(self, name: Subject, partitions: int) -> tuple[PlacedPartition, ...]:
-        groups = sorted(self.known)
+    @staticmethod
+    def _places(
+        name: Subject, partitions: int, groups: Sequence[str]
+    ) -> tuple[PlacedPartition, ...]:
         if not groups:
             raise UnavailableError("no broker takes messages now")
         bounds = [SLOTS * number // partitions for number in range(partitions + 1)]

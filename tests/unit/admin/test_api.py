@@ -54,6 +54,15 @@ async def test_a_subject_is_created_once_shown_extended_and_marked(api: Api) -> 
     assert await api.get("/read-only") == {"read_only": ["a.*"]}
 
 
+async def test_a_subject_is_created_where_one_says(api: Api) -> None:
+    wanted = {"subject": "here", "broker_groups": ["b2", "b2"]}
+    made = await api.ask("POST", "/subjects", wanted, status=201)
+
+    assert [each["broker_group"] for each in made["partitions"]] == ["b2", "b2"]
+    nowhere = {"subject": "there", "broker_groups": ["b9"]}
+    await api.ask("POST", "/subjects", nowhere, status=422)
+
+
 async def test_what_is_not_there_is_not_found(api: Api) -> None:
     for path in (
         "/subjects/nothing",

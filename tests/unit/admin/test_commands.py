@@ -177,6 +177,9 @@ def test_settings_that_may_change(command: Command, cluster: FakeCluster) -> Non
     assert command("config", "set", "-o", "json")[1] == (
         '{"create": "first-send", "allowed": [], "spread": 2}\n'
     )
+    assert command("config", "show", "--server", "cluster", "-o", "json") == command(
+        "config", "set", "-o", "json"
+    )
     assert command("config", "set", "spread=3", "allowed=a.*,b")[0] == 0
     assert (cluster.said.spread, cluster.said.allowed) == (3, ("a.*", "b"))
     for wrong in ("spread=0", "spread=x", "storage.directory=/etc", "create=sh"):

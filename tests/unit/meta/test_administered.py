@@ -1,0 +1,190 @@
+"""The cluster as the administration API sees it: a real meta server, asked over HTTP."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from pulque.errors import ConfigError, PulqueError
+from pulque.model.cluster import ServerState
+from pulque.wire.registration import Registered
+from pulque.wire.routes import Watch, Watched
+from tests.unit.meta.running import RunningMeta, Start, broker, eventually, register, route
+
+Ask = Callable[..., Awaitable[Any]]
+ADMIN = {"enabled": True}
+
+
+@pytest.fixture
+async def meta(start: Start) -> RunningMeta:
+    return await start(admin=ADMIN)
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(timeout=60.0) as client:
+        yield client
+
+
+def asking(http: httpx.AsyncClient, meta: RunningMeta) -> Ask:
+    async def ask(method: str, path: str, body: object = None, status: int = 200) -> Any:
+        url = f"{meta.server.admin_url}/api/v1{path}"
+        answer = await http.request(method, url, json=body)
+        assert answer.status_code == status, answer.text
+        return answer.json() if answer.content else None
+
+    return ask
+
+
+async def test_servers_are_listed_marked_and_removed_when_they_are_gone(
+    meta: RunningMeta, http: httpx.AsyncClient
+) -> None:
+    raw, ask = await meta.connect(), asking(http, meta)
+    await register(raw, "b1", "b2")
+
+    rows = (await ask("GET", "/brokers"))["items"]
+    assert [(row["name"], row["state"], row["address"]) for row in rows] == [
+        ("b1", "ready", "127.0.0.1:7450"),
+        ("b2", "ready", "127.0.0.1:7450"),
+    ]
+    await ask("PUT", "/brokers/b1/read-only", {"read_only": True})
+    await ask("PUT", "/brokers/b2/drain", {"draining": True})
+    told = [await raw.ask(broker(name), Registered) for name in ("b1", "b2")]
+    assert [(each.is_read_only, each.is_draining) for each in told] == [
+        (True, False),
+        (False, True),
+    ]
+    refused = await ask("DELETE", "/brokers/b1", status=409)
+    assert "drain and stop it first" in refused["message"]
+    await raw.ask(broker("b1", state=ServerState.LEAVING), Registered)
+    await ask("DELETE", "/brokers/b1", status=204)
+    assert [row["name"] for row in (await ask("GET", "/brokers"))["items"]] == ["b2"]
+    await ask("DELETE", "/brokers/b1", status=404)
+
+
+async def test_subjects_are_created_extended_and_marked(
+    meta: RunningMeta, http: httpx.AsyncClient
+) -> None:
+    raw, ask = await meta.connect(), asking(http, meta)
+    await ask("POST", "/subjects", {"subject": "order.book"}, status=503)
+    await register(raw, "b1", "b2")
+
+    made = await ask("POST", "/subjects", {"subject": "order.book"}, status=201)
+    assert made == await ask("POST", "/subjects", {"subject": "order.book"})
+    extended = await ask("POST", "/subjects/order.book/extend", {"partitions": 4})
+    assert {(p["broker_group"], p["partition"]) for p in made["partitions"]} == {
+        ("b1", "order.book"),
+        ("b2", "order.book"),
+    }
+    assert {(p["broker_group"], p["partition"]) for p in extended["partitions"]} == {
+        ("b1", "order.book"),
+        ("b2", "order.book"),
+        ("b1", "order.book#1"),
+        ("b2", "order.book#2"),
+    }
+    found = {
+        (each.broker_group, each.partition, tuple(each.slots))
+        for each in (await route(raw, "order.book", "g")).partitions
+    }
+    assert found == {
+        (p["broker_group"], p["partition"], tuple(p["slots"])) for p in extended["partitions"]
+    }
+    assert extended == await ask("POST", "/subjects/order.book/extend", {"partitions": 4})
+    await ask("POST", "/subjects/order.book/extend", {"partitions": 3}, status=409)
+    await ask("POST", "/subjects/nothing/extend", {"partitions": 3}, status=404)
+
+    await ask("PUT", "/subjects/order.*/read-only", {"read_only": True})
+    assert (await ask("GET", "/subjects/order.book"))["read_only"]
+    assert not any(each.is_writable for each in (await route(raw, "order.book", "g")).partitions)
+    for number in range(5):
+        await ask("POST", "/subjects", {"subject": f"s{number}"}, status=201)
+    page = await ask("GET", "/subjects?limit=4")
+    rest = await ask("GET", f"/subjects?limit=4&cursor={page['next']}")
+    names = [row["subject"] for row in page["items"] + rest["items"]]
+    assert names == ["order.book", "s0", "s1", "s2", "s3", "s4"]
+    assert rest["next"] is None
+
+
+async def test_a_subject_is_created_where_one_says(
+    meta: RunningMeta, http: httpx.AsyncClient
+) -> None:
+    raw, ask = await meta.connect(), asking(http, meta)
+    await register(raw, "b1", "b2", "b3")
+
+    wanted = {"subject": "chosen", "broker_groups": ["b3", "b1"]}
+    made = await ask("POST", "/subjects", wanted, status=201)
+
+    assert [each["broker_group"] for each in made["partitions"]] == ["b3", "b1"]
+    await ask("POST", "/subjects", {"subject": "x", "broker_groups": ["b9"]}, status=422)
+
+
+async def test_policies_hold_at_every_meta_server_and_after_a_restart(
+    start: Start, http: httpx.AsyncClient
+) -> None:
+    first = await start(admin=ADMIN, subjects={"spread": 1})
+    second = await start(admin=ADMIN, subjects={"spread": 1})
+    ask, ask_other = asking(http, first), asking(http, second)
+    raw = await first.connect()
+    await register(raw, "b1", "b2")
+    assert {row["key"]: row["value"] for row in (await ask("GET", "/config"))["items"]} == {
+        "create": "first-send",
+        "allowed": [],
+        "spread": 1,
+    }
+
+    changed = await ask(
+        "PATCH", "/config", {"create": "beforehand", "allowed": ["order.*"], "spread": 2}
+    )
+
+    async def is_there() -> bool:
+        return bool(await ask_other("GET", "/config") == changed)
+
+    await eventually(is_there)
+    other = await second.connect()
+    assert not (await raw.ask(broker("b1"), Registered)).may_create
+    with pytest.raises(PulqueError, match="created beforehand"):
+        await route(other, "order.book")
+    await ask_other("POST", "/subjects", {"subject": "stock"}, status=409)
+    made = await ask_other("POST", "/subjects", {"subject": "order.book"}, status=201)
+    assert len(made["partitions"]) == 2
+    await first.close()
+    third = await start(admin=ADMIN, subjects={"spread": 1})
+    assert await asking(http, third)("GET", "/config") == changed
+
+
+async def test_clients_that_watch_are_online(meta: RunningMeta, http: httpx.AsyncClient) -> None:
+    raw, ask = await meta.connect(), asking(http, meta)
+    await raw.ask(Watch("id-1", "shop", (), 0), Watched)
+
+    (row,) = (await ask("GET", "/clients"))["items"]
+
+    assert (row["server"], row["client"], row["application"]) == ("meta", "id-1", "shop")
+    assert row["address"].startswith("127.0.0.1:")
+
+
+async def test_a_port_that_somebody_chose_and_is_taken_is_told(
+    meta: RunningMeta, start: Start
+) -> None:
+    taken = int(meta.server.admin_url.rpartition(":")[2])
+
+    with pytest.raises(ConfigError, match=f"cannot listen on .*{taken}"):
+        await start(admin={"port": taken})
+
+
+async def test_the_port_is_40_above_and_any_free_one_if_that_is_taken(
+    meta: RunningMeta, start: Start
+) -> None:
+    # The second one's own port is 40 below one that is taken already.
+    below = int(meta.server.admin_url.rpartition(":")[2]) - 40
+    try:
+        other = await start(admin=ADMIN, listen={"port": below})
+    except ConfigError:
+        pytest.skip("somebody else uses that port")
+
+    assert other.server.admin_url
+    assert other.server.admin_url != meta.server.admin_url
+
+
+async def test_it_can_be_left_out(running: RunningMeta) -> None:
+    assert running.server.admin_url == ""
