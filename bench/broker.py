@@ -53,7 +53,7 @@ class BrokerProcess:
         command = [sys.executable, "-m"]
         if profile is not None:
             command += ["cProfile", "-o", str(profile), "-m"]
-        command += ["pulque", "up", "--data", str(directory), "--port", str(port)]
+        command += ["pulque", "broker", "--data", str(directory), "--port", str(port)]
         for key, value in (settings or {}).items():
             command += ["--set", f"{key}={value}"]
         kept = {k: v for k, v in os.environ.items() if not k.startswith("PULQUE_")}

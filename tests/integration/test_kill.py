@@ -112,7 +112,16 @@ def test_a_broker_that_is_killed_while_it_recovers_recovers_the_next_time(
 
 def _start_and_kill(broker: BrokerProcess, settings: dict[str, object], after: float) -> None:
     port = broker.url.rpartition(":")[2]
-    command = [sys.executable, "-m", "pulque", "up", "--data", str(broker.data), "--port", port]
+    command = [
+        sys.executable,
+        "-m",
+        "pulque",
+        "broker",
+        "--data",
+        str(broker.data),
+        "--port",
+        port,
+    ]
     process = subprocess.Popen(
         [*command, *flags(settings)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )

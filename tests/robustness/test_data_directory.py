@@ -18,7 +18,7 @@ pytestmark = pytest.mark.server
 def refusal(data: Path, *, code: int = 1) -> str:
     """Start a broker that must not start; return what it says."""
     ended = subprocess.run(
-        [sys.executable, "-m", "pulque", "up", "--data", str(data), "--port", "0"],
+        [sys.executable, "-m", "pulque", "broker", "--data", str(data), "--port", "0"],
         capture_output=True,
         text=True,
         timeout=20,

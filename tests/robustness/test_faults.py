@@ -190,7 +190,7 @@ def _run_until_killed(data: Path, settings: dict[str, object], point: int, sende
     log = data.with_name("trace")
     tracing = ["strace", "-f", "-o", str(log), "-e", f"trace={CALLS}"]
     tracing += ["-e", f"inject={CALLS}:signal=KILL:when={point}"]
-    serving = [sys.executable, "-m", "pulque", "up", "--data", str(data), "--port", "0"]
+    serving = [sys.executable, "-m", "pulque", "broker", "--data", str(data), "--port", "0"]
     with subprocess.Popen(
         [*tracing, *serving, *flags(settings)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as process:

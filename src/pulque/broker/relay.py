@@ -5,13 +5,21 @@ they are away a route is answered as it was heard last: what a client sends goes
 """
 
 import asyncio
+import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from pulque.broker.metalink import MetaLink
 from pulque.client.aio_connection import AsyncConnection
-from pulque.errors import DisconnectedError, PulqueError, RemoteProtocolError, UnavailableError
+from pulque.errors import (
+    DisconnectedError,
+    PulqueError,
+    RejectedError,
+    RemoteProtocolError,
+    UnavailableError,
+)
 from pulque.model.names import Subject
 from pulque.model.routes import Route as RouteOf
 from pulque.model.routes import RouteKind
@@ -52,9 +60,20 @@ class Relay:
         request: Route,
         answer: Callable[[Routed], None],
         refuse: Callable[[PulqueError], None],
+        *,
+        here: RouteOf | None = None,
     ) -> None:
-        """Answer who serves a subject."""
-        self._begin(self._route(request), answer, refuse)
+        """Answer who serves a subject.
+
+        Args:
+            request: The question.
+            answer: Takes the route.
+            refuse: Takes why there is none.
+            here: The route to this broker alone, if it has messages of the subject. If the
+                cluster does not know the subject then, it is told: the broker stood alone before.
+                And while nobody can tell more, this is the answer.
+        """
+        self._begin(self._route(request, here), answer, refuse)
 
     def watch(
         self,
@@ -81,22 +100,28 @@ class Relay:
         for line in list(self._lines):
             await line.close()
 
-    async def _route(self, request: Route) -> Routed:
+    async def _route(self, request: Route, here: RouteOf | None) -> Routed:
         try:
-            answer = await self._ask_any(
-                lambda link: _connected(link).request(request, _ROUTE_S, _routed)
-            )
+            answer = await self._ask_route(request)
+            if here is not None and request.group and not answer.route.partitions:
+                with contextlib.suppress(RejectedError):
+                    await self._ask_route(replace(request, group=""))
+                    answer = await self._ask_route(request)
         except UnavailableError:
-            known = self._routes.get(request)
+            known = self._routes.get(request, here)
             if known is None:
                 raise
-            self._routes.move_to_end(request)
             return Routed(known)
         self._routes[request] = answer.route
         self._routes.move_to_end(request)
         if len(self._routes) > _MOST_ROUTES:
             self._routes.popitem(last=False)
         return answer
+
+    async def _ask_route(self, request: Route) -> Routed:
+        return await self._ask_any(
+            lambda link: _connected(link).request(request, _ROUTE_S, _routed)
+        )
 
     async def _watch(self, request: Watch) -> Watched:
         wait_s = min(request.wait_ms, _LONGEST_WAIT_MS) / 1000

@@ -280,8 +280,14 @@ class RequestHandler:
     def _route(self, request: Route, answerer: _Answerer) -> None:
         """Answer what is here, or have a meta server say who serves a subject."""
         if self._cluster.relay is not None and request.kind is not RouteKind.LOCAL:
-            parse_asked(request.subject, request.group)
-            self._cluster.relay.route(request, answerer.answer_held, answerer.refuse_held)
+            pattern, _ = parse_asked(request.subject, request.group)
+            is_here = self._engine.partition(pattern) is not None
+            self._cluster.relay.route(
+                request,
+                answerer.answer_held,
+                answerer.refuse_held,
+                here=self._routes.plain(pattern) if is_here else None,
+            )
             return
         route = self._routes.route(request.subject, request.group, request.kind)
         answerer.answer_held(Routed(route))

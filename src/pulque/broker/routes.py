@@ -3,7 +3,14 @@
 from pulque.broker.gate import Gate
 from pulque.broker.places import Places
 from pulque.errors import NotAllowedError
-from pulque.model.names import Group, Pattern, parse_owner, parse_pattern, parse_subject
+from pulque.model.names import (
+    Group,
+    PartitionName,
+    Pattern,
+    parse_owner,
+    parse_pattern,
+    parse_subject,
+)
 from pulque.model.routes import PartitionRoute, Route, RouteKind
 
 __all__ = ["LocalRoutes", "parse_asked"]
@@ -49,6 +56,13 @@ class LocalRoutes:
             for name in covered
         )
         return Route(pattern, self._places.version, routes)
+
+    def plain(self, subject: Pattern) -> Route:
+        """Return the route to this broker's plain partition of a subject, and no other."""
+        name = PartitionName(subject)
+        is_writable = self._gate.takes(name)
+        here = PartitionRoute(name, self._broker_group, *_ASKED_HERE, is_writable)
+        return Route(subject, 0, (here,))
 
 
 def parse_asked(subject: str, group: str) -> tuple[Pattern, Group | None]:

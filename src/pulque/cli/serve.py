@@ -1,6 +1,7 @@
 """``pulque up`` and ``pulque broker``: the commands that serve."""
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -31,17 +32,35 @@ broker_app = typer.Typer(
 
 def up(
     *,
+    brokers: Annotated[
+        int | None,
+        typer.Option(
+            "--brokers",
+            min=1,
+            max=16,
+            metavar="N",
+            help="Run a small cluster: a meta server and N brokers, each a process of its own.",
+            show_default=False,
+        ),
+    ] = None,
     data: DataDirectory = None,
     port: Port = None,
     config: ConfigFile = None,
     set_values: SetOption = None,
 ) -> None:
-    """Start all that exists so far, in one process.
+    """Start all that exists so far, in one process: a meta server and a broker.
 
-    Keeps messages in ./pulque-data unless told otherwise. Prints one line when it serves,
-    "ready pulque://127.0.0.1:7450", and stops cleanly on ctrl-C or SIGTERM.
+    Keeps everything in ./pulque-data unless told otherwise. Prints one line when it serves,
+    "ready pulque://127.0.0.1:7450", and stops cleanly on ctrl-C or SIGTERM. With cluster.meta set,
+    the broker joins that cluster instead of one of its own.
     """
-    _serve(load_for_command(config, flags_of(data, port, set_values)))
+    loaded = load_for_command(config, flags_of(data, port, set_values))
+    if brokers is not None:
+        _serve_cluster(loaded, brokers, config, set_values or [])
+    elif loaded.settings.cluster.meta:
+        _serve(loaded)
+    else:
+        _serve_embedded(loaded)
 
 
 @broker_app.callback(invoke_without_command=True)
@@ -53,15 +72,18 @@ def broker(
     port: Port = None,
     set_values: SetOption = None,
 ) -> None:
-    """Run a broker with the settings of a file.
+    """Run a broker, with the settings of a file or with those of flags.
 
-    Flags come before the environment (PULQUE_BROKER__STORAGE__RETENTION=7d), which comes before
-    the file. Prints one line when it serves, and stops cleanly on ctrl-C or SIGTERM.
+    Without cluster.meta it stands alone, else it joins the cluster of those meta servers. Flags
+    come before the environment (PULQUE_BROKER__STORAGE__RETENTION=7d), which comes before the
+    file. Prints one line when it serves, and stops cleanly on ctrl-C or SIGTERM.
     """
     if context.invoked_subcommand is not None:
         return
-    if config is None:
-        raise UsageError("--config FILE is missing; to try things out, use: pulque up")
+    if config is None and data is None:
+        raise UsageError(
+            "--config FILE is missing, and so is --data DIR; to try things out, use: pulque up"
+        )
     _serve(load_for_command(config, flags_of(data, port, set_values), needs_file=True))
 
 
@@ -88,3 +110,32 @@ def _serve(loaded: "LoadedSettings[BrokerSettings]") -> None:
 
     check_world(loaded)
     run_broker(loaded.settings, on_ready=print_ready)
+
+
+def _serve_embedded(loaded: "LoadedSettings[BrokerSettings]") -> None:
+    from pulque.cli.embedded import run_embedded
+    from pulque.settings.preflight import check_world
+
+    check_world(loaded)
+    run_embedded(loaded.settings, on_ready=print_ready)
+
+
+def _serve_cluster(
+    loaded: "LoadedSettings[BrokerSettings]",
+    brokers: int,
+    config: Path | None,
+    set_values: list[str],
+) -> None:
+    from pulque.cli.local_cluster import run_local_cluster
+
+    settings = loaded.settings
+    arguments = [] if config is None else ["--config", str(config)]
+    for each in set_values:
+        arguments += ["--set", each]
+    run_local_cluster(
+        settings.storage.directory,
+        brokers=brokers,
+        port=settings.listen.port,
+        arguments=arguments,
+        on_ready=print_ready,
+    )

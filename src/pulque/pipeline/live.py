@@ -10,6 +10,7 @@ from pulque.client.calls import Calls
 from pulque.client.url import addresses_of
 from pulque.errors import RemoteProtocolError, UnknownSubjectError
 from pulque.model.names import PartitionName, owner_of, subject_of
+from pulque.model.routes import RouteKind
 from pulque.pipeline.decode import Placed
 from pulque.pipeline.options import At, Place, Selection
 from pulque.pipeline.placing import Placer, place_served
@@ -131,7 +132,8 @@ class LiveLog:
             return [name for name in names if owner_of(name) is None]
 
         # Only who consumes may ask for a pattern; the group's own partitions are left out above.
-        return self._calls.ask(Route(subject, _GROUP), self._timeout_s, convert)
+        request = Route(subject, _GROUP, RouteKind.LOCAL)
+        return self._calls.ask(request, self._timeout_s, convert)
 
     def _locate(self, partition: PartitionName, at_ms: int) -> Located:
         def convert(answer: Response) -> Located:

@@ -14,6 +14,8 @@ __all__ = ["FORMAT", "Identity"]
 FORMAT = 1
 _FORMAT_FILE = "format.json"
 _START_FILE = "start"
+_NEIGHBOURS = ("lock", f"{_FORMAT_FILE}.tmp", "meta")
+"""What may be there before: ``pulque up`` keeps its meta server's files inside."""
 _ID_BYTES = 8
 _REMEDY = (
     "restore it from a backup, or write a number there that is higher than all before, "
@@ -42,7 +44,7 @@ class Identity:
             DataDirectoryError: The directory is not one of ours, or of another version.
         """
         if not files.exists(_FORMAT_FILE):
-            foreign = [n for n in files.list("") if n not in ("lock", f"{_FORMAT_FILE}.tmp")]
+            foreign = [n for n in files.list("") if n not in _NEIGHBOURS]
             if foreign:
                 raise DataDirectoryError(
                     f"the directory holds {foreign[0]!r} and no {_FORMAT_FILE}, so it is not a "

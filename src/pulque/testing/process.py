@@ -22,7 +22,7 @@ from typing import IO, Self
 
 from pulque.errors import PulqueError
 
-__all__ = ["BrokerProcess", "BrokerProcessError"]
+__all__ = ["BrokerProcess", "BrokerProcessError", "ServerProcess"]
 
 _READY = "ready "
 _TAIL = 4000
@@ -32,53 +32,33 @@ class BrokerProcessError(PulqueError):
     """The process did not do what it should; the text ends with what it wrote to stderr."""
 
 
-class BrokerProcess:
-    """One ``pulque up`` on one data directory. Made by ``start``; used by one thread.
+class ServerProcess:
+    """One command of ours that serves, in a process of its own. Used by one thread.
 
     After a restart it listens on the same port as before, so that clients find it again.
+
+    Args:
+        command: What to run, after ``pulque``; ``--port`` is added.
+        log: The file that its stderr goes to.
+        environ: More variables.
+        timeout: How long starting and stopping may take, in seconds.
     """
 
     def __init__(
         self,
-        data: str | os.PathLike[str],
+        command: Sequence[str],
         *,
-        arguments: Sequence[str] = (),
+        log: Path,
         environ: Mapping[str, str] | None = None,
         timeout: float = 20.0,
     ) -> None:
-        self.data = Path(data)
-        """The data directory; it stays when the process is gone."""
         self.url = ""
         """Where it listens."""
-        self._arguments = list(arguments)
+        self._command = list(command)
         self._environ = {**os.environ, **(environ or {})}
         self._timeout = timeout
         self._process: subprocess.Popen[bytes] | None = None
-        self._log_path = self.data.with_name(f"{self.data.name}.stderr")
-
-    @classmethod
-    def start(
-        cls,
-        data: str | os.PathLike[str],
-        *,
-        arguments: Sequence[str] = (),
-        environ: Mapping[str, str] | None = None,
-        timeout: float = 20.0,
-    ) -> Self:
-        """Start a broker and wait until it serves.
-
-        Args:
-            data: The data directory. What it writes to stderr goes into a file beside it.
-            arguments: More options for ``pulque up``.
-            environ: More variables.
-            timeout: How long starting and stopping may take, in seconds.
-
-        Raises:
-            BrokerProcessError: It does not serve in time.
-        """
-        process = cls(data, arguments=arguments, environ=environ, timeout=timeout)
-        process.restart()
-        return process
+        self._log_path = log
 
     @property
     def pid(self) -> int:
@@ -88,7 +68,7 @@ class BrokerProcess:
             BrokerProcessError: It does not run.
         """
         if self._process is None:
-            raise BrokerProcessError("the broker does not run")
+            raise BrokerProcessError("it does not run")
         return self._process.pid
 
     @property
@@ -111,14 +91,14 @@ class BrokerProcess:
             BrokerProcessError: It still runs, or does not serve in time.
         """
         if self.is_running:
-            raise BrokerProcessError("the broker still runs; stop or kill it first")
+            raise BrokerProcessError("it still runs; stop or kill it first")
         self._forget()
         port = self.url.rpartition(":")[2] or "0"
-        command = [sys.executable, "-m", "pulque", "up", "--data", str(self.data), "--port", port]
+        command = [sys.executable, "-m", "pulque", *self._command, "--port", port]
         self._log_path.parent.mkdir(parents=True, exist_ok=True)
         with self._log_path.open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603  # our own command
-                [*command, *self._arguments],
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -165,12 +145,15 @@ class BrokerProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-            raise self._error(f"the broker did not end in {self._timeout:g} s") from None
+            raise self._error(
+                f"pulque {self._command[0]} did not end in {self._timeout:g} s"
+            ) from None
 
     def close(self) -> None:
         """Stop it if it runs, and close what belongs to it."""
         try:
             if self.is_running:
+                self.send_signal(signal.SIGCONT)  # a process that is paused does not end
                 self.stop()
         finally:
             self._forget()
@@ -200,10 +183,57 @@ class BrokerProcess:
             process.wait(1)
         code = process.poll()
         what = f"ended with code {code}" if code is not None else f"said {line!r}"
-        raise self._error(f"the broker is not ready after {self._timeout:g} s; it {what}")
+        raise self._error(
+            f"pulque {self._command[0]} is not ready after {self._timeout:g} s; it {what}"
+        )
 
     def _error(self, text: str) -> BrokerProcessError:
         return BrokerProcessError(f"{text}\n{self.stderr[-_TAIL:]}")
+
+
+class BrokerProcess(ServerProcess):
+    """One ``pulque broker`` that stands alone, on one data directory. Made by ``start``."""
+
+    def __init__(
+        self,
+        data: str | os.PathLike[str],
+        *,
+        arguments: Sequence[str] = (),
+        environ: Mapping[str, str] | None = None,
+        timeout: float = 20.0,
+    ) -> None:
+        self.data = Path(data)
+        """The data directory; it stays when the process is gone."""
+        super().__init__(
+            ["broker", "--data", str(self.data), *arguments],
+            log=self.data.with_name(f"{self.data.name}.stderr"),
+            environ=environ,
+            timeout=timeout,
+        )
+
+    @classmethod
+    def start(
+        cls,
+        data: str | os.PathLike[str],
+        *,
+        arguments: Sequence[str] = (),
+        environ: Mapping[str, str] | None = None,
+        timeout: float = 20.0,
+    ) -> Self:
+        """Start a broker and wait until it serves.
+
+        Args:
+            data: The data directory. What it writes to stderr goes into a file beside it.
+            arguments: More options for ``pulque broker``.
+            environ: More variables.
+            timeout: How long starting and stopping may take, in seconds.
+
+        Raises:
+            BrokerProcessError: It does not serve in time.
+        """
+        process = cls(data, arguments=arguments, environ=environ, timeout=timeout)
+        process.restart()
+        return process
 
 
 def _read_line(stream: IO[bytes], deadline: float) -> str:

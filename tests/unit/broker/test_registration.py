@@ -340,6 +340,32 @@ async def test_any_broker_relays_questions_for_routes(start: Start, metas: list[
     assert (raw.welcome.cluster, raw.welcome.role) == ("blue", Role.BROKER)
 
 
+async def test_a_subject_that_is_here_already_becomes_known_to_the_cluster(
+    start: Start, metas: list[FakeMeta]
+) -> None:
+    alone = await start()
+    await sent(alone)
+    await alone.close()
+    created: set[str] = set()
+
+    def routes(request: Route) -> RouteOf:
+        if not request.group:
+            created.add(request.subject)
+        return route_to("broker") if request.subject in created else route_to()
+
+    for meta in metas:
+        meta.routes = routes
+    running = await start(cluster=cluster_of(metas))
+    raw = await running.connect()
+
+    here = await raw.ask(Route("orders", "g", RouteKind.REALTIME), Routed)
+    elsewhere = await raw.ask(Route("audit", "g", RouteKind.REALTIME), Routed)
+
+    assert here.route == route_to("broker")
+    assert elsewhere.route.partitions == ()
+    assert created == {"orders"}
+
+
 async def test_a_route_is_answered_by_the_other_meta_server_if_one_is_away(
     start: Start, metas: list[FakeMeta]
 ) -> None:
@@ -366,6 +392,9 @@ async def test_while_all_meta_servers_are_away_a_route_is_what_it_was(
     assert await raw.ask(Route("orders", "", RouteKind.REALTIME), Routed) == before
     with pytest.raises(UnavailableError):
         await raw.ask(Route("never.asked", "", RouteKind.REALTIME), Routed)
+    await raw.send("here", numbered(1))
+    (here,) = (await raw.ask(Route("here", "g", RouteKind.REALTIME), Routed)).route.partitions
+    assert here == PartitionRoute(PartitionName("here"), "broker", "", 0)
     assert await raw.ask(Watch("c", "app", (), 50), Watched) == Watched(())
 
 

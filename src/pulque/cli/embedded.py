@@ -1,0 +1,106 @@
+"""A meta server and a broker in one process: what ``pulque up`` runs."""
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Callable
+
+from pulque.broker.config import BrokerSettings
+from pulque.broker.server import Broker
+from pulque.meta.config import MetaSettings
+from pulque.meta.server import MetaServer
+from pulque.net.process import allow_descriptors, loop_factory
+from pulque.settings.logs import configure_logging
+from pulque.settings.sources import load_settings
+from pulque.storage.files import OsFileSystem
+from pulque.storage.identity import Identity
+
+__all__ = ["run_embedded"]
+
+_META_DIRECTORY = "meta"
+"""Where the meta server's files are, inside the broker's data directory."""
+_BELOW = 10
+"""So far below the broker's port is the meta server's, if that is free: 7440 for 7450."""
+
+
+def run_embedded(settings: BrokerSettings, *, on_ready: Callable[[str], None]) -> None:
+    """Run both until SIGTERM or SIGINT.
+
+    Args:
+        settings: The broker's. Those of the meta server come from the environment.
+        on_ready: Called with the broker's URL once it serves; it is the home of clients.
+
+    Raises:
+        PulqueError: They cannot start, or a disk failed.
+    """
+    configure_logging(settings.log)
+    allow_descriptors()
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(_serve(settings, on_ready))
+
+
+async def _serve(settings: BrokerSettings, on_ready: Callable[[str], None]) -> None:
+    _check_directory(settings)
+    meta = MetaServer(_meta_settings(settings))
+    try:
+        url = await meta.start()
+        address = url.removeprefix("pulque://")
+        cluster = settings.cluster.model_copy(update={"meta": (address,)})
+        await _serve_broker(settings.model_copy(update={"cluster": cluster}), on_ready)
+    finally:
+        await meta.stop()
+
+
+async def _serve_broker(settings: BrokerSettings, on_ready: Callable[[str], None]) -> None:
+    broker = Broker(settings)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, broker.stop)
+    loop.set_exception_handler(broker.callback_failed)
+    await broker.start()
+    try:
+        on_ready(broker.url)
+        await broker.stopped()
+    finally:
+        await broker.close()
+
+
+def _check_directory(settings: BrokerSettings) -> None:
+    """See that the directory may be ours before the meta server puts anything into it.
+
+    Raises:
+        DataDirectoryError: It is in use, or somebody else's.
+    """
+    settings.storage.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    files = OsFileSystem(str(settings.storage.directory))
+    files.lock()
+    try:
+        Identity.open(files)
+    finally:
+        files.unlock()
+
+
+def _meta_settings(settings: BrokerSettings) -> MetaSettings:
+    """Return the settings of the meta server: a port near by, and room beside the messages."""
+    fallbacks = {
+        "storage.directory": str(settings.storage.directory / _META_DIRECTORY),
+        "listen.host": settings.listen.host,
+        "listen.port": _port_below(settings.listen.host, settings.listen.port),
+    }
+    return load_settings(MetaSettings, environ=os.environ, flags={}, fallbacks=fallbacks).settings
+
+
+def _port_below(host: str, port: int) -> int:
+    """Return a port that is easy to remember, or 0 for any free one."""
+    wanted = port - _BELOW
+    if wanted <= 0:
+        return 0
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, wanted))
+        except OSError:
+            return 0
+    return wanted
