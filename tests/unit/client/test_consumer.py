@@ -227,7 +227,7 @@ def test_a_broker_that_stays_away_is_reported_and_can_come_back(
 
 def test_a_pull_without_an_answer_is_asked_again(broker: FakeBroker, tmp_path: Path) -> None:
     broker.fault = Times(requests.Pull, Silence())
-    with pulque.connect(broker.url, timeout=0.3, state_dir=tmp_path) as client:
+    with pulque.connect(broker.url, timeout=1, state_dir=tmp_path) as client:
         client.send("orders", b"x")
         consumer = client.consumer("orders", "kitchen")
 
