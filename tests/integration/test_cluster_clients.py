@@ -15,14 +15,20 @@ from tests.integration.clusters import Cluster
 LIMIT = 30.0
 
 
-def take(consumer: pulque.Consumer, wanted: set[str]) -> list[pulque.ReceivedMessage]:
+def take(
+    consumer: pulque.Consumer, wanted: set[str], *, is_rejecting: bool = False
+) -> list[pulque.ReceivedMessage]:
     """Handle messages until all of these bodies came."""
     found: list[pulque.ReceivedMessage] = []
     deadline = time.monotonic() + LIMIT
     while not wanted <= {each.body.decode() for each in found}:
         assert time.monotonic() < deadline, f"{len(found)} of {len(wanted)} came"
         some = consumer.pull(timeout=0.5)
-        consumer.ack_all(some)
+        for message in some:
+            if is_rejecting:
+                message.reject("of no use")
+            else:
+                message.ack()
         found += some
     return found
 
@@ -51,6 +57,40 @@ def test_messages_are_spread_over_brokers_and_one_consumer_gets_them(tmp_path: P
         assert sorted(each.broker_group for each in found) == ["b0", "b1"]
         assert sum(each.end - each.start for each in found) == 220
         assert len(client.read("orders")) == 220
+        rows = client.reset("orders", "kitchen", "earliest", dry_run=True)
+        assert sum(row.reread for row in rows) == 220
+        assert {row.broker_group for row in rows} == {"b0", "b1"}
+
+
+def test_groups_and_dead_letters_of_all_brokers_are_shown_together(tmp_path: Path) -> None:
+    with (
+        Cluster(tmp_path, 2) as cluster,
+        pulque.connect(cluster.url, state_dir=tmp_path / "state") as client,
+        client.consumer("orders", "kitchen") as consumer,
+    ):
+        for number in range(10):
+            client.send("orders", b"%d" % number)
+        for message in take(consumer, {f"{number}" for number in range(10)}, is_rejecting=True):
+            assert message.broker_group in {"b0", "b1"}
+        consumer.settle(timeout=LIMIT)
+        dead = client.dead("orders", "kitchen")
+        deadline = time.monotonic() + LIMIT
+        while dead.count() < 10:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        letters = dead.list()
+        assert sorted(int(each.body) for each in letters) == list(range(10))
+        first = letters[0]
+        with pytest.raises(pulque.UsageError, match="which broker"):
+            dead.show(first.sequence)
+        found = dead.show(first.sequence, broker=first.broker_group)
+        assert found is not None
+        assert found.body == first.body
+        assert dead.resend(first.sequence, broker=first.broker_group).resent == (first.sequence,)
+        take(consumer, {first.body.decode()})
+        assert dead.purge() == 9
+        states = client.groups("orders", group="kitchen")
+        assert {each.broker_group for each in states} == {"b0", "b1"}
 
 
 @pytest.mark.accepts("004-30", "004-73")

@@ -1,12 +1,16 @@
 """What administrators ask of a broker: groups, status, segments."""
 
-from collections.abc import Callable, Iterable
+import functools
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from pulque.client.dead import DeadLetters, Letters
+from pulque.client.dead import Asker, DeadLetters, Letters
+from pulque.client.everybody import Said, of_all
 from pulque.client.groups import GroupState, PartitionReset, groups_of, reset_request, resets_of
 from pulque.client.looking import report_of, sealed_end_of
 from pulque.client.wishes import ModeName, RetryPolicy, StartAt, change_request, changed_of
+from pulque.errors import RejectedError
+from pulque.model.names import EVERYTHING
 from pulque.wire.requests import Groups, Request, Seal, Status
 from pulque.wire.responses import Response
 
@@ -22,6 +26,22 @@ class Administration:
 
     def _ask(self, request: Request, timeout: float, convert: Callable[[Response], T]) -> T:
         raise NotImplementedError
+
+    def _askers(self, subject: str) -> Mapping[str, Asker]:
+        """Return whom to ask about a subject or a pattern, by broker group."""
+        raise NotImplementedError
+
+    def _ask_all(
+        self, subject: str, request: Request, convert: Callable[[Response], T]
+    ) -> list[tuple[str, T]]:
+        """Ask all brokers that serve a subject or a pattern."""
+        said: list[Said[T]] = []
+        for broker, ask in (self._askers(subject)).items():
+            try:
+                said.append((broker, convert(ask(request))))
+            except RejectedError as error:
+                said.append((broker, error))
+        return of_all(said)
 
     def reset(
         self,
@@ -50,7 +70,8 @@ class Administration:
             UnknownSubjectError: There is no such subject or partition here.
         """
         request = reset_request(subject, group, to, partition, dry_run=dry_run)
-        return self._ask(request, self._timeout, resets_of)
+        found = self._ask_all(subject, request, resets_of)
+        return [row._replace(broker_group=broker) for broker, rows in found for row in rows]
 
     def groups(self, subject: str | None = None, *, group: str | None = None) -> list[GroupState]:
         """Return where groups are, in each partition that they ever pulled from.
@@ -59,15 +80,17 @@ class Administration:
             subject: Only those of this subject, or of a pattern such as ``order.*``.
             group: Only this group.
         """
-        return self._ask(Groups(subject or "", group or ""), self._timeout, groups_of)
+        request = Groups(subject or "", group or "")
+        found = self._ask_all(subject or EVERYTHING, request, groups_of)
+        return [row._replace(broker_group=broker) for broker, rows in found for row in rows]
 
     def dead(self, subject: str, group: str) -> DeadLetters:
-        """Return the dead letters of a group: list, show, resend and purge them."""
+        """Return the dead letters of a group: list, show, resend and purge them.
 
-        def ask(request: Request) -> Response:
-            return self._ask(request, self._timeout, lambda response: response)
-
-        return DeadLetters(Letters(subject, group), ask)
+        Where several brokers have some, each counts its own: ``show`` and ``resend`` want to know
+        whose are meant, the letter's ``broker_group``.
+        """
+        return DeadLetters(Letters(subject, group), functools.partial(self._askers, subject))
 
     def change_group(
         self,
@@ -99,7 +122,7 @@ class Administration:
         request = change_request(
             subject, group, mode=mode, tags=tags, all_tags=all_tags, retry=retry
         )
-        self._ask(request, self._timeout, changed_of)
+        self._ask_all(subject, request, changed_of)
 
     def status(self) -> dict[str, Any]:
         """Return how the broker is doing; fields are added without notice."""

@@ -8,10 +8,12 @@ from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
 from pulque.client.aio_administration import Administration
-from pulque.client.aio_brokers import Brokers
+from pulque.client.aio_brokers import Brokers, Calls
 from pulque.client.aio_consumer import Consumer
+from pulque.client.aio_dead import Asker
 from pulque.client.aio_producer import Producer
 from pulque.client.aio_reading import Reading
+from pulque.client.brokers import LOOKING
 from pulque.client.health import LATENCY_TABLE, LatencyRow
 from pulque.client.identity import application_name
 from pulque.client.options import (
@@ -316,6 +318,17 @@ class Client(Administration, Reading):
             self._sends = self.producer(linger=0, max_in_flight=16)
         return self._sends
 
+    async def _askers(self, subject: str) -> dict[str, Asker]:
+        """Return whom to ask about a subject or a pattern, by broker group."""
+
+        def asker(calls: Calls) -> Asker:
+            return lambda request: calls.ask(request, self._timeout, _as_it_is)
+
+        return {
+            place: asker(self._brokers.calls_at(place))
+            for place in await self._brokers.places(subject, LOOKING, self._timeout)
+        }
+
     async def _find_targets(self, subject: str, timeout: float | None = None) -> Targets:
         targets = self._targets.get(subject)
         if targets is None:
@@ -329,3 +342,7 @@ class Client(Administration, Reading):
 
     async def _ask(self, request: Request, timeout: float, convert: Callable[[Response], T]) -> T:
         return await self._brokers.home.ask(request, timeout, convert)
+
+
+def _as_it_is(response: Response) -> Response:
+    return response

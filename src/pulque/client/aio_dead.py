@@ -1,38 +1,51 @@
 """Dead letters for asyncio: the blocking one's twin, with the same names."""
 
+import builtins
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
 from pulque.client.dead import Letters, Messages, ResentLetters, Talk
+from pulque.client.everybody import Said, of_all, of_one, with_broker
+from pulque.errors import RejectedError
 from pulque.model.message import Message
 from pulque.wire.requests import Request
 from pulque.wire.responses import Response
 
-__all__ = ["DeadLetters"]
+__all__ = ["Asker", "DeadLetters"]
 
 T = TypeVar("T")
+Asker = Callable[[Request], Awaitable[Response]]
+"""Asks one broker."""
 
 
 class DeadLetters:
     """The dead letters of one group and subject. Made by ``client.dead(subject, group)``."""
 
-    def __init__(self, letters: Letters, ask: Callable[[Request], Awaitable[Response]]) -> None:
+    def __init__(
+        self, letters: Letters, find_askers: Callable[[], Awaitable[Mapping[str, Asker]]]
+    ) -> None:
         self._letters = letters
-        self._ask = ask
+        self._find_askers = find_askers
 
     async def count(self) -> int:
         """Return how many nobody has dealt with."""
-        return await self._talk(self._letters.count())
+        return sum(found for _, found in await self._talk_to_all(self._letters.count))
 
-    async def show(self, sequence: int) -> Message | None:
-        """Return one letter; None if it was dealt with, or is not stored any more."""
-        return await self._talk(self._letters.one(sequence))
+    async def show(self, sequence: int, *, broker: str | None = None) -> Message | None:
+        """Return one letter; None if it was dealt with, or is not stored any more.
+
+        Args:
+            sequence: Which one.
+            broker: Whose, if several brokers have letters.
+        """
+        return await self._talk_to_one(self._letters.one(sequence), broker, "a dead letter")
 
     async def resend(
         self,
         *sequences: int,
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
+        broker: str | None = None,
     ) -> ResentLetters:
         """Deliver letters to their group again, as first attempts; to no other group.
 
@@ -42,34 +55,65 @@ class DeadLetters:
             sequences: Which ones.
             body: In the place of its own, for a single one.
             headers: In the place of its own, for a single one.
+            broker: Whose, if several brokers have letters.
         """
-        return await self._talk(self._letters.resend(sequences, body, headers))
+        talk = self._letters.resend(sequences, body, headers)
+        return await self._talk_to_one(talk, broker, "dead letters to resend")
 
     async def resend_all(self) -> int:
         """Deliver all letters that there are now to their group again; return how many."""
-        return await self._talk(self._letters.resend_all())
+        return sum(found for _, found in await self._talk_to_all(self._letters.resend_all))
 
-    async def purge(self, until: int | None = None) -> int:
+    async def purge(self, until: int | None = None, *, broker: str | None = None) -> int:
         """Give up letters, up to and including a sequence, or all; return how many.
 
         They are not shown any more, and their bytes go with their segment.
         """
-        return await self._talk(self._letters.purge(until))
+        if until is not None:
+            talk = self._letters.purge(until)
+            return await self._talk_to_one(talk, broker, "dead letters to purge")
+        found = await self._talk_to_all(lambda: self._letters.purge(None), broker)
+        return sum(count for _, count in found)
 
-    async def list(self, first: int = 0, limit: int = 100) -> Messages:
+    async def list(
+        self, first: int = 0, limit: int = 100, *, broker: str | None = None
+    ) -> Messages:
         """Return letters that nobody has dealt with, oldest first.
 
         Args:
             first: From this sequence on.
             limit: At most so many, up to 1000.
+            broker: Only this broker group's; else those of all, as they were stored.
         """
-        return await self._talk(self._letters.some(first, limit))
+        found = await self._talk_to_all(lambda: self._letters.some(first, limit), broker)
+        letters = [each for name, some in found for each in with_broker(some, name)]
+        if len(found) > 1:
+            letters.sort(key=lambda letter: letter.stored_at_ms)
+        return letters[:limit]
 
-    async def _talk(self, talk: Talk[T]) -> T:
-        try:
-            request = next(talk)
-            while True:
-                request = talk.send(await self._ask(request))
-        except StopIteration as end:
-            found: T = end.value
-            return found
+    async def _talk_to_one(self, talk: Talk[T], broker: str | None, what: str) -> T:
+        askers = await self._find_askers()
+        return await _talk(talk, askers[of_one(askers, broker, what)])
+
+    async def _talk_to_all(
+        self, talk: Callable[[], Talk[T]], broker: str | None = None
+    ) -> "builtins.list[tuple[str, T]]":
+        askers = await self._find_askers()
+        names = askers if broker is None else (of_one(askers, broker, "dead letters"),)
+        said: builtins.list[Said[T]] = []
+        for name in names:
+            try:
+                said.append((name, await _talk(talk(), askers[name])))
+            except RejectedError as error:
+                said.append((name, error))
+        return of_all(said)
+
+
+async def _talk(talk: Talk[T], ask: Asker) -> T:
+    try:
+        request = next(talk)
+        while True:
+            request = talk.send(await ask(request))
+    except StopIteration as end:
+        found: T = end.value
+        return found

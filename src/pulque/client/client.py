@@ -10,9 +10,11 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from pulque.client.administration import Administration
-from pulque.client.brokers import Brokers
+from pulque.client.brokers import LOOKING, Brokers
+from pulque.client.calls import Calls
 from pulque.client.connection import Connection
 from pulque.client.consumer import Consumer
+from pulque.client.dead import Asker
 from pulque.client.health import LATENCY_TABLE, LatencyRow
 from pulque.client.identity import application_name
 from pulque.client.lanes import (
@@ -368,6 +370,17 @@ class Client(Administration, Reading):
     def _ask(self, request: Request, timeout: float, convert: Callable[[Response], T]) -> T:
         return self._calls.ask(request, timeout, convert)
 
+    def _askers(self, subject: str) -> dict[str, Asker]:
+        """Return whom to ask about a subject or a pattern, by broker group."""
+
+        def asker(calls: Calls) -> Asker:
+            return lambda request: calls.ask(request, self._timeout, _as_it_is)
+
+        return {
+            place: asker(self._brokers.calls_at(place))
+            for place in self._brokers.places(subject, LOOKING, self._timeout)
+        }
+
     def _find_targets(self, subject: str, timeout: float | None = None) -> Targets:
         return self._brokers.find_targets(subject, timeout or self._timeout)
 
@@ -425,3 +438,7 @@ class Client(Administration, Reading):
             return stored
 
         return self._calls.repeat(lane, call, timeout or self._timeout)
+
+
+def _as_it_is(response: Response) -> Response:
+    return response

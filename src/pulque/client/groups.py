@@ -35,6 +35,8 @@ class PartitionReset(NamedTuple):
     """How many stored messages come again."""
     skipped: int
     """How many stored messages do not come any more."""
+    broker_group: str = ""
+    """Whose partition it is; empty for a lone broker's."""
 
 
 class ConsumerState(NamedTuple):
@@ -64,6 +66,8 @@ class GroupState(NamedTuple):
     held: int
     """How many deliveries its consumers have not settled."""
     consumers: tuple[ConsumerState, ...]
+    broker_group: str = ""
+    """Whose partition it is; empty for a lone broker's."""
 
 
 def reset_request(
