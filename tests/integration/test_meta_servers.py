@@ -1,0 +1,287 @@
+"""Meta servers as processes: alone on SQLite, several over one PostgreSQL, any of them killed."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pulque.errors import NotAllowedError, PulqueError, UnavailableError
+from pulque.model.routes import RouteKind
+from pulque.testing.process import BrokerProcessError, ServerProcess
+from pulque.testing.raw import RawConnection, expect
+from pulque.wire.registration import Registered
+from pulque.wire.requests import Route, Watch
+from pulque.wire.responses import Routed, Watched
+from pulque.wire.routes import KnownRoute
+from tests.integration.postgres import Postgres
+from tests.unit.meta.running import broker, eventually, register, route
+
+pytestmark = [pytest.mark.server, pytest.mark.xdist_group("postgres")]
+
+StartMeta = Callable[..., ServerProcess]
+Connect = Callable[[ServerProcess], Awaitable[RawConnection]]
+QUICK = ("--set", "cluster.heartbeat=200ms", "--set", "database.refresh=50ms")
+CALM = ("--set", "cluster.heartbeat=1h", "--set", "database.refresh=50ms")
+"""Nobody falls silent while the test waits for something else."""
+
+
+@pytest.fixture
+def start_meta(tmp_path: Path) -> Iterator[StartMeta]:
+    """Start meta servers with options of their own; all of them end with the test."""
+    started: list[ServerProcess] = []
+
+    def start(*arguments: str, password: str = "") -> ServerProcess:
+        log = tmp_path / f"meta-{len(started)}.stderr"
+        environ = {"PULQUE_META__DATABASE__PASSWORD": password} if password else {}
+        process = ServerProcess(["meta", *arguments], log=log, environ=environ, timeout=60.0)
+        started.append(process)
+        process.restart()
+        return process
+
+    yield start
+    for process in started:
+        process.close()
+
+
+@pytest.fixture
+async def connect() -> AsyncIterator[Connect]:
+    """Connect to meta servers; all connections end with the test."""
+    opened: list[RawConnection] = []
+
+    async def connect_to(process: ServerProcess) -> RawConnection:
+        opened.append(await RawConnection.open(process.url, patience_s=30.0))
+        return opened[-1]
+
+    yield connect_to
+    for raw in opened:
+        raw.close()
+
+
+@pytest.fixture
+def three(start_meta: StartMeta, postgres: Postgres) -> list[ServerProcess]:
+    """Three meta servers over one new database."""
+    url = postgres.new_database()
+    return [start_meta("--database", url, *CALM, password=postgres.password) for _ in range(3)]
+
+
+# -- one ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.accepts("001-09", "004-32", "004-21")
+async def test_one_meta_server_keeps_the_cluster_in_a_file(
+    start_meta: StartMeta, tmp_path: Path, connect: Connect
+) -> None:
+    process = start_meta("--data", str(tmp_path / "meta"), *CALM)
+    raw = await connect(process)
+    await register(raw, "b1", "b2", "b3")
+    before = await route(raw, "orders")
+    process.kill()
+    process.restart()
+
+    assert await route(await connect(process), "orders") == before
+    assert process.stop() == 0
+    assert "meta_server_stopped" in process.stderr
+
+
+@pytest.mark.parametrize(
+    ("url", "found"),
+    [
+        ("postgresql://me:secret-word@127.0.0.1/x", "a URL with a password"),
+        ("mysql://me@127.0.0.1/x", "a database of kind 'mysql'"),
+        ("nonsense", "not a database URL"),
+    ],
+)
+def test_a_database_that_cannot_be_is_refused_at_the_start(
+    start_meta: StartMeta, url: str, found: str
+) -> None:
+    with pytest.raises(BrokerProcessError, match="ended with code 2") as failed:
+        start_meta("--database", url)
+
+    assert found in str(failed.value)
+    assert "Traceback" not in str(failed.value)
+
+
+# -- several over one PostgreSQL ----------------------------------------------------------------
+
+
+@pytest.mark.accepts("004-17", "004-18", "004-19")
+async def test_any_meta_server_answers_anything_and_any_may_die(
+    three: list[ServerProcess], connect: Connect
+) -> None:
+    raws = [await connect(each) for each in three]
+    clusters = set()
+    for raw in raws:
+        for name in ("b1", "b2", "b3"):
+            clusters.add((await raw.ask(broker(name), Registered)).cluster)
+    assert len(clusters) == 1
+    created = await route(raws[0], "orders")
+
+    async def is_known(at: RawConnection) -> bool:
+        return await route(at, "orders", "g") == created
+
+    await eventually(lambda: is_known(raws[2]))
+    for victim in range(3):
+        three[victim].kill()
+        survivor = await connect(three[(victim + 1) % 3])
+        assert await route(survivor, "orders") == created
+        assert (await route(survivor, f"created-without-{victim}")).partitions
+        three[victim].restart()
+        back = await connect(three[victim])
+        assert (await route(back, f"created-without-{victim}", "g")).partitions
+
+
+async def test_one_subject_wanted_at_all_of_them_is_placed_once(
+    three: list[ServerProcess], connect: Connect
+) -> None:
+    raws = [await connect(each) for each in three]
+    for raw in raws:
+        await register(raw, "b1", "b2", "b3", "b4", "b5")
+    names = [f"subject-{n}" for n in range(40)]
+    asked = [(raw, [await raw.put(Route(name)) for name in names]) for raw in raws]
+    answers = [
+        [expect(await raw.answer_to(each), Routed).route for each in ids] for raw, ids in asked
+    ]
+
+    assert answers[0] == answers[1] == answers[2]
+    per_group = [each.broker_group for found in answers[0] for each in found.partitions]
+    assert len(per_group) == 80
+
+
+async def test_a_name_wanted_by_two_at_once_goes_to_one(
+    three: list[ServerProcess], connect: Connect
+) -> None:
+    raws = [await connect(each) for each in three[:2]]
+    outcomes: list[object] = []
+
+    async def try_at(raw: RawConnection, directory: str) -> None:
+        try:
+            outcomes.append(await raw.ask(broker("b1", directory=directory), Registered))
+        except PulqueError as error:
+            outcomes.append(error)
+
+    await asyncio.gather(try_at(raws[0], "one"), try_at(raws[1], "other"))
+
+    assert sorted(type(each).__name__ for each in outcomes) == ["NotAllowedError", "Registered"]
+
+
+async def test_who_is_heard_by_one_is_known_to_all_and_who_falls_silent_too(
+    start_meta: StartMeta, postgres: Postgres, connect: Connect
+) -> None:
+    url = postgres.new_database()
+    first, second = [
+        await connect(start_meta("--database", url, *QUICK, password=postgres.password))
+        for _ in range(2)
+    ]
+    is_beating = True
+
+    async def beat() -> None:
+        while is_beating:
+            await register(first, "b1")
+            await asyncio.sleep(0.05)
+
+    async def is_known(*, wanted: bool) -> bool:
+        return bool((await route(second, "*", "g")).partitions) == wanted
+
+    beating = asyncio.create_task(beat())
+    await eventually(lambda: is_known(wanted=True))
+    # Far longer than the second one would wait for a server that nobody hears.
+    for _ in range(20):
+        await asyncio.sleep(0.1)
+    await eventually(lambda: is_known(wanted=True))
+    is_beating = False
+    await beating
+    await eventually(lambda: is_known(wanted=False))
+
+
+# -- the database is away -----------------------------------------------------------------------
+
+
+async def test_without_its_database_a_meta_server_goes_on_with_what_it_knows(
+    start_meta: StartMeta, postgres: Postgres, connect: Connect
+) -> None:
+    url = postgres.new_database()
+    process = start_meta("--database", url, *CALM, password=postgres.password)
+    raw, watching = await connect(process), await connect(process)
+    await register(raw, "b1", "b2")
+    before = await route(raw, "orders")
+    postgres.stop()
+    try:
+        known = KnownRoute(RouteKind.REALTIME, "orders", "", before.version)
+        request_id = await watching.put(Watch("me", "app", (known,), 60_000))
+        await watching.status()
+
+        assert await route(raw, "orders") == before
+        await register(raw, "b1")
+        # A broker that is known may even come back elsewhere, and clients hear of it.
+        await register(raw, "b2", port=7999, incarnation=2)
+        (changed,) = expect(await watching.answer_to(request_id), Watched).changed
+        assert 7999 in [each.port for each in changed.route.partitions]
+        with pytest.raises(UnavailableError, match="database of the meta servers is away"):
+            await route(raw, "new")
+        with pytest.raises(UnavailableError, match="database of the meta servers is away"):
+            await raw.ask(broker("b3"), Registered)
+        assert (await raw.status())["database"] != "ok"
+    finally:
+        postgres.start()
+
+    async def is_back() -> bool:
+        return bool((await raw.status())["database"] == "ok")
+
+    await eventually(is_back, limit_s=60)
+    assert (await route(raw, "new")).partitions
+    # What it had to keep to itself is written down with the next heartbeat.
+    await register(raw, "b2", port=7999, incarnation=2)
+    other = await connect(start_meta("--database", url, *CALM, password=postgres.password))
+    assert 7999 in [each.port for each in (await route(other, "orders")).partitions]
+
+
+async def test_a_meta_server_that_starts_without_its_database_waits_for_it(
+    start_meta: StartMeta, postgres: Postgres, connect: Connect
+) -> None:
+    url = postgres.new_database()
+    postgres.stop()
+    try:
+        process = start_meta("--database", url, *CALM, password=postgres.password)
+        raw = await connect(process)
+        for request in (Route("orders"), broker("b1")):
+            with pytest.raises(UnavailableError, match="database of the meta servers is away"):
+                await raw.ask(request, Routed)
+    finally:
+        postgres.start()
+
+    async def is_let_in() -> bool:
+        try:
+            await raw.ask(broker("b1"), Registered)
+        except UnavailableError:
+            return False
+        return True
+
+    await eventually(is_let_in, limit_s=60)
+    assert (await route(raw, "orders")).partitions
+
+
+async def test_a_password_is_taken_from_a_file_and_never_told(
+    start_meta: StartMeta, postgres: Postgres, tmp_path: Path, connect: Connect
+) -> None:
+    url = postgres.new_database()
+    secret = tmp_path / "secret"
+    secret.write_text(f"{postgres.password}\n")
+    good = start_meta("--database", url, "--set", f"database.password_file={secret}")
+    await register(await connect(good), "b1")
+    bad = start_meta("--database", url, password="wrong-word")
+
+    assert "password authentication failed" in bad.stderr
+    for process in (good, bad):
+        assert postgres.password not in process.stderr
+        assert "wrong-word" not in process.stderr
+
+
+async def test_a_broker_of_another_cluster_is_refused_by_all(
+    start_meta: StartMeta, tmp_path: Path, connect: Connect
+) -> None:
+    raws = [await connect(start_meta("--data", str(tmp_path / name))) for name in ("a", "b")]
+    home = (await raws[0].ask(broker("b1"), Registered)).cluster
+
+    with pytest.raises(NotAllowedError, match=f"belongs to cluster {home}"):
+        await raws[1].ask(broker("b1", cluster=home), Registered)
