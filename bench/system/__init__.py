@@ -7,6 +7,7 @@ from bench.outcome import Section
 from bench.system import (
     archive,
     backlog,
+    cluster_brokers,
     fanout,
     filters,
     latency,
@@ -39,6 +40,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "waiting": waiting.measure,
     "retries": retries.measure,
     "filters": filters.measure,
+    "cluster": cluster_brokers.measure,
     "meta": meta.measure,
     "spark": spark.measure,
     "stream": stream.measure,
