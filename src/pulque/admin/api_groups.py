@@ -147,7 +147,7 @@ class GroupsApi:
                 functools.partial(self._reset, reset, group, dry_run=False),
             )
         rows = [
-            ResetRow(broker_group=server.broker_group, **each._asdict())
+            ResetRow(**each._replace(broker_group=server.broker_group)._asdict())
             for server, partitions in found
             for each in partitions
         ]
