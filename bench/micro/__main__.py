@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bench.machine import describe
-from bench.micro import broker, codecs
+from bench.micro import broker, codecs, routes
 from bench.micro.timing import show
 
 _TABLES = {
@@ -15,6 +15,7 @@ _TABLES = {
     "frames": codecs.frames,
     "checksums": codecs.checksums,
     "the broker's own work, without sockets": broker.requests,
+    "where a message goes, from 10,000 known routes": routes.look_ups,
 }
 
 

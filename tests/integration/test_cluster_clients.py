@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import pulque
-from tests.integration.clusters import Cluster
+from pulque.testing.cluster import ClusterProcesses
 
 LIMIT = 30.0
 
@@ -36,15 +36,15 @@ def take(
 @pytest.mark.accepts("001-13", "001-17", "001-20", "001-21", "004-21", "004-34", "004-35")
 def test_messages_are_spread_over_brokers_and_one_consumer_gets_them(tmp_path: Path) -> None:
     with (
-        Cluster(tmp_path, 2) as cluster,
+        ClusterProcesses.start(tmp_path, brokers=2) as cluster,
         pulque.connect(cluster.url, state_dir=tmp_path / "state") as client,
     ):
         singles = [client.send("orders", b"s%d" % number) for number in range(20)]
         with client.producer(max_batch=10) as producer:
             many = producer.send_many("orders", [b"m%d" % number for number in range(200)])
             receipts = singles + many.result(LIMIT)
-        assert Counter(each.broker_group for each in singles) == {"b0": 10, "b1": 10}
-        assert {each.broker_group for each in receipts} == {"b0", "b1"}
+        assert Counter(each.broker_group for each in singles) == {"broker-1": 10, "broker-2": 10}
+        assert {each.broker_group for each in receipts} == {"broker-1", "broker-2"}
         assert not any(each.may_be_doubled for each in receipts)
         wanted = {f"s{n}" for n in range(20)} | {f"m{n}" for n in range(200)}
         with client.consumer("orders", "kitchen") as consumer:
@@ -54,24 +54,24 @@ def test_messages_are_spread_over_brokers_and_one_consumer_gets_them(tmp_path: P
         positions = {each.position for each in receipts}
         assert positions == {(m.broker_group, m.partition, m.sequence) for m in messages}
         found = client.positions("orders")
-        assert sorted(each.broker_group for each in found) == ["b0", "b1"]
+        assert sorted(each.broker_group for each in found) == ["broker-1", "broker-2"]
         assert sum(each.end - each.start for each in found) == 220
         assert len(client.read("orders")) == 220
         rows = client.reset("orders", "kitchen", "earliest", dry_run=True)
         assert sum(row.reread for row in rows) == 220
-        assert {row.broker_group for row in rows} == {"b0", "b1"}
+        assert {row.broker_group for row in rows} == {"broker-1", "broker-2"}
 
 
 def test_groups_and_dead_letters_of_all_brokers_are_shown_together(tmp_path: Path) -> None:
     with (
-        Cluster(tmp_path, 2) as cluster,
+        ClusterProcesses.start(tmp_path, brokers=2) as cluster,
         pulque.connect(cluster.url, state_dir=tmp_path / "state") as client,
         client.consumer("orders", "kitchen") as consumer,
     ):
         for number in range(10):
             client.send("orders", b"%d" % number)
         for message in take(consumer, {f"{number}" for number in range(10)}, is_rejecting=True):
-            assert message.broker_group in {"b0", "b1"}
+            assert message.broker_group in {"broker-1", "broker-2"}
         consumer.settle(timeout=LIMIT)
         dead = client.dead("orders", "kitchen")
         deadline = time.monotonic() + LIMIT
@@ -90,7 +90,7 @@ def test_groups_and_dead_letters_of_all_brokers_are_shown_together(tmp_path: Pat
         take(consumer, {first.body.decode()})
         assert dead.purge() == 9
         states = client.groups("orders", group="kitchen")
-        assert {each.broker_group for each in states} == {"b0", "b1"}
+        assert {each.broker_group for each in states} == {"broker-1", "broker-2"}
 
 
 @pytest.mark.accepts("004-30", "004-73")
@@ -99,7 +99,7 @@ def test_a_killed_broker_fails_no_send_and_all_that_is_confirmed_is_handled(
 ) -> None:
     load = Load()
     with (
-        Cluster(tmp_path, 2) as cluster,
+        ClusterProcesses.start(tmp_path, brokers=2) as cluster,
         pulque.connect(cluster.url, state_dir=tmp_path / "state") as client,
         client.consumer("orders", "kitchen") as consumer,
     ):
@@ -107,12 +107,12 @@ def test_a_killed_broker_fails_no_send_and_all_that_is_confirmed_is_handled(
         take(consumer, {"first"})
         with load.running(client):
             load.handle(consumer, 1.0)
-            cluster.brokers["b1"].kill()
+            cluster["broker-2"].kill()
             load.handle(consumer, 3.0)
             meanwhile = len(load.confirmed)
             load.handle(consumer, 1.0)
             assert len(load.confirmed) > meanwhile, "messages go on"
-            cluster.brokers["b1"].restart()
+            cluster["broker-2"].restart()
             load.handle(consumer, 1.0)
         assert load.errors == []
         deadline = time.monotonic() + LIMIT
@@ -165,20 +165,20 @@ class Load:
 @pytest.mark.accepts("000-32")
 def test_a_nack_whose_broker_is_down_is_retried_by_another(tmp_path: Path) -> None:
     with (
-        Cluster(tmp_path, 2) as cluster,
+        ClusterProcesses.start(tmp_path, brokers=2) as cluster,
         pulque.connect(cluster.url, state_dir=tmp_path / "state") as client,
         client.consumer("orders", "kitchen", retry=pulque.RetryPolicy([0.2])) as consumer,
     ):
         sent = {client.send("orders", b"%d" % number).broker_group for number in range(20)}
-        assert sent == {"b0", "b1"}
+        assert sent == {"broker-1", "broker-2"}
         messages: list[pulque.ReceivedMessage] = []
         deadline = time.monotonic() + LIMIT
         while len(messages) < 20:
             assert time.monotonic() < deadline
             messages += consumer.pull(timeout=0.5)
-        lost = next(each for each in messages if each.broker_group == "b1")
-        consumer.ack_all(each for each in messages if each.broker_group == "b0")
-        cluster.brokers["b1"].kill()
+        lost = next(each for each in messages if each.broker_group == "broker-2")
+        consumer.ack_all(each for each in messages if each.broker_group == "broker-1")
+        cluster["broker-2"].kill()
         consumer.ack_all(each for each in messages if each is not lost)
         lost.nack("no stock")
         again: list[pulque.ReceivedMessage] = []
@@ -187,9 +187,9 @@ def test_a_nack_whose_broker_is_down_is_retried_by_another(tmp_path: Path) -> No
             again = consumer.pull(timeout=0.5)
         (found,) = again
         assert (found.id, found.body, found.attempt) == (lost.id, lost.body, 2)
-        assert found.broker_group == "b0"
+        assert found.broker_group == "broker-1"
         consumer.ack_all(again)
-        cluster.brokers["b1"].restart()
+        cluster["broker-2"].restart()
         consumer.settle(timeout=LIMIT)
         # Its own broker has it as done: it does not come a third time.
         assert consumer.pull(timeout=2) == []
@@ -198,27 +198,27 @@ def test_a_nack_whose_broker_is_down_is_retried_by_another(tmp_path: Path) -> No
 
 def test_with_the_meta_server_away_messages_go_on(tmp_path: Path) -> None:
     with (
-        Cluster(tmp_path, 2) as cluster,
+        ClusterProcesses.start(tmp_path, brokers=2) as cluster,
         pulque.connect(cluster.url, state_dir=tmp_path / "state") as client,
         client.consumer("orders", "kitchen") as consumer,
     ):
         client.send("orders", b"before")
         take(consumer, {"before"})
-        cluster.meta.kill()
+        cluster["meta-1"].kill()
         receipts = [client.send("orders", b"during %d" % number) for number in range(10)]
-        assert {each.broker_group for each in receipts} == {"b0", "b1"}
+        assert {each.broker_group for each in receipts} == {"broker-1", "broker-2"}
         take(consumer, {f"during {number}" for number in range(10)})
         with pytest.raises(pulque.UnavailableError, match=r"who serves never\.seen"):
             client.send("never.seen", b"x", timeout=1)
-        cluster.meta.start()
-        assert client.send("never.seen", b"x", timeout=30).broker_group in {"b0", "b1"}
+        cluster["meta-1"].restart()
+        assert client.send("never.seen", b"x", timeout=30).broker_group in {"broker-1", "broker-2"}
 
 
 @pytest.mark.accepts("002-02")
 def test_a_client_of_one_broker_knows_nothing_of_the_cluster(tmp_path: Path) -> None:
     """As an old client does: it connects to a broker, and sends and pulls there."""
-    with Cluster(tmp_path, 1) as cluster:
-        url = cluster.brokers["b0"].url
+    with ClusterProcesses.start(tmp_path, brokers=1) as cluster:
+        url = cluster["broker-1"].url
         with pulque.connect(url, state_dir=tmp_path / "state") as client:
             client.send("orders", b"x")
             with client.consumer("orders", "kitchen") as consumer:
