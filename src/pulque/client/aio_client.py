@@ -4,6 +4,7 @@ import os
 import secrets
 import weakref
 from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
@@ -37,7 +38,7 @@ from pulque.client.wishes import (
 )
 from pulque.model.ids import IdSource
 from pulque.wire.requests import Request
-from pulque.wire.responses import Response
+from pulque.wire.responses import ReadBack, Response
 
 __all__ = ["Client", "connect"]
 
@@ -322,7 +323,7 @@ class Client(Administration, Reading):
         """Return whom to ask about a subject or a pattern, by broker group."""
 
         def asker(calls: Calls) -> Asker:
-            return lambda request: calls.ask(request, self._timeout, _as_it_is)
+            return lambda request: calls.ask(request, self._timeout, _kept)
 
         return {
             place: asker(self._brokers.calls_at(place))
@@ -344,5 +345,8 @@ class Client(Administration, Reading):
         return await self._brokers.home.ask(request, timeout, convert)
 
 
-def _as_it_is(response: Response) -> Response:
+def _kept(response: Response) -> Response:
+    """Return an answer that stays what it is when the connection goes on reading."""
+    if isinstance(response, ReadBack) and isinstance(response.records, memoryview):
+        return replace(response, records=bytes(response.records))
     return response
