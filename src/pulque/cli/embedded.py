@@ -3,11 +3,11 @@
 import asyncio
 import os
 import signal
-import socket
 from collections.abc import Callable
 
 from pulque.broker.config import BrokerSettings
 from pulque.broker.server import Broker
+from pulque.cli.ports import port_below
 from pulque.meta.config import MetaSettings
 from pulque.meta.server import MetaServer
 from pulque.net.process import allow_descriptors, loop_factory
@@ -20,8 +20,6 @@ __all__ = ["run_embedded"]
 
 _META_DIRECTORY = "meta"
 """Where the meta server's files are, inside the broker's data directory."""
-_BELOW = 10
-"""So far below the broker's port is the meta server's, if that is free: 7440 for 7450."""
 
 
 def run_embedded(settings: BrokerSettings, *, on_ready: Callable[[str], None]) -> None:
@@ -86,21 +84,6 @@ def _meta_settings(settings: BrokerSettings) -> MetaSettings:
     fallbacks = {
         "storage.directory": str(settings.storage.directory / _META_DIRECTORY),
         "listen.host": settings.listen.host,
-        "listen.port": _port_below(settings.listen.host, settings.listen.port),
+        "listen.port": port_below(settings.listen.host, settings.listen.port),
     }
     return load_settings(MetaSettings, environ=os.environ, flags={}, fallbacks=fallbacks).settings
-
-
-def _port_below(host: str, port: int) -> int:
-    """Return a port that is easy to remember, or 0 for any free one."""
-    wanted = port - _BELOW
-    if wanted <= 0:
-        return 0
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, wanted))
-        except OSError:
-            return 0
-    return wanted

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from pulque.cli.ports import port_below
 from pulque.errors import UnavailableError
 
 __all__ = ["run_local_cluster"]
@@ -81,7 +82,9 @@ class _LocalCluster:
         return None
 
     async def _start_servers(self, brokers: int, port: int) -> str:
-        meta = await self._start("meta", {"--data": self._directory / "meta", "--port": 0})
+        meta = await self._start(
+            "meta", {"--data": self._directory / "meta", "--port": port_below("127.0.0.1", port)}
+        )
         address = meta.removeprefix("pulque://")
         started = [
             self._start(
