@@ -41,8 +41,12 @@ def run_embedded(settings: BrokerSettings, *, on_ready: Callable[[str], None]) -
 async def _serve(settings: BrokerSettings, on_ready: Callable[[str], None]) -> None:
     _check_directory(settings)
     meta = MetaServer(_meta_settings(settings))
+    stop = asyncio.Event()
+    _on_signals(stop.set)
     try:
         url = await meta.start()
+        if stop.is_set():
+            return
         address = url.removeprefix("pulque://")
         cluster = settings.cluster.model_copy(update={"meta": (address,)})
         await _serve_broker(settings.model_copy(update={"cluster": cluster}), on_ready)
@@ -52,16 +56,19 @@ async def _serve(settings: BrokerSettings, on_ready: Callable[[str], None]) -> N
 
 async def _serve_broker(settings: BrokerSettings, on_ready: Callable[[str], None]) -> None:
     broker = Broker(settings)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, broker.stop)
-    loop.set_exception_handler(broker.callback_failed)
+    _on_signals(broker.stop)
+    asyncio.get_running_loop().set_exception_handler(broker.callback_failed)
     await broker.start()
     try:
         on_ready(broker.url)
         await broker.stopped()
     finally:
         await broker.close()
+
+
+def _on_signals(stop: Callable[[], None]) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop)
 
 
 def _check_directory(settings: BrokerSettings) -> None:

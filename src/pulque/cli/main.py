@@ -4,13 +4,13 @@ Everything else is imported inside: an application that installed only the clien
 command too, and is told what it lacks.
 """
 
-import os
 import signal
 import sys
 
+from pulque.cli.interrupts import INTERRUPTED, importing
+
 __all__ = ["main"]
 
-_INTERRUPTED = 130
 _EXTRA = {
     "aiosqlite",
     "alembic",
@@ -31,19 +31,17 @@ def main() -> None:
     try:
         code = _run(sys.argv[1:])
     except KeyboardInterrupt:
-        code = _INTERRUPTED
+        code = INTERRUPTED
     # What is left to do takes no time, and a traceback would only confuse.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.exit(code)
 
 
 def _run(arguments: list[str]) -> int:
-    # Nothing has begun yet, and an interrupt in the middle of an import may get lost there.
-    signal.signal(signal.SIGINT, lambda *_: os._exit(_INTERRUPTED))
     try:
-        from pulque.cli.app import run_process
+        with importing():
+            from pulque.cli.app import run_process
 
-        signal.signal(signal.SIGINT, signal.default_int_handler)
         return run_process(arguments)
     except ModuleNotFoundError as error:
         if error.name not in _EXTRA:

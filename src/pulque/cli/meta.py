@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from pulque.cli.interrupts import importing
 from pulque.cli.options import ConfigFile, Port, SetOption
 from pulque.cli.output import print_ready
 from pulque.cli.settings import flags_of, load_meta
@@ -36,9 +37,10 @@ def meta(
     password comes from PULQUE_META__DATABASE__PASSWORD or database.password_file. Prints one line
     when it serves, "ready pulque://127.0.0.1:7440", and stops cleanly on ctrl-C or SIGTERM.
     """
-    from pulque.meta.server import run_meta
-    from pulque.settings.preflight import check_world
-    from pulque.settings.sources import Given
+    with importing():
+        from pulque.meta.server import run_meta
+        from pulque.settings.preflight import check_world
+        from pulque.settings.sources import Given
 
     flags = flags_of(data, port, set_values)
     if database is not None:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pulque.cli.interrupts import importing
 from pulque.cli.options import (
     ConfigFile,
     DataDirectory,
@@ -105,16 +106,18 @@ def seal(
 
 
 def _serve(loaded: "LoadedSettings[BrokerSettings]") -> None:
-    from pulque.broker.server import run_broker
-    from pulque.settings.preflight import check_world
+    with importing():
+        from pulque.broker.server import run_broker
+        from pulque.settings.preflight import check_world
 
     check_world(loaded)
     run_broker(loaded.settings, on_ready=print_ready)
 
 
 def _serve_embedded(loaded: "LoadedSettings[BrokerSettings]") -> None:
-    from pulque.cli.embedded import run_embedded
-    from pulque.settings.preflight import check_world
+    with importing():
+        from pulque.cli.embedded import run_embedded
+        from pulque.settings.preflight import check_world
 
     check_world(loaded)
     run_embedded(loaded.settings, on_ready=print_ready)
@@ -126,7 +129,8 @@ def _serve_cluster(
     config: Path | None,
     set_values: list[str],
 ) -> None:
-    from pulque.cli.local_cluster import run_local_cluster
+    with importing():
+        from pulque.cli.local_cluster import run_local_cluster
 
     settings = loaded.settings
     arguments = [] if config is None else ["--config", str(config)]

@@ -9,6 +9,7 @@ import typer
 
 from pulque.cli.api import DEFAULT_ADMIN, Admin, open_admin
 from pulque.cli.config_set import print_settings
+from pulque.cli.interrupts import importing
 from pulque.cli.options import (
     ConfigFile,
     DataDirectory,
@@ -133,8 +134,9 @@ def _load(
 
 def load_meta(config: Path | None, flags: dict[str, "Given"]) -> "LoadedSettings[MetaSettings]":
     """Load the settings of ``pulque meta``."""
-    from pulque.meta.config import MetaSettings
-    from pulque.settings.sources import load_settings
+    with importing():
+        from pulque.meta.config import MetaSettings
+        from pulque.settings.sources import load_settings
 
     fallbacks = {} if config else {"storage.directory": DEFAULT_META_DIRECTORY}
     return load_settings(
@@ -146,8 +148,9 @@ def load_for_command(
     config: Path | None, flags: dict[str, "Given"], *, needs_file: bool = False
 ) -> "LoadedSettings[BrokerSettings]":
     """Load the settings of ``pulque up``, or those of ``pulque broker`` if there is a file."""
-    from pulque.broker.config import BrokerSettings
-    from pulque.settings.sources import load_settings
+    with importing():
+        from pulque.broker.config import BrokerSettings
+        from pulque.settings.sources import load_settings
 
     fallbacks = {} if config or needs_file else {"storage.directory": DEFAULT_DIRECTORY}
     return load_settings(
