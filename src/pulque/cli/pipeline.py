@@ -6,6 +6,7 @@ from pulque.cli.pipeline_archive import archive
 from pulque.cli.pipeline_audit import audit
 from pulque.cli.pipeline_query import query
 from pulque.cli.pipeline_replay import replay
+from pulque.cli.pipeline_report import report
 from pulque.cli.pipeline_upkeep import compact, expire
 
 __all__ = ["app"]
@@ -18,5 +19,6 @@ app.command()(archive)
 app.command()(query)
 app.command()(replay)
 app.command()(audit)
+app.command()(report)
 app.command()(compact)
 app.command()(expire)
