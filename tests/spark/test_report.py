@@ -71,6 +71,13 @@ def tell_a_story(broker: InProcessBroker, client: pulque.Client) -> None:
     with client.consumer("orders", consumer_id="screen", broadcast=True) as screen:
         screen.ack_all(take(screen, 15))
         screen.settle()
+    # Its deliveries have the numbers of messages: they come a second time.
+    client.reset("orders", "#screen", "earliest")
+    with client.consumer("orders", consumer_id="screen", broadcast=True) as screen:
+        found = take(screen, 11)
+        broker.advance_time(4)
+        screen.ack_all(found)
+        screen.settle()
     client.seal()
 
 
@@ -126,6 +133,7 @@ class Oracle:
                         whole = (fact["at"] - since).total_seconds() * 1000
                         self.ends[fact["subject"], fact["group"]].append(max(whole, 0))
                     nacked.discard((*key, pull))
+        self.facts = facts
         self.unsettled = Counter(key[1:3] for key in held)
         self.sent = [row for row in self.messages if not row["partition"].startswith("%")]
         self.reasons = Counter(row["reason"] for row in facts if row["kind"] == "nacked")
@@ -167,6 +175,7 @@ def test_the_report_is_what_one_counts_by_hand(
     oracle = Oracle(lake)
     assert len(oracle.handling["orders", "again"]) == 42
     assert len(oracle.handling["orders", "kitchen"]) == 44
+    assert len(oracle.handling["orders", "#screen"]) == 26
     check_latency(printed, "handling", oracle.handling)
     check_latency(printed, "end_to_end", oracle.ends)
     for row in (row for row in printed if row["kind"] == "consumer"):
@@ -204,3 +213,19 @@ def test_a_report_of_nothing_says_so(
     code, printed = run(capsys, lake, "--subject", "lonely")
     assert (code, printed[-1]["messages"], printed[-1]["settled"]) == (0, 1, 0)
     assert "nothing was settled yet" in printed[-1]["notes"][0]
+
+
+def test_a_part_is_that_group_and_that_time(
+    spark: SparkSession, lake: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert spark
+    settles = [
+        row for row in Oracle(lake).facts if row["kind"] == "settled" and row["group"] == "kitchen"
+    ]
+    since = sorted(row["at"] for row in settles)[1]
+    code, printed = run(capsys, lake, "--group", "kitchen", "--since", since.isoformat())
+    assert code == 0
+    later = sum(row["count"] for row in settles if row["at"] >= since)
+    assert printed[-1]["settled"] == later < sum(row["count"] for row in settles)
+    groups = {row["group"] for row in printed if "group" in row}
+    assert groups == {"kitchen"}

@@ -198,8 +198,12 @@ def _text(x: float, y: float, text: str, kind: str, whole: str = "") -> str:
 
 
 def _cut(text: str, longest: int) -> str:
+    """Leave out the middle: names of one kind often differ at their end."""
     shown = escaped(text)
-    return shown if len(shown) <= longest else f"{shown[: longest - 1]}…"
+    if len(shown) <= longest:
+        return shown
+    tail = longest // 3
+    return f"{shown[: longest - tail - 1]}…{shown[-tail:]}"
 
 
 # ── scales ─────────────────────────────────────────────────────────────────────────────────
