@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import signal
 
 import hypothesis
 import pytest
@@ -20,6 +21,9 @@ hypothesis.settings.load_profile(os.environ.get(_PROFILE, "dev"))
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell starts what runs in its background like that; what tests start would inherit it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # Through the environment, so that the workers of xdist inherit what their controller drew.
     drawn = config.option.hypothesis_seed or str(secrets.randbelow(2**32))
     config.option.hypothesis_seed = os.environ.setdefault(_SEED, drawn)

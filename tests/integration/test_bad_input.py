@@ -102,7 +102,7 @@ def unharmed(broker: BrokerProcess, bystander: Bystander) -> Iterator[None]:
 
 
 def count_segments(broker: BrokerProcess) -> int:
-    return len(list((broker.data / "messages").glob("*.log")))
+    return len(list(broker.data.glob("*/*.log")))
 
 
 @pytest.fixture
