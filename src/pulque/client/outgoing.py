@@ -380,11 +380,14 @@ class OutgoingCore(Generic[P]):
         if streams is None:
             raise self._closed_by or NoRouteError(subject)
         self.check_size(size)
-        batch = self._open_with_room(streams.pick(order_key, level), size)
+        # Picked once: to pick is to take a turn, and the next turn may be another broker's.
+        stream = streams.pick(order_key, level)
+        batch = self._open_with_room(stream, size)
         if batch is None and not order_key:
-            batch = self._open_with_room(streams.turn(level), size)
+            stream = streams.turn(level)
+            batch = self._open_with_room(stream, size)
         if batch is None:
-            batch = self._open_batch(subject, streams.pick(order_key, level))
+            batch = self._open_batch(subject, stream)
         if size > self._small:
             batch.large += size - self._small
         if batch.large > self._full:
