@@ -112,12 +112,24 @@ def _write_failure(history: HistoryWriter, id: str, error: PulqueError) -> None:
     history.write("fail" if is_no else "info", "send", id, detail=f"{error!r}"[:200])
 
 
+def _connect(arguments: argparse.Namespace) -> pulque.Client:
+    """Connect; the broker may have been killed since this process was started."""
+    deadline = time.monotonic() + _TIMEOUT
+    while True:
+        try:
+            return pulque.connect(arguments.url, timeout=_TIMEOUT, state_dir=arguments.state)
+        except UnavailableError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+
+
 def consume(arguments: argparse.Namespace) -> None:
     """Pull, handle and ack until told to stop; nack some at their first attempt."""
     draw = random.Random(arguments.process)
     with (
         HistoryWriter(arguments.history, arguments.process) as history,
-        pulque.connect(arguments.url, timeout=_TIMEOUT, state_dir=arguments.state) as client,
+        _connect(arguments) as client,
         client.consumer(
             arguments.subject, arguments.group, consumer_id=arguments.process, max_messages=200
         ) as consumer,

@@ -333,5 +333,7 @@ def test_closing_a_client_closes_what_came_from_it(broker: FakeBroker, tmp_path:
 
 @pytest.fixture(autouse=True)
 def no_leaks() -> Iterator[None]:
+    before = set(threading.enumerate())
     yield
-    assert not [t for t in threading.enumerate() if t.name.startswith("pulque-")]
+    left = set(threading.enumerate()) - before
+    assert not [t for t in left if t.name.startswith("pulque-")]
