@@ -225,8 +225,10 @@ def test_old_segments_make_room_by_themselves(disk: Path) -> None:
         messages = client.stored("flow")
         numbers = [int.from_bytes(message.body[:4], "little") for message in messages]
 
-        assert numbers == list(range(messages[0].sequence, 600))
-        assert messages[0].sequence > 0
+        # More may have been removed while they were read: what is there is what was sent.
+        assert numbers == [message.sequence for message in messages]
+        assert numbers[0] > 0
+        assert numbers[-1] == 599
 
 
 def test_a_broker_starts_on_a_full_disk_and_serves_what_it_has(
