@@ -214,7 +214,6 @@ def test_with_the_meta_server_away_messages_go_on(tmp_path: Path) -> None:
         assert client.send("never.seen", b"x", timeout=30).broker_group in {"broker-1", "broker-2"}
 
 
-@pytest.mark.accepts("002-02")
 def test_a_client_of_one_broker_knows_nothing_of_the_cluster(tmp_path: Path) -> None:
     """As an old client does: it connects to a broker, and sends and pulls there."""
     with ClusterProcesses.start(tmp_path, brokers=1) as cluster:
