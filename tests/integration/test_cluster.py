@@ -35,6 +35,8 @@ def cluster(started: ClusterProcesses) -> ClusterProcesses:
     for name in started:
         if not started[name].is_running:
             started[name].restart()
+    # A subject that is first sent to before that would stay with fewer brokers.
+    started.wait_until_known()
     return started
 
 

@@ -12,6 +12,7 @@ Each server is known by its name: ``meta-1`` …, ``broker-1`` …; each can be 
 (``send_signal``) and restarted on its own, on the same port and data.
 """
 
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -19,13 +20,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from pulque.client.client import connect
 from pulque.errors import UsageError
-from pulque.testing.process import ServerProcess
+from pulque.testing.process import BrokerProcessError, ServerProcess
 
 __all__ = ["ClusterProcesses"]
 
 Sections = Mapping[str, Mapping[str, Any]]
 """Settings as in a TOML file: ``{"consumption": {"lease": "2s"}}``."""
+_PAUSE_S = 0.05
 
 
 class ClusterProcesses:
@@ -91,6 +94,7 @@ class ClusterProcesses:
             ]
             with ThreadPoolExecutor(max(len(made), 1)) as pool:
                 list(pool.map(ServerProcess.restart, made))
+            cluster.wait_until_known()
         except BaseException:
             cluster.close()
             raise
@@ -148,6 +152,20 @@ class ClusterProcesses:
         self.brokers[name] = process
         return process
 
+    def wait_until_known(self) -> None:
+        """Wait until every meta server that runs has all brokers that run in its routes.
+
+        Raises:
+            BrokerProcessError: That takes too long.
+        """
+        deadline = time.monotonic() + self._timeout
+        wanted = {name for name, broker in self.brokers.items() if broker.is_running}
+        for name, meta in self.metas.items():
+            while meta.is_running and (missing := wanted - _serving(meta)):
+                if time.monotonic() > deadline:
+                    raise BrokerProcessError(f"{name} does not know {', '.join(sorted(missing))}")
+                time.sleep(_PAUSE_S)
+
     def close(self) -> None:
         """Stop all of them: brokers first, so that each can say that it leaves."""
         with ExitStack() as stack:
@@ -176,6 +194,13 @@ class ClusterProcesses:
             environ=self._environ,
             timeout=self._timeout,
         )
+
+
+def _serving(meta: ServerProcess) -> set[str]:
+    """Return the brokers that a meta server has in its routes."""
+    with connect(meta.url) as client:
+        servers: list[dict[str, Any]] = client.status()["servers"]
+    return {str(each["name"]) for each in servers if each["is_serving"]}
 
 
 def _joined(servers: Mapping[str, ServerProcess]) -> str:
