@@ -14,8 +14,12 @@ INTERRUPTED = 130
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Let an interrupt end the process at once: in the middle of an import it may get lost."""
-    if threading.current_thread() is not threading.main_thread():
+    """Let an interrupt end the process at once: in the middle of an import it may get lost.
+
+    Where interrupts are ignored, as in the background of a shell, they stay so.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         yield
         return
     before = signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
