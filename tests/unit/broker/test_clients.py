@@ -25,7 +25,7 @@ def row(subject: str, held: int, group: str = "g", consumer: str = "c") -> Conne
     return ConnectedConsumer(ConsumerId(consumer), Group(group), Pattern(subject), held)
 
 
-@pytest.mark.accepts("004-26", "004-78")
+@pytest.mark.accepts("004-78")
 async def test_clients_are_listed_with_what_they_pull_and_hold(start: StartBroker) -> None:
     clock = ManualClock()
     began_ms = clock.now_ms()

@@ -38,7 +38,7 @@ def take(consumer: pulque.Consumer, count: int) -> list[pulque.ReceivedMessage]:
     return messages
 
 
-@pytest.mark.accepts("001-20", "001-21", "004-31", "004-35", "004-39")
+@pytest.mark.accepts("001-20", "001-21", "004-35", "004-39")
 def test_one_consumer_gets_what_all_brokers_have(
     cluster: FakeCluster, client: pulque.Client
 ) -> None:

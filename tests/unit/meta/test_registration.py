@@ -28,7 +28,7 @@ async def test_a_broker_registers_and_is_in_the_routes(raw: RawConnection) -> No
     assert (there.broker_group, there.host, there.port) == ("b1", "10.0.0.7", 7451)
 
 
-@pytest.mark.accepts("001-11", "001-14", "001-18", "001-19")
+@pytest.mark.accepts("001-14", "001-18", "001-19")
 async def test_the_list_depends_on_what_is_asked_for(raw: RawConnection) -> None:
     await register(raw, "b1", "b2")
     await register(raw, "d1", role=Role.DELAY, port=7460)
