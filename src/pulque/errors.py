@@ -23,6 +23,7 @@ __all__ = [
     "InvalidRequestError",
     "LocalProtocolError",
     "MessageTooLargeError",
+    "NoDelayServerError",
     "NotAllowedError",
     "NotLeaderError",
     "OverloadedError",
@@ -65,6 +66,7 @@ class ErrorCode(IntEnum):
     UNKNOWN_SUBJECT = 25
     UNKNOWN_GROUP = 26
     UNKNOWN_SERVER = 27
+    NO_DELAY_SERVER = 28
     NOT_LEADER = 30
     STALE_EPOCH = 31
     STALE_SETTLE = 32
@@ -178,6 +180,12 @@ class UnknownServerError(RejectedError):
     """No broker or delay server of this name ever registered, or it was removed."""
 
     code = ErrorCode.UNKNOWN_SERVER
+
+
+class NoDelayServerError(RejectedError):
+    """Nobody here takes messages that are due later; ``pulque up`` and ``pulque delay`` do."""
+
+    code = ErrorCode.NO_DELAY_SERVER
 
 
 class NotLeaderError(RejectedError):

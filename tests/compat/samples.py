@@ -24,12 +24,14 @@ from pulque.model.routes import PartitionRoute, Role, RouteKind, Slots
 from pulque.model.routes import Route as RouteOfSubject
 from pulque.wire.adopt import Origin
 from pulque.wire.clients import ConnectedClient, ConnectedConsumer
+from pulque.wire.delay import Fate, HourCount, Listing, Move, ScheduledMessage, Ticket
 from pulque.wire.registration import ServerState
 from pulque.wire.requests import (
     EARLIEST,
     FROM_SETTLED,
     Acks,
     Adopt,
+    Cancel,
     ChangeGroup,
     Clients,
     Dead,
@@ -42,9 +44,11 @@ from pulque.wire.requests import (
     Read,
     Register,
     Request,
+    Reschedule,
     Resend,
     Reset,
     Route,
+    Scheduled,
     Seal,
     Send,
     Settle,
@@ -58,6 +62,7 @@ from pulque.wire.resets import GroupConsumer, GroupPosition, ResetRow
 from pulque.wire.responses import (
     Adopted,
     Beaten,
+    Cancelled,
     ClientsListed,
     DeadListed,
     Delivered,
@@ -68,10 +73,12 @@ from pulque.wire.responses import (
     Pulled,
     ReadBack,
     Registered,
+    Rescheduled,
     Resent,
     ResetDone,
     Response,
     Routed,
+    ScheduledListed,
     Sealed,
     Sent,
     Settled,
@@ -293,6 +300,11 @@ REQUESTS: dict[str, Request] = {
     "resend": Resend(
         "orders", "billing", (3,), True, b"a new body", True, (("who", "é"), ("empty", ""))
     ),
+    "cancel": Cancel((Ticket(ID, 1_763_000_000_000), Ticket(ID))),
+    "reschedule": Reschedule((Move(ID, 0, 1_763_000_000_000),)),
+    "scheduled": Scheduled(
+        Listing.NEXT, "orders", 1_763_000_000_000, 1_764_000_000_000, 50, b"a place", ID
+    ),
 }
 RESPONSES: dict[str, Response] = {
     "hello": Welcome(
@@ -426,6 +438,13 @@ RESPONSES: dict[str, Response] = {
         ((ConsumeSequence(3), 1), (ConsumeSequence(5), 40)),
     ),
     "resend": Resent((3, 5), (4,), (2**40,)),
+    "cancel": Cancelled((Fate.CANCELLED, Fate.UNKNOWN)),
+    "reschedule": Rescheduled((Fate.MOVED, Fate.TOO_LATE)),
+    "scheduled": ScheduledListed(
+        (HourCount(1_763_000_000_000, "orders", 2**40),),
+        (ScheduledMessage(ID, 1_763_000_000_000, PartitionName("orders"), 90, b"a batch"),),
+        b"a place",
+    ),
 }
 ERROR: PulqueError = NotLeaderError("broker-b leads orders#1 — ask there")
 OWNER = {"group": "ticketing", "consumer": "host/shop/orders/0"}

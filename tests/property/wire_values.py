@@ -14,11 +14,13 @@ from pulque.model.routes import PartitionRoute, Role, RouteKind, Slots
 from pulque.model.routes import Route as RouteOfSubject
 from pulque.wire.adopt import Origin
 from pulque.wire.clients import ConnectedClient, ConnectedConsumer
+from pulque.wire.delay import Fate, HourCount, Listing, Move, ScheduledMessage, Ticket
 from pulque.wire.frame import Frame, FrameReader
 from pulque.wire.registration import ServerState
 from pulque.wire.requests import (
     Acks,
     Adopt,
+    Cancel,
     ChangeGroup,
     Clients,
     Dead,
@@ -31,9 +33,11 @@ from pulque.wire.requests import (
     Read,
     Register,
     Request,
+    Reschedule,
     Resend,
     Reset,
     Route,
+    Scheduled,
     Seal,
     Send,
     Settle,
@@ -46,6 +50,7 @@ from pulque.wire.resets import GroupConsumer, GroupPosition, ResetRow
 from pulque.wire.responses import (
     Adopted,
     Beaten,
+    Cancelled,
     ClientsListed,
     DeadListed,
     Delivered,
@@ -56,10 +61,12 @@ from pulque.wire.responses import (
     Pulled,
     ReadBack,
     Registered,
+    Rescheduled,
     Resent,
     ResetDone,
     Response,
     Routed,
+    ScheduledListed,
     Sealed,
     Sent,
     Settled,
@@ -94,6 +101,7 @@ request_ids = u32
 epochs = u32
 text = st.text(st.characters(codec="utf-8"), max_size=12)
 blob = st.binary(max_size=60)
+ids = st.binary(min_size=16, max_size=16)
 tenures = st.builds(Tenure, u32, u32)
 codes = st.sampled_from(ErrorCode)
 
@@ -245,6 +253,18 @@ REQUESTS: dict[type[Request], st.SearchStrategy[Request]] = {
         replaces_headers=st.booleans(),
         headers=_few(st.tuples(text, text)),
     ),
+    Cancel: st.builds(Cancel, tickets=_few(st.builds(Ticket, ids, i64))),
+    Reschedule: st.builds(Reschedule, moves=_few(st.builds(Move, ids, i64, i64))),
+    Scheduled: st.builds(
+        Scheduled,
+        listing=st.sampled_from(Listing),
+        subject=text,
+        from_ms=i64,
+        until_ms=i64,
+        max_rows=u32,
+        after=blob,
+        id=blob,
+    ),
 }
 RESPONSES: dict[type[Response], st.SearchStrategy[Response]] = {
     Welcome: st.builds(
@@ -372,6 +392,14 @@ RESPONSES: dict[type[Response], st.SearchStrategy[Response]] = {
         has_more=st.booleans(),
     ),
     Resent: st.builds(Resent, resent=_few(u64), done=_few(u64), missing=_few(u64)),
+    Cancelled: st.builds(Cancelled, fates=_few(st.sampled_from(Fate))),
+    Rescheduled: st.builds(Rescheduled, fates=_few(st.sampled_from(Fate))),
+    ScheduledListed: st.builds(
+        ScheduledListed,
+        counts=_few(st.builds(HourCount, i64, text, u64)),
+        messages=_few(st.builds(ScheduledMessage, ids, i64, text.map(PartitionName), u32, blob)),
+        next=blob,
+    ),
 }
 requests: st.SearchStrategy[Request] = st.one_of(*REQUESTS.values())
 responses: st.SearchStrategy[Response] = st.one_of(*RESPONSES.values())

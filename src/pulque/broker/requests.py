@@ -25,6 +25,7 @@ from pulque.net.server import Connection
 from pulque.wire.frame import Frame
 from pulque.wire.requests import (
     Adopt,
+    Cancel,
     ChangeGroup,
     Clients,
     Dead,
@@ -36,9 +37,11 @@ from pulque.wire.requests import (
     Read,
     Register,
     Request,
+    Reschedule,
     Resend,
     Reset,
     Route,
+    Scheduled,
     Seal,
     Send,
     Settle,
@@ -258,6 +261,8 @@ class RequestHandler:
                         request, answerer.answer_held, answerer.refuse_held
                     ),
                 )
+            case Cancel() | Reschedule() | Scheduled():
+                raise UnsupportedError("this is a broker; delayed messages are at a delay server")
             case Hello():
                 raise RemoteProtocolError("a second Hello on one connection")
             case _:

@@ -28,3 +28,6 @@ class Opcode(IntEnum):
     RESEND = 37
     CHANGE_GROUP = 40
     CLIENTS = 41
+    CANCEL = 50
+    RESCHEDULE = 51
+    SCHEDULED = 52

@@ -15,6 +15,7 @@ from pulque.wire.adopt import Adopt
 from pulque.wire.clients import Clients
 from pulque.wire.codec import Reader, Writer
 from pulque.wire.dead import Dead, Resend
+from pulque.wire.delay import Cancel, Reschedule, Scheduled
 from pulque.wire.frame import Frame, pack_frame_header
 from pulque.wire.groups import ChangeGroup, Subscribe
 from pulque.wire.opcodes import Opcode
@@ -28,6 +29,7 @@ __all__ = [
     "LATEST",
     "Acks",
     "Adopt",
+    "Cancel",
     "ChangeGroup",
     "Clients",
     "Dead",
@@ -41,9 +43,11 @@ __all__ = [
     "Read",
     "Register",
     "Request",
+    "Reschedule",
     "Resend",
     "Reset",
     "Route",
+    "Scheduled",
     "Seal",
     "Send",
     "Settle",
@@ -400,6 +404,9 @@ Request = (
     | Clients
     | Dead
     | Resend
+    | Cancel
+    | Reschedule
+    | Scheduled
 )
 _KINDS: dict[int, type[Request]] = {kind.opcode: kind for kind in get_args(Request)}
 VERSION = 1

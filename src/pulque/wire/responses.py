@@ -11,6 +11,7 @@ from pulque.wire.adopt import Adopted
 from pulque.wire.clients import ClientsListed
 from pulque.wire.codec import Reader, Writer
 from pulque.wire.dead import DeadListed, Resent
+from pulque.wire.delay import Cancelled, Rescheduled, ScheduledListed
 from pulque.wire.frame import Frame, pack_frame_header
 from pulque.wire.groups import GroupChanged, Subscribed, known
 from pulque.wire.opcodes import Opcode
@@ -23,6 +24,7 @@ __all__ = [
     "ERROR",
     "Adopted",
     "Beaten",
+    "Cancelled",
     "ClientsListed",
     "DeadListed",
     "Delivered",
@@ -33,10 +35,12 @@ __all__ = [
     "Pulled",
     "ReadBack",
     "Registered",
+    "Rescheduled",
     "Resent",
     "ResetDone",
     "Response",
     "Routed",
+    "ScheduledListed",
     "Sealed",
     "Sent",
     "Settled",
@@ -392,6 +396,9 @@ Response = (
     | ClientsListed
     | DeadListed
     | Resent
+    | Cancelled
+    | Rescheduled
+    | ScheduledListed
 )
 _KINDS: dict[int, type[Response]] = {kind.opcode | ANSWER: kind for kind in get_args(Response)}
 _new = tuple.__new__
