@@ -13,7 +13,6 @@ import numpy as np
 
 from bench.micro.timing import Row, cpu_us
 from bench.raw import packed
-from pulque.broker.columns import total_and_largest
 from pulque.errors import ErrorCode
 from pulque.model.batch import HEADER_SIZE, read_header, seed_of, slice_batch, verify_crc
 from pulque.model.ids import IdSource
@@ -21,6 +20,7 @@ from pulque.model.message import Message, StoredBatch
 from pulque.model.names import PartitionName
 from pulque.model.pack import BatchPacker
 from pulque.model.positions import ConsumeSequence
+from pulque.serving.columns import total_and_largest
 from pulque.wire.frame import Frame, FrameReader
 from pulque.wire.requests import Acks, Send, decode_request, encode_request
 from pulque.wire.responses import Outcome, Sent, decode_response, encode_response

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pulque.broker.adopt import Adopter, AdoptionRules
 from pulque.broker.appending import Appender
 from pulque.broker.clients import ClientTable
-from pulque.broker.commit import Committer
 from pulque.broker.dead import DeadLetterOffice
 from pulque.broker.gate import Gate
 from pulque.broker.groups import Registrar
@@ -33,6 +32,7 @@ from pulque.errors import PulqueError
 from pulque.model.positions import Epoch, Tenure
 from pulque.rules.lease import Leases
 from pulque.rules.retry import RetryPolicy
+from pulque.serving.commit import Committer
 from pulque.storage.listener import SilentListener
 from pulque.storage.options import StorageOptions
 from pulque.storage.partitions import Partition

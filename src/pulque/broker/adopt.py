@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pulque.broker.appending import Appender
-from pulque.broker.commit import Committer
 from pulque.broker.extract import Packed, Packing
 from pulque.broker.gate import Gate
-from pulque.broker.receive import check_batch
 from pulque.broker.retry import PolicyOf, add_decided, headers_after
 from pulque.broker.settle import check_delay
 from pulque.broker.state import BrokerState, SendLimits, Surroundings
@@ -41,6 +39,8 @@ from pulque.model.positions import ConsumeSequence
 from pulque.rules.adoption import Adoption, adoption_name
 from pulque.rules.consumption import Redelivery
 from pulque.rules.retry import ORIGIN_HEADER
+from pulque.serving.batches import check_batch
+from pulque.serving.commit import Committer
 from pulque.storage.message_log import Appended
 from pulque.wire.requests import Adopt
 from pulque.wire.responses import Adopted

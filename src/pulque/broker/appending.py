@@ -3,11 +3,11 @@
 import asyncio
 from collections.abc import Callable
 
-from pulque.broker.commit import Committer
 from pulque.broker.state import BrokerState, Surroundings
 from pulque.errors import PulqueError, StorageFullError
 from pulque.model.batch import read_header
 from pulque.model.names import PartitionName
+from pulque.serving.commit import Committer
 from pulque.storage.message_log import Appended
 
 __all__ = ["Appender"]

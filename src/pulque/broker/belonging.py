@@ -5,13 +5,13 @@ from typing import Any
 
 from pulque.broker.config import BrokerSettings
 from pulque.broker.gate import Gate
-from pulque.broker.metalink import Describe
 from pulque.broker.registration import Registration
 from pulque.broker.relay import Relay
 from pulque.client.url import Address, parse_address
 from pulque.errors import StorageError
 from pulque.model.routes import Role
 from pulque.model.standing import Standing
+from pulque.serving.metalink import Describe
 from pulque.storage.engine import Engine
 from pulque.storage.files import FileSystem
 from pulque.storage.standing import read_standing, write_standing

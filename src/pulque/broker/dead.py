@@ -11,7 +11,6 @@ from itertools import islice
 from typing import TypeVar
 
 from pulque.broker.appending import Appender
-from pulque.broker.commit import Committer
 from pulque.broker.extract import Extractor, Packed, Packing
 from pulque.broker.state import BrokerState, Surroundings
 from pulque.errors import (
@@ -36,6 +35,7 @@ from pulque.model.names import (
 from pulque.model.pack import encode_headers
 from pulque.model.positions import ConsumeSequence
 from pulque.rules.retry import FIRST_HEADER, ORIGIN_HEADER
+from pulque.serving.commit import Committer
 from pulque.storage.message_log import Appended
 from pulque.storage.partitions import Partition
 from pulque.wire.requests import Dead, Resend

@@ -7,7 +7,6 @@ that exists, here and now; what comes into being later is read from its start.
 import asyncio
 from collections.abc import Callable, Collection
 
-from pulque.broker.commit import Committer
 from pulque.broker.state import BrokerState, Surroundings
 from pulque.errors import (
     InvalidRequestError,
@@ -39,6 +38,7 @@ from pulque.model.names import (
 from pulque.model.positions import ConsumeSequence
 from pulque.rules.consumption import check_incarnation
 from pulque.rules.groups import agreed, changed
+from pulque.serving.commit import Committer
 from pulque.storage.partitions import Partition
 from pulque.wire.requests import ChangeGroup, Subscribe
 from pulque.wire.responses import GroupChanged, Subscribed

@@ -4,12 +4,12 @@ import asyncio
 from dataclasses import dataclass
 from itertools import pairwise
 
-from pulque.broker.commit import Committer
 from pulque.broker.parts import Parts
 from pulque.broker.state import BrokerState, Surroundings
 from pulque.errors import CorruptionError, PulqueError, StorageFullError
 from pulque.rules.consumption_state import encode_changes
 from pulque.rules.retention import SegmentAge, expired_segments
+from pulque.serving.commit import Committer
 
 __all__ = ["Housekeeper", "Rhythm"]
 

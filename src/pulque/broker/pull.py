@@ -14,7 +14,6 @@ from functools import lru_cache
 from pulque.broker.checks import MOST_PARTITIONS, check_pull
 from pulque.broker.cold import ColdReads
 from pulque.broker.cold_pull import ColdFound, ColdPull
-from pulque.broker.commit import Synced
 from pulque.broker.lines import Lines, WaitingPull
 from pulque.broker.places import Place
 from pulque.broker.plan import NewRun, PullPlan, PullPlanner
@@ -41,6 +40,7 @@ from pulque.model.positions import PartitionId, PullSequence
 from pulque.rules.consumption import check_incarnation
 from pulque.rules.subscription import Subscription
 from pulque.rules.turns import Turns
+from pulque.serving.commit import Synced
 from pulque.storage.files import WouldBlockError
 from pulque.storage.partitions import Partition
 from pulque.wire.requests import LATEST, Pull

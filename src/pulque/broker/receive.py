@@ -8,67 +8,34 @@ are read as a whole, the records are never opened.
 from collections.abc import Callable
 from typing import Protocol, cast
 
-from pulque.broker.columns import total_and_largest
-from pulque.broker.commit import Committer
 from pulque.broker.newcomers import Newcomers
 from pulque.broker.state import BrokerState, SendLimits, Surroundings
 from pulque.errors import (
     ErrorCode,
     InvalidBatchError,
     InvalidRequestError,
-    MessageTooLargeError,
     NotAllowedError,
     OverloadedError,
     PulqueError,
-    UnsupportedError,
 )
-from pulque.model.batch import BatchHeader, Flag, layout_of, read_header, seed_of
-from pulque.model.checksum import is_crc_of_rest
+from pulque.model.batch import read_header, seed_of
 from pulque.model.names import DEFAULT_LEVEL, PartitionName, level_of, owner_of, parse_partition
 from pulque.model.positions import ConsumeSequence
+from pulque.serving.batches import check_batch
+from pulque.serving.commit import Committer
 from pulque.storage.message_log import Appended
 from pulque.storage.partitions import Partition
 from pulque.wire.requests import Acks, Send
 from pulque.wire.responses import Outcome, Sent
 from pulque.wire.single import SingleSend
 
-__all__ = ["Receiver", "Waiter", "check_batch"]
+__all__ = ["Receiver", "Waiter"]
 
 _MOST_BATCHES = 1024
 _NO_SEQUENCE = ConsumeSequence(0)
 _DISK = int(Acks.DISK)
 _new_outcome = tuple.__new__
 """Without the keywords of a named tuple's own constructor, which cost as much again."""
-_DUE = int(Flag.DUE)  # an operation on the enum itself costs more than all else in the check
-
-
-def check_batch(batch: bytes, seed: int, limits: SendLimits) -> BatchHeader:
-    """Return the header of a batch that may be stored.
-
-    Raises:
-        RejectedError: It may not.
-    """
-    if len(batch) > limits.max_batch:
-        raise MessageTooLargeError(
-            f"a batch of {len(batch)} bytes; at most {limits.max_batch} are allowed"
-        )
-    header = read_header(batch)
-    if not is_crc_of_rest(header.crc, batch, seed):
-        raise InvalidBatchError("the batch's crc does not match its bytes and its partition")
-    if header.flags & _DUE:
-        raise UnsupportedError("this broker holds no delayed messages: a due time is not allowed")
-    total, largest = total_and_largest(batch, header.count)
-    if largest > limits.max_message:
-        raise MessageTooLargeError(
-            f"a message of {largest} bytes; at most {limits.max_message} are allowed"
-        )
-    columns = header.count * layout_of(header.flags).record_width
-    if columns + total != header.records_size:
-        raise InvalidBatchError(
-            f"messages of {total} bytes and columns of {columns} do not make records of "
-            f"{header.records_size} bytes"
-        )
-    return header
 
 
 class Waiter(Protocol):

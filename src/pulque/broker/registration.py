@@ -9,10 +9,10 @@ import contextlib
 from collections.abc import Callable, Sequence
 
 from pulque.broker.gate import Gate
-from pulque.broker.metalink import Describe, MetaLink
 from pulque.client.url import Address
 from pulque.errors import ConfigError, NotAllowedError
 from pulque.model.standing import Standing
+from pulque.serving.metalink import Describe, MetaLink
 from pulque.wire.registration import Registered
 
 __all__ = ["Registration"]

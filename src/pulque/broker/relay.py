@@ -11,7 +11,6 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from pulque.broker.metalink import MetaLink
 from pulque.client.aio_connection import AsyncConnection
 from pulque.errors import (
     DisconnectedError,
@@ -23,6 +22,7 @@ from pulque.errors import (
 from pulque.model.names import Subject
 from pulque.model.routes import Route as RouteOf
 from pulque.model.routes import RouteKind
+from pulque.serving.metalink import MetaLink
 from pulque.wire.requests import Route, Watch
 from pulque.wire.responses import Response, Routed, Watched
 

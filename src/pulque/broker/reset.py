@@ -9,7 +9,6 @@ messages by time, or to the end, skips those that stand in the retry partitions,
 import asyncio
 from collections.abc import Callable, Iterator
 
-from pulque.broker.commit import Committer
 from pulque.broker.state import BrokerState, Surroundings
 from pulque.errors import (
     InvalidRequestError,
@@ -34,6 +33,7 @@ from pulque.model.names import (
     subject_of,
 )
 from pulque.model.positions import ConsumeSequence
+from pulque.serving.commit import Committer
 from pulque.storage.partitions import Partition
 from pulque.wire.requests import Groups, Reset
 from pulque.wire.resets import UNHEARD, GroupConsumer, GroupPosition, ResetRow

@@ -18,12 +18,10 @@ from pulque.broker.adopt import Adopter, AdoptionRules
 from pulque.broker.appending import Appender
 from pulque.broker.belonging import advertised, join_cluster, register_of
 from pulque.broker.clients import ClientTable
-from pulque.broker.commit import Committer
 from pulque.broker.config import BrokerSettings, parse_delays
 from pulque.broker.dead import DeadLetterOffice
 from pulque.broker.groups import Registrar
 from pulque.broker.housekeeping import Housekeeper, Rhythm
-from pulque.broker.listener import LoggingListener
 from pulque.broker.newcomers import Newcomers
 from pulque.broker.parts import Parts
 from pulque.broker.places import Places
@@ -46,6 +44,8 @@ from pulque.net.process import allow_descriptors, loop_factory
 from pulque.net.server import ConnectionLimits, FrameServer
 from pulque.rules.lease import Leases
 from pulque.rules.retry import RetryPolicy
+from pulque.serving.commit import Committer
+from pulque.serving.listener import LoggingListener
 from pulque.settings.logs import configure_logging
 from pulque.storage.files import FileSystem, OsFileSystem
 from pulque.storage.options import StorageOptions

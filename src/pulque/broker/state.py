@@ -17,6 +17,7 @@ from pulque.rules.dedup import Dedup
 from pulque.rules.groups import GroupsSettings
 from pulque.rules.lease import Leases
 from pulque.rules.schedule import Schedule
+from pulque.serving.batches import SendLimits
 from pulque.storage.engine import Engine
 from pulque.storage.partitions import Partition
 
@@ -92,16 +93,6 @@ class Surroundings:
     """Logs an event with its fields."""
     fail: Callable[[PulqueError], None]
     """Called when the disk failed and the broker must stop."""
-
-
-@dataclass(frozen=True, slots=True)
-class SendLimits:
-    """What a send may hold."""
-
-    max_batch: int
-    max_message: int
-    max_waiting: int
-    """Bytes of all batches that are not confirmed yet."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ import resource
 from typing import Any
 
 from pulque.broker.belonging import ClusterSide
-from pulque.broker.commit import Committer
 from pulque.broker.parts import Parts
 from pulque.broker.state import BrokerState
+from pulque.serving.commit import Committer
 
 __all__ = ["cluster_report", "status_report"]
 

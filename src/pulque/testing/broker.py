@@ -26,10 +26,10 @@ from typing import Any, Self, TypeVar
 import structlog
 
 from pulque.broker.config import BrokerSettings
-from pulque.broker.listener import LoggingListener
 from pulque.broker.server import Broker, DataDirectory
 from pulque.clock import SystemClock
 from pulque.errors import PulqueError, UnavailableError, UsageError
+from pulque.serving.listener import LoggingListener
 from pulque.storage.files import OsFileSystem
 from pulque.testing.clock import ManualClock
 from pulque.testing.faults import BreakableFiles, BreakableHandler

@@ -10,7 +10,6 @@ import pytest
 from pulque.broker.adopt import Adopter, AdoptionRules
 from pulque.broker.appending import Appender
 from pulque.broker.clients import ClientTable
-from pulque.broker.commit import Committer
 from pulque.broker.dead import DeadLetterOffice
 from pulque.broker.gate import Gate
 from pulque.broker.groups import Registrar
@@ -40,6 +39,7 @@ from pulque.model.names import ConsumerId, Group, PartitionName
 from pulque.model.positions import ConsumeSequence, Epoch, PullSequence, StartCount, Tenure
 from pulque.rules.lease import Leases
 from pulque.rules.retry import RetryPolicy
+from pulque.serving.commit import Committer
 from pulque.storage.listener import SilentListener
 from pulque.storage.message_log import Appended
 from pulque.storage.options import StorageOptions

@@ -1,4 +1,4 @@
-"""One meta server, as a broker sees it: a connection that is made again whenever it is lost.
+"""One meta server, as a server sees it: a connection that is made again whenever it is lost.
 
 Over it the broker says again and again that it is there, and hears how it stands in its cluster.
 That the meta server is away is no reason to stop anything.
@@ -34,6 +34,7 @@ class MetaLink:
         describe: What to say.
         heard: Called with every answer; raises ``RejectedError`` for one that cannot be.
         warn: Logs what is wrong, each time that it is something else.
+        role: What the server is, for the meta server's logs.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class MetaLink:
         describe: Describe,
         heard: Callable[[Registered], None],
         warn: Callable[..., None],
+        role: str = "broker",
     ) -> None:
         self.address = address
         self.connection: AsyncConnection | None = None
@@ -54,7 +56,7 @@ class MetaLink:
         """Whether it ever accepted this broker."""
         self.tried = asyncio.Event()
         """Set when the first attempt is over, well or badly."""
-        self._name = name
+        self._client = f"{role} {name}"
         self._describe = describe
         self._heard = heard
         self._warn = warn
@@ -108,7 +110,7 @@ class MetaLink:
 
     async def _connect(self) -> AsyncConnection:
         connection = await AsyncConnection.open(
-            self.address, client=f"broker {self._name}", timeout=_PATIENCE_S
+            self.address, client=self._client, timeout=_PATIENCE_S
         )
         self._lost = lost = asyncio.Event()
 

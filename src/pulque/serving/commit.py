@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from pulque.broker.sync_thread import SyncThread
 from pulque.errors import PulqueError, StorageError, StorageFullError, UnavailableError
 from pulque.model.positions import ActionOffset, MessageOffset
+from pulque.serving.sync_thread import SyncThread
 from pulque.storage.engine import Engine
 from pulque.storage.message_log import Appended, SyncJob
 from pulque.storage.partitions import Partition
