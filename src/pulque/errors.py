@@ -22,6 +22,7 @@ __all__ = [
     "InvalidNameError",
     "InvalidRequestError",
     "LocalProtocolError",
+    "LockLostError",
     "MessageTooLargeError",
     "NoDelayServerError",
     "NotAllowedError",
@@ -74,6 +75,7 @@ class ErrorCode(IntEnum):
     POSITION_LOST = 34
     STALE_ROUTE = 35
     READ_ONLY = 36
+    LOCK_LOST = 37
     UNAVAILABLE = 40
     DISCONNECTED = 41
     REQUEST_TIMEOUT = 42
@@ -238,6 +240,16 @@ class ReadOnlyError(RejectedError):
 
     code = ErrorCode.READ_ONLY
     retryable = True
+
+
+class LockLostError(RejectedError):
+    """The partition is not this consumer's, or not any more: it may settle nothing of it.
+
+    What the consumer still holds must be abandoned. If the partition is allotted to it, it asks
+    for the lock again, and then pulls from what its group has settled.
+    """
+
+    code = ErrorCode.LOCK_LOST
 
 
 class UnavailableError(PulqueError):

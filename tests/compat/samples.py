@@ -9,6 +9,7 @@ from pulque.errors import ErrorCode, NotLeaderError, PulqueError
 from pulque.model.batch import Codec, seed_of
 from pulque.model.groups import Filter, FilterKind, Mode, RetrySettings, Start, StartKind
 from pulque.model.names import ConsumerId, Group, PartitionName, Pattern
+from pulque.model.ordered import Allotted, ConsumeStrategy, OrderStrategy
 from pulque.model.pack import BatchPacker, ProducedBy, encode_headers, encode_tags
 from pulque.model.positions import (
     ConsumeSequence,
@@ -25,20 +26,25 @@ from pulque.model.routes import Route as RouteOfSubject
 from pulque.wire.adopt import Origin
 from pulque.wire.clients import ConnectedClient, ConnectedConsumer
 from pulque.wire.delay import Fate, HourCount, Listing, Move, ScheduledMessage, Ticket
+from pulque.wire.ordered import OrderedRow
 from pulque.wire.registration import ServerState
 from pulque.wire.requests import (
     EARLIEST,
     FROM_SETTLED,
     Acks,
     Adopt,
+    Attend,
     Cancel,
     ChangeGroup,
     Clients,
+    Close,
     Dead,
     Groups,
     Heartbeat,
     Hello,
+    Lock,
     Nacked,
+    Ordered,
     Positions,
     Pull,
     Read,
@@ -52,8 +58,10 @@ from pulque.wire.requests import (
     Seal,
     Send,
     Settle,
+    Skip,
     Status,
     Subscribe,
+    Unlock,
     Wanted,
     Watch,
     encode_request,
@@ -61,14 +69,18 @@ from pulque.wire.requests import (
 from pulque.wire.resets import GroupConsumer, GroupPosition, ResetRow
 from pulque.wire.responses import (
     Adopted,
+    Attended,
     Beaten,
     Cancelled,
     ClientsListed,
+    Closed,
     DeadListed,
     Delivered,
     GroupChanged,
     GroupsReport,
     Located,
+    Locked,
+    OrderedReport,
     Outcome,
     Pulled,
     ReadBack,
@@ -82,9 +94,11 @@ from pulque.wire.responses import (
     Sealed,
     Sent,
     Settled,
+    Skipped,
     State,
     StatusReport,
     Subscribed,
+    Unlocked,
     Watched,
     Welcome,
     encode_error,
@@ -245,6 +259,12 @@ REQUESTS: dict[str, Request] = {
         b"a batch",
     ),
     "clients": Clients(1_000, 50),
+    "attend": Attend("host:app/0", 7, "orders", "billing", True, 2**63 + 5, 3_000),
+    "lock": Lock("orders#3", "billing", "host:app/0", 7, OrderStrategy.STRICT, 41, 20_000),
+    "unlock": Unlock("orders#3", "billing", "host:app/0", 7, 41),
+    "skip": Skip("orders#3", "billing", 2**40, "no such customer"),
+    "ordered": Ordered("orders", "billing"),
+    "close": Close("orders"),
     "send": Send(Acks.DISK, 30_000, (("orders", b"a batch"), ("%retry%a%b", b""))),
     "pull": Pull(
         "billing",
@@ -254,7 +274,7 @@ REQUESTS: dict[str, Request] = {
         1_048_576,
         20_000,
         EARLIEST,
-        (Wanted("orders", 41), Wanted("%retry%orders%billing", FROM_SETTLED)),
+        (Wanted("orders", 41, 9), Wanted("%retry%orders%billing", FROM_SETTLED)),
         ("orders", "refunds.*"),
         12,
     ),
@@ -267,6 +287,7 @@ REQUESTS: dict[str, Request] = {
         41,
         50,
         (Nacked(43, 5_000, "no such customer"), Nacked(50, -1, "")),
+        9,
     ),
     "heartbeat": Heartbeat("billing", "host:app/0", 7, is_leaving=True),
     "read": Read("orders", 2**40, 10, 65_536, 0),
@@ -342,6 +363,35 @@ RESPONSES: dict[str, Response] = {
         )
     ),
     "adopt": Adopted(PartitionName("%retry%orders%billing"), ConsumeSequence(7), True),
+    "attend": Attended(
+        ConsumeStrategy.EXCLUSIVE,
+        OrderStrategy.STRICT,
+        2**63 + 6,
+        10_000,
+        3_000,
+        (Allotted("group-a", PartitionName("orders#3"), "10.0.0.1", 7_450),),
+    ),
+    "lock": Locked(42, 10_000, "host:app/1"),
+    "unlock": Unlocked(True),
+    "skip": Skipped(2**40 + 1),
+    "ordered": OrderedReport(
+        (
+            OrderedRow(
+                PartitionName("orders"),
+                Group("billing"),
+                True,
+                ConsumeSequence(41),
+                ConsumeSequence(7),
+                ConsumeSequence(99),
+                3,
+                42,
+                ConsumerId("host:app/1"),
+                9_000,
+                1_763_000_000_000,
+            ),
+        )
+    ),
+    "close": Closed(99),
     "clients": ClientsListed(
         (
             ConnectedClient(

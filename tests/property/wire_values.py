@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pulque.errors import ErrorCode
 from pulque.model.groups import Filter, FilterKind, Mode, RetrySettings, Start, StartKind
 from pulque.model.names import ConsumerId, Group, PartitionName, Pattern
+from pulque.model.ordered import Allotted, ConsumeStrategy, OrderStrategy
 from pulque.model.positions import Tenure
 from pulque.model.routes import PartitionRoute, Role, RouteKind, Slots
 from pulque.model.routes import Route as RouteOfSubject
@@ -16,18 +17,23 @@ from pulque.wire.adopt import Origin
 from pulque.wire.clients import ConnectedClient, ConnectedConsumer
 from pulque.wire.delay import Fate, HourCount, Listing, Move, ScheduledMessage, Ticket
 from pulque.wire.frame import Frame, FrameReader
+from pulque.wire.ordered import OrderedRow
 from pulque.wire.registration import ServerState
 from pulque.wire.requests import (
     Acks,
     Adopt,
+    Attend,
     Cancel,
     ChangeGroup,
     Clients,
+    Close,
     Dead,
     Groups,
     Heartbeat,
     Hello,
+    Lock,
     Nacked,
+    Ordered,
     Positions,
     Pull,
     Read,
@@ -41,22 +47,28 @@ from pulque.wire.requests import (
     Seal,
     Send,
     Settle,
+    Skip,
     Status,
     Subscribe,
+    Unlock,
     Wanted,
     Watch,
 )
 from pulque.wire.resets import GroupConsumer, GroupPosition, ResetRow
 from pulque.wire.responses import (
     Adopted,
+    Attended,
     Beaten,
     Cancelled,
     ClientsListed,
+    Closed,
     DeadListed,
     Delivered,
     GroupChanged,
     GroupsReport,
     Located,
+    Locked,
+    OrderedReport,
     Outcome,
     Pulled,
     ReadBack,
@@ -70,9 +82,11 @@ from pulque.wire.responses import (
     Sealed,
     Sent,
     Settled,
+    Skipped,
     State,
     StatusReport,
     Subscribed,
+    Unlocked,
     Watched,
     Welcome,
 )
@@ -114,6 +128,7 @@ filters = st.builds(Filter, kind=st.sampled_from(FilterKind), any_of=_few(text),
 retries = st.builds(RetrySettings, delays_ms=_few(u32), jitter_percent=u8, max_attempts=u16)
 kinds = st.sampled_from(RouteKind)
 slots = st.builds(Slots, u16, u16)
+orders = st.sampled_from(OrderStrategy)
 routes = st.builds(
     RouteOfSubject,
     subject=text.map(Pattern),
@@ -129,6 +144,7 @@ routes = st.builds(
             slots=slots,
         )
     ),
+    order=orders,
 )
 REQUESTS: dict[type[Request], st.SearchStrategy[Request]] = {
     Hello: st.builds(
@@ -168,6 +184,32 @@ REQUESTS: dict[type[Request], st.SearchStrategy[Request]] = {
         batch=blob,
     ),
     Clients: st.builds(Clients, after=u64, max_clients=u32),
+    Attend: st.builds(
+        Attend,
+        consumer=text,
+        incarnation=u64,
+        subject=text,
+        group=text,
+        is_online=st.booleans(),
+        version=u64,
+        wait_ms=u32,
+    ),
+    Lock: st.builds(
+        Lock,
+        partition=text,
+        group=text,
+        consumer=text,
+        incarnation=u64,
+        order=orders,
+        token=u64,
+        wait_ms=u32,
+    ),
+    Unlock: st.builds(
+        Unlock, partition=text, group=text, consumer=text, incarnation=u64, token=u64
+    ),
+    Skip: st.builds(Skip, partition=text, group=text, sequence=u64, reason=text),
+    Ordered: st.builds(Ordered, subject=text, group=text),
+    Close: st.builds(Close, partition=text),
     Send: st.builds(
         Send, acks=st.sampled_from(Acks), timeout_ms=u32, batches=_few(st.tuples(text, blob))
     ),
@@ -180,7 +222,7 @@ REQUESTS: dict[type[Request], st.SearchStrategy[Request]] = {
         max_bytes=u32,
         timeout_ms=u32,
         start_at=i64,
-        wanted=_few(st.builds(Wanted, partition=text, expected=i64)),
+        wanted=_few(st.builds(Wanted, partition=text, expected=i64, token=u64)),
         covers=_few(text),
         routes_version=u32,
     ),
@@ -194,6 +236,7 @@ REQUESTS: dict[type[Request], st.SearchStrategy[Request]] = {
         first=u64,
         last=u64,
         nacked=_few(st.builds(Nacked, sequence=u64, delay_ms=i64, reason=text)),
+        token=u64,
     ),
     Heartbeat: st.builds(
         Heartbeat, group=text, consumer=text, incarnation=u64, is_leaving=st.booleans()
@@ -367,6 +410,46 @@ RESPONSES: dict[type[Response], st.SearchStrategy[Response]] = {
     Adopted: st.builds(
         Adopted, partition=text.map(PartitionName), sequence=u64, is_duplicate=st.booleans()
     ),
+    Attended: st.builds(
+        Attended,
+        strategy=st.sampled_from(ConsumeStrategy),
+        order=orders,
+        version=u64,
+        authorised_ms=u32,
+        heartbeat_ms=u32,
+        partitions=_few(
+            st.builds(
+                Allotted,
+                broker_group=text,
+                partition=text.map(PartitionName),
+                host=text,
+                port=u16,
+            )
+        ),
+    ),
+    Locked: st.builds(Locked, token=u64, lock_ms=u32, holder=text),
+    Unlocked: st.builds(Unlocked, was_held=st.booleans()),
+    Skipped: st.builds(Skipped, next_sequence=u64),
+    OrderedReport: st.builds(
+        OrderedReport,
+        _few(
+            st.builds(
+                OrderedRow,
+                partition=text.map(PartitionName),
+                group=text.map(Group),
+                is_closed=st.booleans(),
+                settled=u64,
+                start=u64,
+                end=u64,
+                held=u32,
+                token=u64,
+                holder=text.map(ConsumerId),
+                left_ms=u32,
+                stuck_since_ms=i64,
+            )
+        ),
+    ),
+    Closed: st.builds(Closed, end=u64),
     ClientsListed: st.builds(
         ClientsListed,
         clients=_few(

@@ -25,13 +25,17 @@ from pulque.net.server import Connection
 from pulque.wire.frame import Frame
 from pulque.wire.requests import (
     Adopt,
+    Attend,
     Cancel,
     ChangeGroup,
     Clients,
+    Close,
     Dead,
     Groups,
     Heartbeat,
     Hello,
+    Lock,
+    Ordered,
     Positions,
     Pull,
     Read,
@@ -45,8 +49,10 @@ from pulque.wire.requests import (
     Seal,
     Send,
     Settle,
+    Skip,
     Status,
     Subscribe,
+    Unlock,
     Watch,
     decode_request,
 )
@@ -261,6 +267,8 @@ class RequestHandler:
                         request, answerer.answer_held, answerer.refuse_held
                     ),
                 )
+            case Attend() | Lock() | Unlock() | Skip() | Ordered() | Close():
+                raise UnsupportedError("this broker does not serve ordered groups yet")
             case Cancel() | Reschedule() | Scheduled():
                 raise UnsupportedError("this is a broker; delayed messages are at a delay server")
             case Hello():

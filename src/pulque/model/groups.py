@@ -47,6 +47,8 @@ class Mode(IntEnum):
     """Each message goes to each of them; each is a group of its own."""
     ONCE = 2
     """Each message goes to one of them, one time, whether it is processed or not."""
+    ORDERED = 3
+    """Each partition belongs to one of them at a time, who gets its messages in order."""
 
 
 class FilterKind(IntEnum):

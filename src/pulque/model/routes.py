@@ -4,6 +4,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from pulque.model.names import PartitionName, Pattern
+from pulque.model.ordered import OrderStrategy
 
 __all__ = [
     "ALL_SLOTS",
@@ -76,3 +77,5 @@ class Route(NamedTuple):
     version: int
     """Differs when the route does. Of a broker, it is that of its table of partitions."""
     partitions: tuple[PartitionRoute, ...]
+    order: OrderStrategy = OrderStrategy.BEST_EFFORT
+    """What a failure may do to the order of the messages."""

@@ -20,6 +20,9 @@ class Opcode(IntEnum):
     REGISTER = 10
     WATCH = 11
     ADOPT = 12
+    ATTEND = 13
+    LOCK = 14
+    UNLOCK = 15
     STATUS = 32
     SEAL = 33
     RESET = 34
@@ -28,6 +31,9 @@ class Opcode(IntEnum):
     RESEND = 37
     CHANGE_GROUP = 40
     CLIENTS = 41
+    SKIP = 42
+    ORDERED = 43
+    CLOSE = 44
     CANCEL = 50
     RESCHEDULE = 51
     SCHEDULED = 52

@@ -19,6 +19,7 @@ from pulque.wire.delay import Cancel, Reschedule, Scheduled
 from pulque.wire.frame import Frame, pack_frame_header
 from pulque.wire.groups import ChangeGroup, Subscribe
 from pulque.wire.opcodes import Opcode
+from pulque.wire.ordered import NO_TOKEN, Attend, Close, Lock, Ordered, Skip, Unlock
 from pulque.wire.registration import Register
 from pulque.wire.resets import Groups, Reset
 from pulque.wire.routes import Route, Watch
@@ -29,15 +30,19 @@ __all__ = [
     "LATEST",
     "Acks",
     "Adopt",
+    "Attend",
     "Cancel",
     "ChangeGroup",
     "Clients",
+    "Close",
     "Dead",
     "Groups",
     "Heartbeat",
     "Hello",
+    "Lock",
     "Nacked",
     "Opcode",
+    "Ordered",
     "Positions",
     "Pull",
     "Read",
@@ -51,8 +56,10 @@ __all__ = [
     "Seal",
     "Send",
     "Settle",
+    "Skip",
     "Status",
     "Subscribe",
+    "Unlock",
     "Wanted",
     "Watch",
     "decode_request",
@@ -148,6 +155,8 @@ class Wanted:
     partition: str
     expected: int
     """The pull sequence that this consumer wants next, or ``FROM_SETTLED``."""
+    token: int = NO_TOKEN
+    """Of the lock, where the group is an ordered one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +165,7 @@ class Pull:
 
     opcode: ClassVar[Opcode] = Opcode.PULL
     _form: ClassVar[Struct] = Struct("<QIIIq")
-    _expected: ClassVar[Struct] = Struct("<q")
+    _expected: ClassVar[Struct] = Struct("<qQ")
     _version: ClassVar[Struct] = Struct("<I")
 
     group: str
@@ -193,7 +202,7 @@ class Pull:
         to.count(len(self.wanted))
         for wanted in self.wanted:
             to.text(wanted.partition)
-            to.pack(self._expected, wanted.expected)
+            to.pack(self._expected, wanted.expected, wanted.token)
         to.count(len(self.covers))
         for pattern in self.covers:
             to.text(pattern)
@@ -205,7 +214,7 @@ class Pull:
         incarnation, messages, size, timeout_ms, start_at = source.unpack(cls._form)
         group, consumer = source.text(), source.text()
         wanted = tuple(
-            Wanted(source.text(), source.unpack(cls._expected)[0]) for _ in range(source.count())
+            Wanted(source.text(), *source.unpack(cls._expected)) for _ in range(source.count())
         )
         covers = tuple([source.text() for _ in range(source.count())])
         (version,) = source.unpack(cls._version)
@@ -239,7 +248,7 @@ class Settle:
     """I am done with deliveries ``first..last``, both included, except for the nacked ones."""
 
     opcode: ClassVar[Opcode] = Opcode.SETTLE
-    _form: ClassVar[Struct] = Struct("<QIIQQ")
+    _form: ClassVar[Struct] = Struct("<QIIQQQ")
     _nacked: ClassVar[Struct] = Struct("<Qq")
 
     partition: str
@@ -253,13 +262,15 @@ class Settle:
     last: int
     nacked: tuple[Nacked, ...] = ()
     """In ascending order, all within ``first..last``."""
+    token: int = NO_TOKEN
+    """Of the lock, where the group is an ordered one."""
 
     def write(self, to: Writer) -> None:
         """Append the fields."""
         to.text(self.partition)
         to.text(self.group)
         to.text(self.consumer)
-        to.pack(self._form, self.incarnation, *self.tenure, self.first, self.last)
+        to.pack(self._form, self.incarnation, *self.tenure, self.first, self.last, self.token)
         to.count(len(self.nacked))
         for nacked in self.nacked:
             to.pack(self._nacked, nacked.sequence, nacked.delay_ms)
@@ -269,12 +280,12 @@ class Settle:
     def read(cls, source: Reader) -> Self:
         """Take the fields."""
         partition, group, consumer = source.text(), source.text(), source.text()
-        incarnation, epoch, start, first, last = source.unpack(cls._form)
+        incarnation, epoch, start, first, last, token = source.unpack(cls._form)
         tenure = Tenure(Epoch(epoch), StartCount(start))
         nacked = tuple(
             Nacked(*cls._take_nacked(source), reason=source.text()) for _ in range(source.count())
         )
-        return cls(partition, group, consumer, incarnation, tenure, first, last, nacked)
+        return cls(partition, group, consumer, incarnation, tenure, first, last, nacked, token)
 
     @classmethod
     def _take_nacked(cls, source: Reader) -> tuple[int, int]:
@@ -396,6 +407,12 @@ Request = (
     | Register
     | Watch
     | Adopt
+    | Attend
+    | Lock
+    | Unlock
+    | Skip
+    | Ordered
+    | Close
     | Status
     | Seal
     | Reset

@@ -15,6 +15,7 @@ from pulque.wire.delay import Cancelled, Rescheduled, ScheduledListed
 from pulque.wire.frame import Frame, pack_frame_header
 from pulque.wire.groups import GroupChanged, Subscribed, known
 from pulque.wire.opcodes import Opcode
+from pulque.wire.ordered import Attended, Closed, Locked, OrderedReport, Skipped, Unlocked
 from pulque.wire.registration import Registered
 from pulque.wire.resets import GroupsReport, ResetDone
 from pulque.wire.routes import Routed, Watched
@@ -23,14 +24,18 @@ __all__ = [
     "ANSWER",
     "ERROR",
     "Adopted",
+    "Attended",
     "Beaten",
     "Cancelled",
     "ClientsListed",
+    "Closed",
     "DeadListed",
     "Delivered",
     "GroupChanged",
     "GroupsReport",
     "Located",
+    "Locked",
+    "OrderedReport",
     "Outcome",
     "Pulled",
     "ReadBack",
@@ -44,9 +49,11 @@ __all__ = [
     "Sealed",
     "Sent",
     "Settled",
+    "Skipped",
     "State",
     "StatusReport",
     "Subscribed",
+    "Unlocked",
     "Watched",
     "Welcome",
     "decode_response",
@@ -164,7 +171,8 @@ class State:
     """Where the consumer stands in one partition of a pull, after the pull."""
 
     code: ErrorCode
-    """``POSITION_LOST`` if the expected sequence was beyond ``next_pull``."""
+    """``POSITION_LOST`` if the expected sequence was beyond ``next_pull``; ``LOCK_LOST`` if the
+    group is an ordered one, and the token is not that of its newest lock."""
     settled: PullSequence
     """All deliveries before it are settled; what the consumer holds of them is not its own."""
     next_pull: PullSequence
@@ -388,6 +396,12 @@ Response = (
     | Registered
     | Watched
     | Adopted
+    | Attended
+    | Locked
+    | Unlocked
+    | Skipped
+    | OrderedReport
+    | Closed
     | ResetDone
     | GroupsReport
     | StatusReport

@@ -5,6 +5,7 @@ from struct import Struct
 from typing import ClassVar, NamedTuple, Self
 
 from pulque.model.names import PartitionName, Pattern
+from pulque.model.ordered import OrderStrategy
 from pulque.model.routes import PartitionRoute, RouteKind, Slots
 from pulque.model.routes import Route as RouteOf
 from pulque.wire.codec import Reader, Writer
@@ -14,6 +15,7 @@ from pulque.wire.opcodes import Opcode
 __all__ = ["ChangedRoute", "KnownRoute", "Route", "Routed", "Watch", "Watched"]
 
 _KIND = Struct("<B")
+_ORDER = Struct("<B")
 _VERSION = Struct("<Q")
 _PLACE = Struct("<H?HH")
 
@@ -158,6 +160,7 @@ def _read_known(source: Reader) -> KnownRoute:
 def _write_route(route: RouteOf, to: Writer) -> None:
     to.text(route.subject)
     to.pack(_VERSION, route.version)
+    to.pack(_ORDER, route.order)
     to.count(len(route.partitions))
     for each in route.partitions:
         to.text(each.partition)
@@ -169,8 +172,9 @@ def _write_route(route: RouteOf, to: Writer) -> None:
 def _read_route(source: Reader) -> RouteOf:
     subject = Pattern(source.text())
     (version,) = source.unpack(_VERSION)
+    (order,) = source.unpack(_ORDER)
     partitions = tuple([_read_partition(source) for _ in range(source.count())])
-    return RouteOf(subject, version, partitions)
+    return RouteOf(subject, version, partitions, known(OrderStrategy, order, "strategy of order"))
 
 
 def _read_partition(source: Reader) -> PartitionRoute:
