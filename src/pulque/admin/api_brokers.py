@@ -6,7 +6,6 @@ from fastapi import APIRouter
 
 from pulque.admin.cluster import KnownServer, WatchingClient
 from pulque.admin.context import Context, instant
-from pulque.admin.groups import find_positions
 from pulque.admin.models import (
     BrokerDetail,
     BrokerPage,
@@ -21,12 +20,7 @@ from pulque.admin.names import ServerInPath
 from pulque.admin.pages import Cursor, Limit, Unreachable, cut, read_cursor, write_cursor
 from pulque.client.looking import report_of
 from pulque.client.url import Address
-from pulque.errors import (
-    NotAllowedError,
-    RemoteProtocolError,
-    UnavailableError,
-    UnsupportedError,
-)
+from pulque.errors import RemoteProtocolError, UnavailableError, UnsupportedError
 from pulque.wire.clients import Clients, ClientsListed, ConnectedClient
 from pulque.wire.requests import Status
 from pulque.wire.responses import Response
@@ -77,7 +71,7 @@ class BrokersApi:
         return BrokerDetail(
             **_row(server).model_dump(),
             incarnation=server.incarnation,
-            lag=await self._lag(server),
+            lag=_count(status.get("messages_left")),
             status=status,
         )
 
@@ -129,16 +123,6 @@ class BrokersApi:
         answers, silent = await self._context.brokers.ask_all([broker], ask)
         return (answers[0][1] if answers else ClientsListed((), 0, False)), silent
 
-    async def _lag(self, server: KnownServer) -> int | None:
-        """Return how much is left to consume there; None if it cannot be told."""
-        try:
-            places, silent = await find_positions(self._context)
-        except NotAllowedError:
-            return None
-        if any(each.broker == server.name for each in silent):
-            return None
-        return sum(found.lag for broker, found in places if broker.name == server.name)
-
 
 def _row(server: KnownServer) -> BrokerRow:
     return BrokerRow(
@@ -186,3 +170,7 @@ def _clients_of(response: Response) -> ClientsListed:
     if not isinstance(response, ClientsListed):
         raise RemoteProtocolError(f"a request for clients got {response!r}")
     return response
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) else None

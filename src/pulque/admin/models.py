@@ -124,7 +124,10 @@ class BrokerDetail(BrokerRow):
     """A broker, and what it says of itself."""
 
     incarnation: int
-    lag: int | None = Field(description="Messages that groups have not settled there.")
+    lag: int | None = Field(
+        description="Messages that groups have not settled there, those that wait for a retry "
+        "too; null if it does not answer."
+    )
     status: dict[str, int | float | str | bool | None] = Field(
         description="Counters of the broker; empty if it does not answer."
     )

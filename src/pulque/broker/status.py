@@ -7,7 +7,9 @@ from typing import Any
 from pulque.broker.belonging import ClusterSide
 from pulque.broker.parts import Parts
 from pulque.broker.state import BrokerState
+from pulque.model.names import is_retry
 from pulque.serving.commit import Committer
+from pulque.storage.partitions import Partition
 
 __all__ = ["cluster_report", "status_report"]
 
@@ -50,6 +52,7 @@ def status_report(
         "deliveries_lost": parts.settler.lost,
         "messages_redelivered": parts.redeliverer.redelivered + parts.releaser.released,
         "messages_waiting": len(state.schedule),
+        "messages_left": _left(state),
         "messages_resent": parts.office.resent,
         "messages_adopted": parts.adopter.adopted,
         "messages_died": parts.redeliverer.died + parts.releaser.expired,
@@ -87,3 +90,25 @@ def status_report(
             for s in list(consumption.subscriptions.values())[:_MOST_ROWS]
         ],
     }
+
+
+def _left(state: BrokerState) -> int:
+    """Return how many messages groups have still to do with, at this one instant."""
+    partitions, groups = state.engine.partitions.by_id, state.consumption.groups
+    known = {partition for partition, _ in groups}
+    behind = sum(
+        _stored_from(partitions[partition], found.next_sequence) + found.pending_count
+        for (partition, _), found in groups.items()
+    )
+    held = sum(each.held_count for each in state.consumption.subscriptions.values())
+    # Retries of a group that has not come for them yet.
+    unopened = sum(
+        each.confirmed - each.start
+        for each in partitions.values()
+        if each.id not in known and is_retry(each.name)
+    )
+    return behind + held + unopened + len(state.schedule)
+
+
+def _stored_from(partition: Partition, sequence: int) -> int:
+    return max(partition.confirmed - max(sequence, partition.start), 0)

@@ -69,14 +69,16 @@ async def test_a_message_waits_longer_after_each_failure(start: Start) -> None:
     await fail(raw, "orders", "first")
     (waiting,) = await stored(raw, WAIT, 1)
     assert waiting.due_at_ms == failed_at_ms + 1000
-    assert (await raw.status())["messages_waiting"] == 1
+    status = await raw.status()
+    assert (status["messages_waiting"], status["messages_left"]) == (1, 1)
 
     clock.advance(999)
     assert not (await raw.pull(RETRY, timeout_ms=200)).runs
     clock.advance(101)
     again = await hand_out(raw, RETRY)
     assert [(m.body, m.attempt) for m in again.messages] == [(b"stubborn", 2)]
-    assert (await raw.status())["messages_waiting"] == 0
+    status = await raw.status()
+    assert (status["messages_waiting"], status["messages_left"]) == (0, 1)
 
     await raw.settle(again, nacked={again.first_pull: "second"}, delay_ms=POLICY)
     waited = await stored(raw, WAIT, 2)
