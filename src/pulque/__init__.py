@@ -21,12 +21,14 @@ from pulque.app.outcomes import BatchFailed, Reject, Retry
 from pulque.client.client import Client, connect
 from pulque.client.consumer import Consumer
 from pulque.client.dead import DeadLetters, ResentLetters
+from pulque.client.delaying import DelayedMessages
 from pulque.client.groups import ConsumerState, GroupState, PartitionReset
 from pulque.client.looking import PartitionPositions
 from pulque.client.pending import PendingSend, PendingSends
 from pulque.client.producer import Producer
 from pulque.client.receipt import Outgoing, Receipt
 from pulque.client.received import ReceivedMessage
+from pulque.client.scheduled import DelayedMessage, DueCount, Fate, Moved
 from pulque.client.wishes import RetryPolicy
 from pulque.errors import (
     ConfigError,
@@ -40,6 +42,7 @@ from pulque.errors import (
     LocalProtocolError,
     LockLostError,
     MessageTooLargeError,
+    NoDelayServerError,
     NotAllowedError,
     NotLeaderError,
     OverloadedError,
@@ -79,8 +82,12 @@ __all__ = [
     "ConsumerState",
     "CorruptionError",
     "DeadLetters",
+    "DelayedMessage",
+    "DelayedMessages",
     "DisconnectedError",
+    "DueCount",
     "ErrorCode",
+    "Fate",
     "FencedError",
     "GroupState",
     "InvalidBatchError",
@@ -90,6 +97,8 @@ __all__ = [
     "LockLostError",
     "Message",
     "MessageTooLargeError",
+    "Moved",
+    "NoDelayServerError",
     "NotAllowedError",
     "NotLeaderError",
     "Outgoing",

@@ -17,12 +17,14 @@
 from pulque.client.aio_client import Client, connect
 from pulque.client.aio_consumer import Consumer
 from pulque.client.aio_dead import DeadLetters
+from pulque.client.aio_delaying import DelayedMessages
 from pulque.client.aio_producer import PendingSend, PendingSends, Producer
 
 __all__ = [
     "Client",
     "Consumer",
     "DeadLetters",
+    "DelayedMessages",
     "PendingSend",
     "PendingSends",
     "Producer",

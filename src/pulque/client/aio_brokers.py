@@ -9,28 +9,47 @@ from typing import NamedTuple, TypeVar
 from pulque.client.aio_connection import AsyncConnection, connect_any
 from pulque.client.aio_watching import Watcher
 from pulque.client.backoff import Retries
-from pulque.client.brokers import LOOKING, NOBODY_WAIT, STALE_PAUSE, chosen
+from pulque.client.brokers import (
+    LOOKING,
+    NO_DELAY_SERVER,
+    NOBODY_WAIT,
+    STALE_PAUSE,
+    chosen,
+    nobody_takes,
+)
 from pulque.client.connection import Connection
+from pulque.client.due import ANY_DELAY_MS
 from pulque.client.health import LATENCY_TABLE, LatencyRow
 from pulque.client.route_table import RouteKey, RouteTable
-from pulque.client.routes import HOME, Targets, place_of, places_in, route_of, targets_of
+from pulque.client.routes import (
+    HOME,
+    Delayed,
+    Targets,
+    Way,
+    place_of,
+    places_in,
+    route_of,
+    targets_of,
+)
 from pulque.client.url import Address
 from pulque.errors import (
     DisconnectedError,
+    NoDelayServerError,
     PulqueError,
     RequestTimeoutError,
     UnavailableError,
     UsageError,
 )
-from pulque.model.names import PartitionName, parse_subject
+from pulque.model.names import EVERYTHING, PartitionName, parse_subject
 from pulque.model.routes import Route, RouteKind
 from pulque.wire.requests import Request
 from pulque.wire.requests import Route as AskRoute
-from pulque.wire.responses import Response
+from pulque.wire.responses import Response, Welcome
 
 __all__ = ["Brokers", "Calls"]
 
 T = TypeVar("T")
+_ASK_LIMIT = 2.0
 
 
 class Calls:
@@ -175,21 +194,51 @@ class Brokers:
         """Whether there may be more brokers than the one that was connected to."""
         return bool(self.home.cluster)
 
-    async def find_targets(self, subject: str, timeout: float) -> Targets:
-        """Return where a subject's messages go; ask for it if it is not known.
+    async def find_targets(self, way: Way, timeout: float) -> Targets:
+        """Return where messages of one way go; ask for it if it is not known.
 
         Raises:
-            UnavailableError: That could not be found out, or nobody serves it.
+            UnavailableError: That could not be found out, or nobody takes them.
+            NoDelayServerError: There is no delay server.
             PulqueError: The subject may not be created, or its name is none.
         """
         deadline = time.monotonic() + timeout
-        while (targets := self.table.targets.get(subject)) is None:
-            await self.ask_route(RouteKey(parse_subject(subject)), deadline - time.monotonic())
-            if subject not in self.table.targets:
-                if time.monotonic() + NOBODY_WAIT >= deadline:
-                    raise UnavailableError(f"no broker serves {subject} at present")
+        key = RouteKey.of_way(way)
+        parse_subject(key.subject)
+        if isinstance(way, Delayed) and way not in self.table.targets:
+            # As for a send at once: the subject is created, or refused, now and not when due.
+            await self.ask_route(RouteKey(key.subject), deadline - time.monotonic())
+        while (targets := self.table.targets.get(way)) is None:
+            await self.ask_route(key, deadline - time.monotonic())
+            if way not in self.table.targets:
+                is_lone = isinstance(way, Delayed) and not self.is_cluster
+                if is_lone or time.monotonic() + NOBODY_WAIT >= deadline:
+                    raise nobody_takes(way)
                 await asyncio.sleep(NOBODY_WAIT)
+        if isinstance(way, Delayed) and targets.longest_delay_ms == ANY_DELAY_MS:
+            await self._find_longest(targets, deadline)
         return targets
+
+    async def _find_longest(self, targets: Targets, deadline: float) -> None:
+        """Ask a delay server how far ahead messages may be due.
+
+        What it refuses it refuses by the batch, so that it is good to know before.
+        """
+        for target in targets:
+            left = max(0.001, min(_ASK_LIMIT, deadline - time.monotonic()))
+            try:
+                welcome = await self._ask_welcome(target.place, left)
+            except UnavailableError:
+                continue
+            targets.longest_delay_ms = welcome.max_delay_ms or ANY_DELAY_MS
+            return
+
+    async def _ask_welcome(self, place: str, timeout: float) -> Welcome:
+        connection = await self.open_at(place, timeout)
+        try:
+            return connection.welcome
+        finally:
+            await connection.close()
 
     async def ask_route(self, key: RouteKey, timeout: float) -> Route:
         """Ask who serves a subject or a pattern, keep the answer, and have it watched."""
@@ -217,6 +266,22 @@ class Brokers:
         if not self.is_cluster:
             return [HOME]
         return places_in(await self.ask_route(RouteKey(subject, group), timeout))
+
+    async def delay_servers(self, timeout: float) -> dict[str, Calls]:
+        """Return the connections to all delay servers, by name.
+
+        Raises:
+            NoDelayServerError: There is none.
+            UnavailableError: That could not be found out.
+        """
+        key = RouteKey(EVERYTHING, LOOKING, RouteKind.DELAYED)
+        route = await self.ask_route(key, timeout)
+        if not route.partitions:
+            raise NoDelayServerError(NO_DELAY_SERVER)
+        return {
+            each.broker_group: self.calls_at(place_of(each, RouteKind.DELAYED))
+            for each in route.partitions
+        }
 
     def known_places(self, key: RouteKey) -> list[str]:
         """Return who serves a subject or a pattern, as was heard last."""

@@ -12,6 +12,7 @@ from pulque.client.aio_administration import Administration
 from pulque.client.aio_brokers import Brokers, Calls
 from pulque.client.aio_consumer import Consumer
 from pulque.client.aio_dead import Asker
+from pulque.client.aio_delaying import Delaying
 from pulque.client.aio_producer import Producer
 from pulque.client.aio_reading import Reading
 from pulque.client.brokers import LOOKING
@@ -29,7 +30,7 @@ from pulque.client.options import (
 )
 from pulque.client.receipt import Outgoing, Parts, Receipt
 from pulque.client.route_table import RouteKey
-from pulque.client.routes import HOME, Targets
+from pulque.client.routes import HOME, Targets, Way
 from pulque.client.url import Address, addresses_of
 from pulque.client.wishes import (
     ModeName,
@@ -87,7 +88,7 @@ def connect(
     )
 
 
-class Client(Administration, Reading):
+class Client(Administration, Reading, Delaying):
     """One application's way to a broker, or to all brokers of a cluster. Made by ``connect``.
 
     All methods may be called from any number of tasks of one event loop.
@@ -144,13 +145,16 @@ class Client(Administration, Reading):
             body: What.
             timeout: How long to wait, in seconds; else the client's.
             **parts: What the message has beside: ``key``, ``order_key``, ``tags``, ``headers``,
-                ``expires_at``, ``priority``, ``reliable``.
+                ``expires_at``, ``priority``, ``reliable``; and when it is to be delivered, if
+                later: ``delay``, ``at`` or ``level``.
 
         Raises:
+            UsageError: It is no message, or cannot be due then.
             PulqueError: It is not confirmed; after an ``UnavailableError`` it may be stored
                 all the same.
         """
-        await self._find_targets(subject, timeout)
+        if not parts:
+            await self._find_targets(subject, timeout)
         pending = await self._sending().send(subject, body, **parts)
         return await pending.result(timeout)
 
@@ -167,7 +171,6 @@ class Client(Administration, Reading):
             PulqueError: Not all are confirmed; a note says how many are. To learn the outcome
                 of each, use ``producer``.
         """
-        await self._find_targets(subject, timeout)
         pending = await self._sending().send_many(subject, messages)
         return await pending.result(timeout)
 
@@ -321,19 +324,22 @@ class Client(Administration, Reading):
 
     async def _askers(self, subject: str) -> dict[str, Asker]:
         """Return whom to ask about a subject or a pattern, by broker group."""
-
-        def asker(calls: Calls) -> Asker:
-            return lambda request: calls.ask(request, self._timeout, _kept)
-
         return {
-            place: asker(self._brokers.calls_at(place))
+            place: self._asker(self._brokers.calls_at(place))
             for place in await self._brokers.places(subject, LOOKING, self._timeout)
         }
 
-    async def _find_targets(self, subject: str, timeout: float | None = None) -> Targets:
-        targets = self._targets.get(subject)
+    async def _delay_askers(self) -> dict[str, Asker]:
+        found = await self._brokers.delay_servers(self._timeout)
+        return {name: self._asker(calls) for name, calls in found.items()}
+
+    def _asker(self, calls: Calls) -> Asker:
+        return lambda request: calls.ask(request, self._timeout, _kept)
+
+    async def _find_targets(self, way: Way, timeout: float | None = None) -> Targets:
+        targets = self._targets.get(way)
         if targets is None:
-            targets = await self._brokers.find_targets(subject, timeout or self._timeout)
+            targets = await self._brokers.find_targets(way, timeout or self._timeout)
         return targets
 
     async def _routes_changed(self, keys: list[RouteKey]) -> None:

@@ -15,7 +15,7 @@ from pulque.client.outgoing import NoRouteError, OutgoingCore
 from pulque.client.pending import Promise, Promises, Span
 from pulque.client.receipt import Outgoing, Parts, Receipt
 from pulque.client.route_table import RouteKey
-from pulque.client.routes import Targets
+from pulque.client.routes import Targets, Way
 from pulque.errors import (
     DisconnectedError,
     PulqueError,
@@ -90,7 +90,7 @@ class Producer:
         options: SendOptions,
         *,
         connect: Callable[[str, float], Awaitable[AsyncConnection]],
-        find_targets: Callable[[str], Awaitable[Targets]],
+        find_targets: Callable[[Way], Awaitable[Targets]],
         stale: Callable[[], None],
         first_place: str | None,
         producer_id: int,
@@ -124,7 +124,8 @@ class Producer:
             subject: Where to.
             body: What.
             **parts: What the message has beside: ``key``, ``order_key``, ``tags``, ``headers``,
-                ``expires_at``, ``priority``, ``reliable``.
+                ``expires_at``, ``priority``, ``reliable``; and when it is to be delivered, if
+                later: ``delay``, ``at`` or ``level``.
 
         Raises:
             MessageTooLargeError: The broker would refuse it; it was not taken in.
@@ -137,8 +138,8 @@ class Producer:
                 pending = core.add_message(subject, Outgoing(body, **parts))
             else:
                 pending = core.add(subject, body)
-        except NoRouteError:
-            await self._learn(subject)
+        except NoRouteError as unknown:
+            await self._learn(unknown.way)
             return await self.send(subject, body, **parts)
         if self._signal.is_up:
             await self._work()
@@ -150,10 +151,12 @@ class Producer:
         The cheapest way to send bodies that are at hand. Waits and raises as ``send`` does;
         when it raises in the middle, a note says how many were taken in.
         """
-        if not self._core.knows(subject):
-            await self._learn(subject)
+        items = messages if isinstance(messages, list) else list(messages)
+        for way in self._core.ways_of(subject, items):
+            if not self._core.knows(way):
+                await self._learn(way)
         spans: list[Span] = []
-        for some in self._core.add_in_steps(subject, messages):
+        for some in self._core.add_in_steps(subject, items):
             spans += some
             if self._signal.is_up:
                 await self._work()
@@ -205,12 +208,12 @@ class Producer:
 
     async def _routes_changed(self, keys: Iterable[RouteKey]) -> None:
         """Take in that subjects are served by others; the client calls it."""
-        for subject in {key.subject for key in keys if not key.group}:
-            if self._core.knows(subject):
-                await self._learn(subject)
+        for way in {key.way for key in keys if not key.group}:
+            if self._core.knows(way):
+                await self._learn(way)
 
-    async def _learn(self, subject: str) -> None:
-        self._core.add_subject(subject, await self._find_targets(subject))
+    async def _learn(self, way: Way) -> None:
+        self._core.add_way(way, await self._find_targets(way))
 
     async def _work(self) -> None:
         """Send what is ready, and wait while too much is not."""

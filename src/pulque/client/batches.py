@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from pulque.client.backoff import Backoff
+from pulque.client.due import AT_ONCE
 from pulque.client.receipt import Receipt
-from pulque.client.routes import Target
+from pulque.client.routes import Target, Way
 from pulque.errors import PulqueError
 from pulque.model.ids import ID_SIZE, show_id
 from pulque.model.pack import BatchPacker
@@ -93,6 +94,7 @@ class OutgoingBatch:
         "data",
         "deadline",
         "due_at",
+        "dues",
         "error",
         "ids",
         "is_done",
@@ -108,25 +110,28 @@ class OutgoingBatch:
         "sent_at",
         "size",
         "stream",
-        "subject",
+        "way",
     )
 
     def __init__(
         self,
-        subject: str,
+        way: Way,
         stream: "Stream",
         lock: threading.Lock,
         *,
         due_at: float,
         deadline: float,
     ) -> None:
-        self.subject = subject
+        self.way = way
         self.stream = stream
         self.lock = lock
         self.due_at = due_at
+        """When it has lingered for long enough, by the monotonic clock."""
         self.deadline = deadline
         self.packer = BatchPacker()
         self.bodies = self.packer.bodies
+        self.dues: list[int] = []
+        """When each message is due, where they are due later."""
         self.size = 0
         self.large = 0
         self.count = 0
@@ -167,6 +172,7 @@ class OutgoingBatch:
             target.broker_group,
             outcome.is_duplicate,
             self.may_be_doubled,
+            self.dues[index] if self.dues else AT_ONCE,
         )
 
     def when_done(self, callback: Callable[[], object]) -> None:

@@ -1,5 +1,6 @@
 """All servers that a blocking client talks to: those of its URL, and the brokers behind them."""
 
+import contextlib
 import functools
 import secrets
 import time
@@ -8,30 +9,47 @@ from typing import NamedTuple
 
 from pulque.client.calls import Calls
 from pulque.client.connection import Connection
+from pulque.client.due import ANY_DELAY_MS
 from pulque.client.health import LATENCY_TABLE, LatencyRow
 from pulque.client.route_table import RouteKey, RouteTable
-from pulque.client.routes import HOME, Targets, place_of, places_in, route_of, targets_of
+from pulque.client.routes import (
+    HOME,
+    Delayed,
+    Targets,
+    Way,
+    place_of,
+    places_in,
+    route_of,
+    targets_of,
+)
 from pulque.client.spreading import Spread
 from pulque.client.url import Address
 from pulque.client.watching import Watcher
 from pulque.errors import (
     DisconnectedError,
+    NoDelayServerError,
+    PulqueError,
     RequestTimeoutError,
     UnavailableError,
     UnknownSubjectError,
     UsageError,
 )
-from pulque.model.names import PartitionName, parse_subject
+from pulque.model.names import EVERYTHING, PartitionName, parse_subject
 from pulque.model.routes import PartitionRoute, Route, RouteKind
 from pulque.wire.requests import Route as AskRoute
+from pulque.wire.responses import Welcome
 
-__all__ = ["Brokers", "Store", "chosen"]
+__all__ = ["Brokers", "Store", "chosen", "nobody_takes"]
 
 STALE_PAUSE = 1.0
 """Routes that seem to be wrong are asked for again after so many seconds at the earliest."""
 LOOKING = "looking"
 """As a group: to look at a subject must not create it, as a producer's question does."""
 NOBODY_WAIT = 0.2
+_ASK_LIMIT = 2.0
+NO_DELAY_SERVER = (
+    "there is no delay server here: `pulque up` has one, and `pulque delay` adds one to a cluster"
+)
 
 
 class Store(NamedTuple):
@@ -40,6 +58,13 @@ class Store(NamedTuple):
     broker_group: str
     calls: Calls
     targets: Targets
+
+
+def nobody_takes(way: Way) -> PulqueError:
+    """Return what to say when messages have nowhere to go."""
+    if not isinstance(way, Delayed):
+        return UnavailableError(f"no broker serves {way} at present")
+    return NoDelayServerError(f"a message of {way.subject} is due later, and {NO_DELAY_SERVER}")
 
 
 def chosen(route: Route, broker: str | None) -> list[PartitionRoute]:
@@ -117,21 +142,48 @@ class Brokers:
         """Whether there may be more brokers than the one that was connected to."""
         return bool(self.home.cluster)
 
-    def find_targets(self, subject: str, timeout: float) -> Targets:
-        """Return where a subject's messages go; ask for it if it is not known.
+    def find_targets(self, way: Way, timeout: float) -> Targets:
+        """Return where messages of one way go; ask for it if it is not known.
 
         Raises:
-            UnavailableError: That could not be found out, or nobody serves it.
+            UnavailableError: That could not be found out, or nobody takes them.
+            NoDelayServerError: There is no delay server.
             PulqueError: The subject may not be created, or its name is none.
         """
         deadline = time.monotonic() + timeout
-        while (targets := self.table.targets.get(subject)) is None:
-            self.ask_route(RouteKey(parse_subject(subject)), deadline - time.monotonic())
-            if subject not in self.table.targets:
-                if time.monotonic() + NOBODY_WAIT >= deadline:
-                    raise UnavailableError(f"no broker serves {subject} at present")
+        key = RouteKey.of_way(way)
+        parse_subject(key.subject)
+        if isinstance(way, Delayed) and way not in self.table.targets:
+            # As for a send at once: the subject is created, or refused, now and not when due.
+            self.ask_route(RouteKey(key.subject), deadline - time.monotonic())
+        while (targets := self.table.targets.get(way)) is None:
+            self.ask_route(key, deadline - time.monotonic())
+            if way not in self.table.targets:
+                is_lone = isinstance(way, Delayed) and not self.is_cluster
+                if is_lone or time.monotonic() + NOBODY_WAIT >= deadline:
+                    raise nobody_takes(way)
                 time.sleep(NOBODY_WAIT)
+        if isinstance(way, Delayed) and targets.longest_delay_ms == ANY_DELAY_MS:
+            self._find_longest(targets, deadline)
         return targets
+
+    def _find_longest(self, targets: Targets, deadline: float) -> None:
+        """Ask a delay server how far ahead messages may be due.
+
+        What it refuses it refuses by the batch, so that it is good to know before.
+        """
+        for target in targets:
+            left = max(0.001, min(_ASK_LIMIT, deadline - time.monotonic()))
+            try:
+                welcome = self._ask_welcome(target.place, left)
+            except UnavailableError:
+                continue
+            targets.longest_delay_ms = welcome.max_delay_ms or ANY_DELAY_MS
+            return
+
+    def _ask_welcome(self, place: str, timeout: float) -> Welcome:
+        with contextlib.closing(self.open_at(place, timeout)) as connection:
+            return connection.welcome
 
     def ask_route(self, key: RouteKey, timeout: float) -> Route:
         """Ask who serves a subject or a pattern, keep the answer, and have it watched."""
@@ -158,6 +210,22 @@ class Brokers:
             return [HOME]
         route = self.ask_route(RouteKey(subject, group), timeout)
         return places_in(route)
+
+    def delay_servers(self, timeout: float) -> dict[str, Calls]:
+        """Return the connections to all delay servers, by name.
+
+        Raises:
+            NoDelayServerError: There is none.
+            UnavailableError: That could not be found out.
+        """
+        key = RouteKey(EVERYTHING, LOOKING, RouteKind.DELAYED)
+        route = self.ask_route(key, timeout)
+        if not route.partitions:
+            raise NoDelayServerError(NO_DELAY_SERVER)
+        return {
+            each.broker_group: self.calls_at(place_of(each, RouteKind.DELAYED))
+            for each in route.partitions
+        }
 
     def known_places(self, key: RouteKey) -> list[str]:
         """Return who serves a subject or a pattern, as was heard last."""

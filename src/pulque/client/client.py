@@ -2,30 +2,19 @@
 
 import os
 import secrets
-import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Self, TypeVar
 
 from pulque.client.administration import Administration
 from pulque.client.brokers import LOOKING, Brokers
 from pulque.client.calls import Calls
-from pulque.client.connection import Connection
 from pulque.client.consumer import Consumer
 from pulque.client.dead import Asker
+from pulque.client.delaying import Delaying
 from pulque.client.health import LATENCY_TABLE, LatencyRow
 from pulque.client.identity import application_name
-from pulque.client.lanes import (
-    Lane,
-    Packed,
-    check_size,
-    deal,
-    pack_messages,
-    receipt_of,
-    receipts_of,
-)
 from pulque.client.options import (
     DEFAULT_TIMEOUT,
     AcksName,
@@ -38,22 +27,18 @@ from pulque.client.options import (
 )
 from pulque.client.producer import Producer
 from pulque.client.reading import Reading
-from pulque.client.receipt import Outgoing, Receipt, as_body, check_priority
 from pulque.client.route_table import RouteKey
-from pulque.client.routes import HOME, Target, Targets
+from pulque.client.routes import HOME
+from pulque.client.sends import Sends
 from pulque.client.url import Address, addresses_of
 from pulque.client.wishes import (
     ModeName,
     RetryPolicy,
     StartAt,
 )
-from pulque.errors import PulqueError
 from pulque.model.ids import IdSource
-from pulque.model.names import DEFAULT_LEVEL
-from pulque.model.pack import BatchPacker
 from pulque.wire.requests import Request
 from pulque.wire.responses import Response
-from pulque.wire.single import SingleStored
 
 __all__ = ["Client", "connect"]
 
@@ -106,7 +91,7 @@ def connect(
     return client
 
 
-class Client(Administration, Reading):
+class Client(Administration, Reading, Delaying, Sends):
     """One application's way to a broker, or to all brokers of a cluster. Made by ``connect``.
 
     All methods may be called from any number of threads. Calls that wait for an answer use a
@@ -144,89 +129,6 @@ class Client(Administration, Reading):
         self._calls.warm_up(self._timeout)
 
     # ── sending ────────────────────────────────────────────────────────────────────────────
-
-    def send(  # noqa: PLR0913  # a message has many parts, all by keyword
-        self,
-        subject: str,
-        body: bytes,
-        *,
-        key: str | None = None,
-        order_key: str | None = None,
-        tags: Iterable[str] = (),
-        headers: Mapping[str, str] | None = None,
-        expires_at: datetime | None = None,
-        priority: int = DEFAULT_LEVEL,
-        reliable: bool = True,
-        timeout: float | None = None,
-    ) -> Receipt:
-        """Send one message, and return its receipt once it is confirmed.
-
-        What is safe to repeat is tried again until the timeout; the message is stored once,
-        however often it had to be sent. To send many, use ``producer`` or ``send_many``.
-
-        Args:
-            subject: Where to.
-            body: What.
-            key: What the message is about; it can be found by it.
-            order_key: Messages of one order key stay in one partition, in order.
-            tags: Words that consumers may filter by.
-            headers: Names and values that travel with it.
-            expires_at: When it is no longer worth delivering; with a time zone.
-            priority: 0 to 9, higher first.
-            reliable: False for a message that is delivered once, whatever becomes of it.
-            timeout: How long to wait, in seconds; else the client's.
-
-        Raises:
-            PulqueError: It is not confirmed; after an ``UnavailableError`` it may be stored
-                all the same.
-        """
-        targets = self._targets.get(subject) or self._find_targets(subject, timeout)
-        is_usual = reliable and priority == DEFAULT_LEVEL
-        if key or order_key or tags or headers or expires_at or not is_usual:
-            level = check_priority(priority)
-            message = Outgoing(body, key, order_key, tags, headers, expires_at, reliable=reliable)
-            target = self._pick(targets, order_key, level)
-            packer = pack_messages((message,), self._max_message(target))
-            return self._send_batch(subject, order_key, target, packer, timeout)[0]
-        body = as_body(body)
-        if not targets.is_home:
-            target = self._pick(targets, None, DEFAULT_LEVEL)
-            check_size(len(body), self._max_message(target))
-            return self._send_far(
-                subject, None, target, lambda lane: lane.pack_body(target, body), timeout
-            )[0]
-        check_size(len(body), self._calls.max_message)
-        lane = self._calls.take_lane()
-        packed = lane.pack_body(targets.pick(None), body)
-        return receipt_of(packed, self._send_packed(lane, packed, timeout), 0)
-
-    def send_many(
-        self,
-        subject: str,
-        messages: Iterable[bytes | Outgoing],
-        *,
-        timeout: float | None = None,
-    ) -> list[Receipt]:
-        """Send messages in as few requests as possible; return their receipts in order.
-
-        Raises:
-            PulqueError: Not all are confirmed; a note says how many are. Those before them
-                are; to learn the outcome of each, use ``producer``.
-        """
-        targets = self._targets.get(subject) or self._find_targets(subject, timeout)
-        items = list(messages)
-        receipts: dict[int, Receipt] = {}
-        for target, places in deal(targets, items, time.monotonic()):
-            some = [items[place] for place in places]
-            packer = pack_messages(some, self._max_message(target))
-            order_key = next((each.order_key for each in some if isinstance(each, Outgoing)), None)
-            try:
-                found = self._send_batch(subject, order_key, target, packer, timeout)
-            except PulqueError as error:
-                error.add_note(f"{len(receipts)} of {len(items)} messages are confirmed")
-                raise
-            receipts.update(zip(places, found, strict=True))
-        return [receipts[place] for place in range(len(items))]
 
     def producer(  # noqa: PLR0913  # choices by keyword, each with a default
         self,
@@ -372,72 +274,22 @@ class Client(Administration, Reading):
 
     def _askers(self, subject: str) -> dict[str, Asker]:
         """Return whom to ask about a subject or a pattern, by broker group."""
-
-        def asker(calls: Calls) -> Asker:
-            return lambda request: calls.ask(request, self._timeout, _as_it_is)
-
         return {
-            place: asker(self._brokers.calls_at(place))
+            place: self._asker(self._brokers.calls_at(place))
             for place in self._brokers.places(subject, LOOKING, self._timeout)
         }
 
-    def _find_targets(self, subject: str, timeout: float | None = None) -> Targets:
-        return self._brokers.find_targets(subject, timeout or self._timeout)
+    def _delay_askers(self) -> dict[str, Asker]:
+        found = self._brokers.delay_servers(self._timeout)
+        return {name: self._asker(calls) for name, calls in found.items()}
+
+    def _asker(self, calls: Calls) -> Asker:
+        return lambda request: calls.ask(request, self._timeout, _as_it_is)
 
     def _routes_changed(self, keys: list[RouteKey]) -> None:
         """Tell producers and consumers; called by the thread that watches."""
         for end in list(self._open_ends):
             end._routes_changed(keys)  # noqa: SLF001
-
-    @staticmethod
-    def _pick(targets: Targets, order_key: str | None, level: int) -> Target:
-        now = 0.0 if targets.is_single else time.monotonic()
-        return targets.pick(order_key, level, now)
-
-    def _max_message(self, target: Target) -> int:
-        """Return the largest message that a broker takes, as far as known."""
-        return self._brokers.calls_at(target.place).max_message or _ANY_SIZE
-
-    def _send_batch(
-        self,
-        subject: str,
-        order_key: str | None,
-        target: Target,
-        packer: BatchPacker,
-        timeout: float | None,
-    ) -> list[Receipt]:
-        if target.place != HOME:
-            return self._send_far(
-                subject, order_key, target, lambda lane: lane.pack(target, packer), timeout
-            )
-        lane = self._calls.take_lane()
-        packed = lane.pack(target, packer)
-        return receipts_of(packed, self._send_packed(lane, packed, timeout))
-
-    def _send_far(
-        self,
-        subject: str,
-        order_key: str | None,
-        target: Target,
-        pack: Callable[[Lane], Packed],
-        timeout: float | None,
-    ) -> list[Receipt]:
-        """Send a batch to a broker of the cluster, or to another if that does not take it."""
-        stored = self._brokers.spread.send(
-            subject, order_key, target, pack, acks=self._acks, timeout=timeout or self._timeout
-        )
-        return receipts_of(stored.packed, stored.outcome, may_be_doubled=stored.may_be_doubled)
-
-    def _send_packed(self, lane: Lane, packed: Packed, timeout: float | None) -> SingleStored:
-        partition, data, acks = packed.target.partition, packed.data, self._acks
-
-        def call(connection: Connection, left: float) -> SingleStored:
-            stored = connection.send_single(partition, data, acks=acks, timeout=left)
-            if isinstance(stored, PulqueError):
-                raise stored
-            return stored
-
-        return self._calls.repeat(lane, call, timeout or self._timeout)
 
 
 def _as_it_is(response: Response) -> Response:

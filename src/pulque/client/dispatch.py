@@ -22,6 +22,7 @@ from itertools import count
 
 from pulque.client.batches import OutgoingBatch, Stream
 from pulque.client.health import Health
+from pulque.client.routes import Way
 from pulque.errors import (
     LocalProtocolError,
     PulqueError,
@@ -91,7 +92,7 @@ class Dispatch:
         producer_id: Who sends; the broker deduplicates by it.
         ids: Makes message ids; nobody else may use it.
         signal: Is put up when there is work.
-        open_batches: By subject: the batch that the next message without an order key goes into.
+        open_batches: By way: the batch that the next message without an order key goes into.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class Dispatch:
         producer_id: int,
         ids: IdSource,
         signal: Signal,
-        open_batches: dict[str, OutgoingBatch],
+        open_batches: dict[Way, OutgoingBatch],
     ) -> None:
         self.options = options
         self.health: Health | None = None
@@ -160,8 +161,8 @@ class Dispatch:
         if stream.open is batch:
             stream.open = None
             stream.is_due = False
-            if self.open.get(batch.subject) is batch:
-                del self.open[batch.subject]
+            if self.open.get(batch.way) is batch:
+                del self.open[batch.way]
 
     def activate(self, stream: Stream) -> None:
         """Have a look at a stream at the next occasion, if there is something to send.

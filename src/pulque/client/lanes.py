@@ -7,8 +7,10 @@ a batch again that is sent a second time.
 
 import time
 from collections.abc import Iterator, Sequence
+from itertools import repeat
 
 from pulque.client.connection import Connection
+from pulque.client.due import AT_ONCE
 from pulque.client.receipt import Outgoing, Receipt, as_body, check_priority, ms_of
 from pulque.client.routes import Target, Targets
 from pulque.errors import MessageTooLargeError
@@ -23,19 +25,32 @@ from pulque.wire.single import SingleStored
 _MAX_MANY = 1000
 _MAX_BYTES = 1024 * 1024
 
-__all__ = ["Lane", "Packed", "check_size", "deal", "pack_messages", "receipt_of", "receipts_of"]
+__all__ = [
+    "Lane",
+    "Packed",
+    "check_size",
+    "deal",
+    "due_instants",
+    "pack_messages",
+    "receipt_of",
+    "receipts_of",
+]
 
 
 class Packed:
     """A batch as it was packed, so that it can be sent again as it is."""
 
-    __slots__ = ("data", "ids", "length", "target")
+    __slots__ = ("data", "dues", "ids", "length", "target")
 
-    def __init__(self, target: Target, data: bytes, ids: bytes, length: int) -> None:
+    def __init__(
+        self, target: Target, data: bytes, ids: bytes, length: int, dues: Sequence[int] = ()
+    ) -> None:
         self.target = target
         self.data = data
         self.ids = ids
         self.length = length
+        self.dues = dues
+        """When each of them is due; empty where all are at once."""
 
 
 class Lane:
@@ -63,7 +78,7 @@ class Lane:
         )
         return Packed(target, data, message_id, 1)
 
-    def pack(self, target: Target, packer: BatchPacker) -> Packed:
+    def pack(self, target: Target, packer: BatchPacker, dues: Sequence[int] = ()) -> Packed:
         """Make a batch and give it its number."""
         number = self._next_number(target.partition)
         now_ms = time.time_ns() // 1_000_000
@@ -76,13 +91,13 @@ class Lane:
             produced_by=ProducedBy(self._producer_id, 0, number),
             priority=target.level,
         )
-        return Packed(target, data, ids, length)
+        return Packed(target, data, ids, length, dues)
 
     def pack_again(self, target: Target, packed: Packed) -> Packed:
         """Return a batch for another partition, with a number of this lane; its ids stay."""
         number = self._next_number(target.partition)
         data = renumber(packed.data, target.seed, self._producer_id, number)
-        return Packed(target, data, packed.ids, packed.length)
+        return Packed(target, data, packed.ids, packed.length, packed.dues)
 
     def drop_connection(self) -> None:
         """Close the connection; the next call opens another."""
@@ -96,10 +111,18 @@ class Lane:
         return number
 
 
-def pack_messages(messages: Sequence[bytes | Outgoing], max_message: int) -> BatchPacker:
-    """Return a packer with these messages."""
+def pack_messages(
+    messages: Sequence[bytes | Outgoing], max_message: int, dues: Sequence[int] = ()
+) -> BatchPacker:
+    """Return a packer with these messages.
+
+    Args:
+        messages: They.
+        max_message: The largest that there may be.
+        dues: When each is due; empty where all are at once.
+    """
     packer = BatchPacker()
-    for message in messages:
+    for message, due_at_ms in zip(messages, dues or repeat(AT_ONCE), strict=False):
         if isinstance(message, Outgoing):
             body = as_body(message.body)
             packer.add(
@@ -109,6 +132,7 @@ def pack_messages(messages: Sequence[bytes | Outgoing], max_message: int) -> Bat
                 tags=message.tags,
                 headers=message.all_headers(),
                 expires_at_ms=ms_of(message.expires_at),
+                due_at_ms=due_at_ms,
             )
         else:
             body = as_body(message)
@@ -139,6 +163,7 @@ def receipt_of(
         target.broker_group,
         stored.is_duplicate,
         may_be_doubled,
+        packed.dues[index] if packed.dues else AT_ONCE,
     )
 
 
@@ -150,6 +175,15 @@ def receipts_of(
         receipt_of(packed, stored, index, may_be_doubled=may_be_doubled)
         for index in range(packed.length)
     ]
+
+
+def due_instants(items: Sequence[bytes | Outgoing], now_ms: int) -> list[int]:
+    """Return when each message is due; 0 for at once.
+
+    Raises:
+        UsageError: One of them says what cannot be.
+    """
+    return [item.due_at_ms(now_ms) if isinstance(item, Outgoing) else AT_ONCE for item in items]
 
 
 def deal(

@@ -13,16 +13,18 @@ other has one of its own, and ``on_place`` tells the shell of it.
 """
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Generic, TypeVar, cast
 
 from pulque.client.backoff import Backoff
 from pulque.client.batches import OutgoingBatch, Stream
 from pulque.client.dispatch import OBJECT_BYTES, Dispatch, SendOptions, Signal
+from pulque.client.due import AT_ONCE, check_longest
 from pulque.client.health import Health
 from pulque.client.pending import Promise, Span
 from pulque.client.receipt import Outgoing, as_body, check_priority, ms_of
-from pulque.client.routes import Target, Targets
+from pulque.client.routes import Delayed, Target, Targets, Way, is_delay_server
 from pulque.errors import MessageTooLargeError, PulqueError, UsageError
 from pulque.model.ids import IdSource
 from pulque.model.names import DEFAULT_LEVEL
@@ -34,11 +36,15 @@ _NO_LIMIT = 2**31
 
 
 class NoRouteError(Exception):
-    """The core does not know the partitions of this subject yet."""
+    """The core does not know yet where messages of one way go."""
+
+    def __init__(self, way: Way) -> None:
+        super().__init__(str(way))
+        self.way = way
 
 
-class SubjectStreams:
-    """The streams of one subject: a batch to one partition, the next batch to the next."""
+class WayStreams:
+    """The streams of one way: a batch to one partition, the next batch to the next."""
 
     __slots__ = ("_by_name", "_by_target", "_current", "_monotonic", "_new_stream", "targets")
 
@@ -120,7 +126,7 @@ class OutgoingCore(Generic[P]):
         """Is up when there may be something to send; may be looked at without the lock."""
         self.on_place: Callable[[str, Dispatch], None] | None = None
         """Called with the lock held when messages go to a broker for the first time."""
-        self._open: dict[str, OutgoingBatch] = {}
+        self._open: dict[Way, OutgoingBatch] = {}
         self._producer_id = producer_id
         self._ids = ids
         self.dispatch = self._new_dispatch()
@@ -137,8 +143,8 @@ class OutgoingCore(Generic[P]):
         self._last = options.max_batch - 1
         self._added = 0
         self._ceiling = options.max_buffered_bytes
-        self._subjects: dict[str, SubjectStreams] = {}
-        self._streams: dict[str, SubjectStreams] = {}
+        self._ways: dict[Way, WayStreams] = {}
+        self._streams: dict[Way, WayStreams] = {}
         """The same, also when the producer is closed and takes nothing more."""
         self._closed_by: PulqueError | None = None
         self.limit_messages(_NO_LIMIT)
@@ -156,23 +162,29 @@ class OutgoingCore(Generic[P]):
                 f"a message of {size} bytes; the broker takes at most {self.max_message}"
             )
 
-    def knows(self, subject: str) -> bool:
-        """Say whether messages for ``subject`` can be added."""
-        return subject in self._subjects
+    def knows(self, way: Way) -> bool:
+        """Say whether messages of one way can be added."""
+        return way in self._ways
 
-    def add_subject(self, subject: str, targets: Targets) -> None:
-        """Take in the partitions of a subject, or that they have changed."""
-        streams = self._subjects.get(subject)
+    def add_way(self, way: Way, targets: Targets) -> None:
+        """Take in where messages of one way go, or that this has changed."""
+        streams = self._ways.get(way)
         if streams is not None:
             if streams.targets is not targets:
                 streams.change(targets)
         elif self._closed_by is None:
-            streams = SubjectStreams(targets, self._new_stream, self._monotonic)
-            self._subjects[subject] = self._streams[subject] = streams
+            streams = WayStreams(targets, self._new_stream, self._monotonic)
+            self._ways[way] = self._streams[way] = streams
 
-    def subjects(self) -> list[str]:
-        """Return all subjects whose partitions are known."""
-        return list(self._subjects)
+    def ways_of(self, subject: str, messages: Iterable[object]) -> list[Way]:
+        """Return where messages of a subject would have to be added to now.
+
+        Raises:
+            UsageError: One of them is due when nothing can be.
+        """
+        now_ms = self._now_ms()
+        is_delayed = any(each.due_at_ms(now_ms) for each in messages if isinstance(each, Outgoing))
+        return [subject, Delayed(subject)] if is_delayed else [subject]
 
     # ── brokers ────────────────────────────────────────────────────────────────────────────
 
@@ -213,14 +225,20 @@ class OutgoingCore(Generic[P]):
         dispatch = self.add_place(target.place)
         self._healths[target.place] = target.health
         if len(self.dispatches) > 1:
-            for place, each in self.dispatches.items():
+            self._watch_health()
+        return Stream(target, Backoff(self._draw), dispatch)
+
+    def _watch_health(self) -> None:
+        """Have brokers given up for others where there are others, and delay servers likewise."""
+        alike = Counter(map(is_delay_server, self.dispatches))
+        for place, each in self.dispatches.items():
+            if alike[is_delay_server(place)] > 1:
                 each.health = self._healths.get(place)
                 each.go_elsewhere = self._go_elsewhere
-        return Stream(target, Backoff(self._draw), dispatch)
 
     def _go_elsewhere(self, batch: OutgoingBatch, now: float) -> bool:
         """Hand a batch over to another broker; say whether there is one that takes it."""
-        streams = self._streams[batch.subject]
+        streams = self._streams[batch.way]
         own = batch.stream.target
         other = streams.targets.pick_other(own, now, is_ordered=batch.is_ordered)
         if other is None:
@@ -236,7 +254,7 @@ class OutgoingCore(Generic[P]):
         """Add a message that is nothing but a body. Takes the lock itself.
 
         Raises:
-            NoRouteError: ``add_subject`` must come first.
+            NoRouteError: ``add_way`` must come first.
             UsageError: The producer is closed.
             MessageTooLargeError: The broker would refuse it.
         """
@@ -270,8 +288,13 @@ class OutgoingCore(Generic[P]):
         body = as_body(message.body)
         expires_at_ms = ms_of(message.expires_at)
         level = check_priority(message.priority)
+        now_ms = self._now_ms()
+        due_at_ms = message.due_at_ms(now_ms)
+        way: Way = Delayed(subject) if due_at_ms else subject
         with self.lock:
-            batch = self._batch_for(subject, message.order_key, len(body), level)
+            if due_at_ms:
+                self._check_longest(way, due_at_ms, now_ms)
+            batch = self._batch_for(way, message.order_key, len(body), level)
             packer = batch.packer
             index = len(batch.bodies)
             before = packer.extra_size
@@ -283,11 +306,14 @@ class OutgoingCore(Generic[P]):
                     tags=message.tags,
                     headers=message.all_headers(),
                     expires_at_ms=expires_at_ms,
+                    due_at_ms=due_at_ms,
                 )
             except BaseException:
                 if not index:
                     batch.stream.dispatch.discard(batch)
                 raise
+            if due_at_ms != AT_ONCE:
+                batch.dues.append(due_at_ms)
             extra = packer.extra_size - before
             batch.large += extra
             self._added += len(body) + extra + OBJECT_BYTES
@@ -367,8 +393,14 @@ class OutgoingCore(Generic[P]):
             return self.dispatch.released
         return sum(each.released for each in list(self.dispatches.values()))
 
+    def _check_longest(self, way: Way, due_at_ms: int, now_ms: int) -> None:
+        """Refuse one message here: the delay server would refuse all that travel with it."""
+        streams = self._ways.get(way)
+        if streams is not None:
+            check_longest(due_at_ms, now_ms, streams.targets.longest_delay_ms)
+
     def _batch_for(
-        self, subject: str, order_key: str | None, size: int, level: int = DEFAULT_LEVEL
+        self, way: Way, order_key: str | None, size: int, level: int = DEFAULT_LEVEL
     ) -> OutgoingBatch:
         """Return an open batch with room for a message of ``size``.
 
@@ -376,9 +408,9 @@ class OutgoingCore(Generic[P]):
         bytes; ``large`` counts what a batch has beyond them. So a batch may have up to twice
         the bytes that it should.
         """
-        streams = self._subjects.get(subject)
+        streams = self._ways.get(way)
         if streams is None:
-            raise self._closed_by or NoRouteError(subject)
+            raise self._closed_by or NoRouteError(way)
         self.check_size(size)
         # Picked once: to pick is to take a turn, and the next turn may be another broker's.
         stream = streams.pick(order_key, level)
@@ -387,14 +419,14 @@ class OutgoingCore(Generic[P]):
             stream = streams.turn(level)
             batch = self._open_with_room(stream, size)
         if batch is None:
-            batch = self._open_batch(subject, stream)
+            batch = self._open_batch(way, stream)
         if size > self._small:
             batch.large += size - self._small
         if batch.large > self._full:
             # It is full with this one: the next message has to come here first.
-            self._open.pop(subject, None)
+            self._open.pop(way, None)
         elif not order_key and level == DEFAULT_LEVEL:
-            self._open[subject] = batch
+            self._open[way] = batch
         return batch
 
     def _open_with_room(self, stream: Stream, size: int) -> OutgoingBatch | None:
@@ -407,11 +439,11 @@ class OutgoingCore(Generic[P]):
         stream.dispatch.close(batch)
         return None
 
-    def _open_batch(self, subject: str, stream: Stream) -> OutgoingBatch:
+    def _open_batch(self, way: Way, stream: Stream) -> OutgoingBatch:
         now = self._monotonic()
         options = self.options
         batch = OutgoingBatch(
-            subject,
+            way,
             stream,
             self.lock,
             due_at=now + options.linger,
@@ -424,7 +456,7 @@ class OutgoingCore(Generic[P]):
     def close(self) -> list[OutgoingBatch]:
         """Refuse new messages; those that are here go on. Return the batches of them."""
         self._closed_by = UsageError("this producer is closed")
-        self._subjects = {}
+        self._ways = {}
         self._open.clear()
         return self.flush()
 

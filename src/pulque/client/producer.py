@@ -12,7 +12,7 @@ from pulque.client.outgoing import NoRouteError, OutgoingCore
 from pulque.client.pending import PendingSend, PendingSends, Span, wait_for
 from pulque.client.receipt import Outgoing, Parts
 from pulque.client.route_table import RouteKey
-from pulque.client.routes import Targets
+from pulque.client.routes import Targets, Way
 from pulque.client.sending import SendLinks
 from pulque.errors import DisconnectedError, RequestTimeoutError
 from pulque.model.ids import IdSource
@@ -36,7 +36,7 @@ class Producer:
         options: SendOptions,
         *,
         connect: Callable[[str, float], Connection],
-        find_targets: Callable[[str], Targets],
+        find_targets: Callable[[Way], Targets],
         stale: Callable[[], None],
         first_place: str | None,
         producer_id: int,
@@ -70,7 +70,8 @@ class Producer:
             subject: Where to.
             body: What.
             **parts: What the message has beside: ``key``, ``order_key``, ``tags``, ``headers``,
-                ``expires_at``, ``priority``, ``reliable``.
+                ``expires_at``, ``priority``, ``reliable``; and when it is to be delivered, if
+                later: ``delay``, ``at`` or ``level``.
 
         Raises:
             MessageTooLargeError: The broker would refuse it; it was not taken in.
@@ -82,8 +83,8 @@ class Producer:
                 pending = self._core.add_message(subject, Outgoing(body, **parts))
             else:
                 pending = self._add(subject, body)
-        except NoRouteError:
-            self._learn(subject)
+        except NoRouteError as unknown:
+            self._learn(unknown.way)
             return self.send(subject, body, **parts)
         if self._signal.is_up:
             self._work()
@@ -95,10 +96,12 @@ class Producer:
         The cheapest way to send bodies that are at hand. Blocks and raises as ``send`` does;
         when it raises in the middle, a note says how many were taken in.
         """
-        if not self._core.knows(subject):
-            self._learn(subject)
+        items = messages if isinstance(messages, list) else list(messages)
+        for way in self._core.ways_of(subject, items):
+            if not self._core.knows(way):
+                self._learn(way)
         spans: list[Span] = []
-        for some in self._core.add_in_steps(subject, messages):
+        for some in self._core.add_in_steps(subject, items):
             spans += some
             if self._signal.is_up:
                 self._work()
@@ -152,14 +155,14 @@ class Producer:
 
     def _routes_changed(self, keys: Iterable[RouteKey]) -> None:
         """Take in that subjects are served by others; the client calls it."""
-        for subject in {key.subject for key in keys if not key.group}:
-            if self._core.knows(subject):
-                self._learn(subject)
+        for way in {key.way for key in keys if not key.group}:
+            if self._core.knows(way):
+                self._learn(way)
 
-    def _learn(self, subject: str) -> None:
-        targets = self._find_targets(subject)
+    def _learn(self, way: Way) -> None:
+        targets = self._find_targets(way)
         with self._core.lock:
-            self._core.add_subject(subject, targets)
+            self._core.add_way(way, targets)
 
     def _work(self) -> None:
         """Send what is ready, and wait while too much is not."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple, TypedDict
 
+from pulque.client.due import AT_ONCE, due_of
 from pulque.errors import UsageError
 from pulque.model.names import DEFAULT_LEVEL, MAX_LEVEL, PartitionName
 from pulque.model.pack import NEVER, ONCE_HEADER
@@ -35,6 +36,14 @@ class Receipt(NamedTuple):
     may_be_doubled: bool = False
     """Another broker was sent it before, and nobody knows whether it stored it: the message, known
     by its id, may be there twice."""
+    due_at_ms: int = AT_ONCE
+    """When it is to be delivered, in milliseconds since 1970; 0 for at once. Until then a delay
+    server has it, the one that ``broker_group`` names."""
+
+    @property
+    def due_at(self) -> datetime | None:
+        """When it is to be delivered; None for at once."""
+        return _EPOCH + self.due_at_ms * _MILLISECOND if self.due_at_ms else None
 
     @property
     def position(self) -> Position:
@@ -58,6 +67,12 @@ class Parts(TypedDict, total=False):
     """0 to 9, higher first."""
     reliable: bool
     """False for a message that is delivered once, whatever becomes of it."""
+    delay: float | timedelta | None
+    """How long from now it is to be delivered, in seconds or as a timedelta."""
+    at: datetime | None
+    """When it is to be delivered; with a time zone. What is past is delivered at once."""
+    level: int | None
+    """1 to 18: a delay of 1, 5, 10 or 30 seconds, 1 to 10, 20 or 30 minutes, 1 or 2 hours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +93,27 @@ class Outgoing:
     """0 to 9, higher first. Messages of one order key keep their order within a priority."""
     reliable: bool = True
     """False for a message that is delivered once, whatever becomes of it."""
+    delay: float | timedelta | None = None
+    """How long from now it is to be delivered, in seconds or as a timedelta."""
+    at: datetime | None = None
+    """When it is to be delivered; with a time zone. What is past is delivered at once."""
+    level: int | None = None
+    """1 to 18: a delay of 1, 5, 10 or 30 seconds, 1 to 10, 20 or 30 minutes, 1 or 2 hours."""
+
+    def due_at_ms(self, now_ms: int) -> int:
+        """Return when it is due, in milliseconds since 1970; 0 for at once.
+
+        Raises:
+            UsageError: That cannot be, or it expires before.
+        """
+        due_ms = due_of(self.delay, self.at, self.level, now_ms)
+        expires_ms = ms_of(self.expires_at)
+        if due_ms and expires_ms and expires_ms <= due_ms:
+            raise UsageError(
+                f"expires_at is {self.expires_at!r}, and the message is due in "
+                f"{(due_ms - now_ms) / 1000:g} s, after that: nobody would ever get it"
+            )
+        return due_ms
 
     def all_headers(self) -> Mapping[str, str] | None:
         """Return the headers as they travel."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from pulque.client.health import LATENCY_TABLE, Health, LatencyRow
-from pulque.client.routes import Targets
+from pulque.client.routes import Delayed, Targets, Way, place_of
 from pulque.client.url import Address
 from pulque.errors import DisconnectedError
 from pulque.model.routes import Route, RouteKind
@@ -23,6 +23,18 @@ class RouteKey(NamedTuple):
     group: str = ""
     kind: RouteKind = RouteKind.REALTIME
 
+    @classmethod
+    def of_way(cls, way: Way) -> "RouteKey":
+        """Return what a producer asks for to send somewhere."""
+        if isinstance(way, Delayed):
+            return cls(way.subject, "", RouteKind.DELAYED)
+        return cls(way)
+
+    @property
+    def way(self) -> Way:
+        """What is sent there."""
+        return Delayed(self.subject) if self.kind is RouteKind.DELAYED else self.subject
+
 
 class RouteTable:
     """The routes of one client. Thread-safe: every change is one assignment.
@@ -32,8 +44,8 @@ class RouteTable:
     """
 
     def __init__(self, table: tuple[LatencyRow, ...] = LATENCY_TABLE) -> None:
-        self.targets: dict[str, Targets] = {}
-        """By subject: where its messages are sent to."""
+        self.targets: dict[Way, Targets] = {}
+        """Where the messages of a subject are sent to, and those of it that are due later."""
         self._routes: dict[RouteKey, Route] = {}
         self._addresses: dict[str, Address] = {}
         self._healths: dict[str, Health] = {}
@@ -65,18 +77,18 @@ class RouteTable:
         """Keep a route; say whether it differs from the last one."""
         for each in route.partitions:
             if each.host:
-                self._addresses[each.broker_group] = Address(each.host, each.port)
+                self._addresses[place_of(each, key.kind)] = Address(each.host, each.port)
         before = self._routes.get(key)
         self._routes[key] = route
         is_new = before is None or before.partitions != route.partitions
-        if is_new and not key.group and key.kind is RouteKind.REALTIME:
-            targets = Targets(route, self.health_of)
-            if known := self.targets.get(key.subject):
+        if is_new and not key.group and key.kind is not RouteKind.LOCAL:
+            targets = Targets(route, self.health_of, key.kind)
+            if known := self.targets.get(key.way):
                 targets.go_on_from(known)
             if targets.is_empty:
-                self.targets.pop(key.subject, None)
+                self.targets.pop(key.way, None)
             else:
-                self.targets[key.subject] = targets
+                self.targets[key.way] = targets
         return is_new
 
     def take_in_changed(self, changed: Iterable[ChangedRoute]) -> list[RouteKey]:

@@ -1,9 +1,11 @@
 """Where a subject's messages go: its partitions, and which of them a message belongs to."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import NamedTuple
 
 import google_crc32c
 
+from pulque.client.due import ANY_DELAY_MS
 from pulque.client.health import Health
 from pulque.client.url import Address
 from pulque.errors import RemoteProtocolError
@@ -16,14 +18,17 @@ from pulque.model.names import (
     owner_of,
     subject_of,
 )
-from pulque.model.routes import SLOTS, PartitionRoute, Route
+from pulque.model.routes import SLOTS, PartitionRoute, Route, RouteKind
 from pulque.wire.responses import Response, Routed
 
 __all__ = [
     "HOME",
+    "Delayed",
     "Target",
     "Targets",
+    "Way",
     "choose",
+    "is_delay_server",
     "next_best",
     "place_of",
     "places_in",
@@ -36,6 +41,18 @@ HOME = ""
 REFUSED_WAIT = 2.0
 """How long to stay away from a partition that took no messages, unless its route changes."""
 HealthOf = Callable[[str], Health]
+_DELAY_SERVER = "%delay%"
+"""Before the name of a delay server, as a place: a broker group may be called the same."""
+
+
+class Delayed(NamedTuple):
+    """The way of a subject's messages that are due later."""
+
+    subject: str
+
+
+Way = str | Delayed
+"""What travels the same way: messages of a subject that are due at once, or those due later."""
 
 
 class Target:
@@ -57,10 +74,10 @@ class Target:
         "slots",
     )
 
-    def __init__(self, route: PartitionRoute, health: Health) -> None:
+    def __init__(self, route: PartitionRoute, health: Health, place: str) -> None:
         self.partition = route.partition
         self.broker_group = route.broker_group
-        self.place = place_of(route)
+        self.place = place
         """Whom to ask: a broker group, or ``HOME``."""
         self.address = Address(route.host, route.port) if route.host else None
         self.is_writable = route.is_writable
@@ -78,6 +95,7 @@ class Target:
         return Target(
             PartitionRoute(name, self.broker_group, host, port, self.is_writable, self.slots),
             self.health,
+            self.place,
         )
 
     @property
@@ -97,14 +115,23 @@ class Target:
         return f"<Target {self.partition} at {self.broker_group}>"
 
 
-def place_of(route: PartitionRoute) -> str:
+def place_of(route: PartitionRoute, kind: RouteKind = RouteKind.REALTIME) -> str:
     """Return whom a partition's route sends one to."""
-    return route.broker_group if route.host else HOME
+    if not route.host:
+        return HOME
+    if kind is RouteKind.DELAYED:
+        return f"{_DELAY_SERVER}{route.broker_group}"
+    return route.broker_group
 
 
-def places_in(route: Route) -> list[str]:
+def is_delay_server(place: str) -> bool:
+    """Say whether a place is a delay server of a cluster."""
+    return place.startswith(_DELAY_SERVER)
+
+
+def places_in(route: Route, kind: RouteKind = RouteKind.REALTIME) -> list[str]:
     """Return all that a route sends one to, each once."""
-    return list(dict.fromkeys(map(place_of, route.partitions)))
+    return list(dict.fromkeys(place_of(each, kind) for each in route.partitions))
 
 
 def route_of(response: Response) -> Route:
@@ -207,11 +234,21 @@ class Targets:
         "is_empty",
         "is_home",
         "is_single",
+        "longest_delay_ms",
         "version",
     )
 
-    def __init__(self, route: Route, health_of: HealthOf = _any_health) -> None:
-        self.all = tuple(Target(each, health_of(place_of(each))) for each in route.partitions)
+    def __init__(
+        self,
+        route: Route,
+        health_of: HealthOf = _any_health,
+        kind: RouteKind = RouteKind.REALTIME,
+    ) -> None:
+        self.all = tuple(
+            Target(each, health_of(place), place)
+            for each in route.partitions
+            for place in (place_of(each, kind),)
+        )
         """Those of the subject, the plain one first, then those of the group's retries."""
         self.version = route.version
         self._plain = tuple(each for each in self.all if _is_plain(each.partition))
@@ -221,6 +258,8 @@ class Targets:
         """Whether there is nothing to choose."""
         self.is_home = self.is_single and self._plain[0].place == HOME
         """Whether a lone broker has it all."""
+        self.longest_delay_ms = ANY_DELAY_MS
+        """How far ahead a message may be due, where that is known."""
         self._levels = {DEFAULT_LEVEL: self._plain}
         self._turn = -1
 
@@ -272,6 +311,7 @@ class Targets:
 
     def go_on_from(self, other: "Targets") -> None:
         """Take turns where an older route of the subject was."""
+        self.longest_delay_ms = other.longest_delay_ms
         # Whoever is next after a change is not worth a name of its own.
         self._turn = other._turn % len(self._plain) if self._plain else -1  # noqa: SLF001
 

@@ -14,7 +14,7 @@ from pulque.client.backoff import Retries
 from pulque.client.calls import Calls, NotReachedError
 from pulque.client.connection import Connection
 from pulque.client.lanes import Lane, Packed
-from pulque.client.routes import Target, Targets
+from pulque.client.routes import Target, Targets, Way
 from pulque.errors import PulqueError, StorageError, UnavailableError
 from pulque.wire.single import SingleStored
 
@@ -48,7 +48,7 @@ class Spread:
 
     Args:
         calls_at: Returns the connections to a place.
-        find: Returns where a subject's messages go by now.
+        find: Returns where messages of one way go by now.
         stale: Told when the route may be wrong.
         draw: Returns a random number in ``0.0..1.0``.
     """
@@ -56,7 +56,7 @@ class Spread:
     def __init__(
         self,
         calls_at: Callable[[str], Calls],
-        find: Callable[[str], Targets | None],
+        find: Callable[[Way], Targets | None],
         stale: Callable[[], None],
         draw: Callable[[], float],
     ) -> None:
@@ -67,7 +67,7 @@ class Spread:
 
     def send(
         self,
-        subject: str,
+        way: Way,
         order_key: str | None,
         first: Target,
         pack: Callable[[Lane], Packed],
@@ -78,7 +78,7 @@ class Spread:
         """Send a batch; go on until it is stored, or the time is up.
 
         Args:
-            subject: Whose message it is.
+            way: Of what it is: a subject, due at once or later.
             order_key: Its order key: it stays where that belongs while somebody answers there.
             first: Where to try first.
             pack: Makes the batch for that.
@@ -103,7 +103,7 @@ class Spread:
                     if not (error.retryable or isinstance(error, StorageError)):
                         raise
                     failed.add(target.key)
-                    target = self._next_target(subject, order_key, target, failed)
+                    target = self._next_target(way, order_key, target, failed)
                     if target.key in failed:
                         # It was everywhere, or has to stay: after a while it may go anywhere.
                         time.sleep(retries.next_wait(error, time.monotonic()))
@@ -113,9 +113,9 @@ class Spread:
                 each.calls.give_back(each.lane)
 
     def _next_target(
-        self, subject: str, order_key: str | None, last: Target, failed: set[_Key]
+        self, way: Way, order_key: str | None, last: Target, failed: set[_Key]
     ) -> Target:
-        targets = self._find(subject)
+        targets = self._find(way)
         if targets is None:
             return last
         avoid = [each for each in targets.of_level(last.level) if each.key in failed]

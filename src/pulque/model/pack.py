@@ -117,7 +117,7 @@ class BatchPacker:
         """Whether all messages are nothing but bodies."""
         return not self._columns
 
-    def add(
+    def add(  # noqa: PLR0913  # a message has many parts, all by keyword
         self,
         body: bytes,
         *,
@@ -126,6 +126,7 @@ class BatchPacker:
         tags: Iterable[str] = (),
         headers: Mapping[str, str] | None = None,
         expires_at_ms: int = NEVER,
+        due_at_ms: int = 0,
     ) -> None:
         """Add a new message.
 
@@ -143,6 +144,7 @@ class BatchPacker:
             tags=encoded_tags,
             headers=encoded_headers,
             expires_at_ms=expires_at_ms,
+            due_at_ms=due_at_ms,
         )
 
     def add_encoded(  # noqa: C901, PLR0913  # a test for each part is the fastest there is

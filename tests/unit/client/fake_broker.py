@@ -35,7 +35,7 @@ from pulque.model.positions import (
     Tenure,
 )
 from pulque.model.record import ENVELOPE_SIZE, Envelope, RecordType, pack_envelope
-from pulque.model.routes import PartitionRoute, RouteKind
+from pulque.model.routes import PartitionRoute, Role, RouteKind
 from pulque.model.routes import Route as RouteValue
 from pulque.wire import requests, responses
 from pulque.wire.frame import MAX_PAYLOAD, FrameReader
@@ -331,6 +331,9 @@ class FakeBroker(BrokerModel):
         self.cluster = ""
         self.routes: Callable[[str], RouteValue] | None = None
         """Who serves a subject, if it is not this broker alone."""
+        self.delayed_routes: Callable[[str], RouteValue] | None = None
+        """Who takes what is due later, if anybody does."""
+        self.role = Role.BROKER
         self._peers: set[socket.socket] = set()
         self._is_closed = False
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -397,8 +400,7 @@ class FakeBroker(BrokerModel):
             return tuple(
                 ChangedRoute(known.kind, known.group, route)
                 for known in watch.known
-                if self.routes is not None
-                and (route := self.routes(known.subject)).version != known.version
+                if (route := self._route(known.subject, known.kind)).version != known.version
             )
 
         with self._changed:
@@ -406,6 +408,15 @@ class FakeBroker(BrokerModel):
                 lambda: changed() or self._is_closed, min(watch.wait_ms / 1000, LIMIT)
             )
             return responses.Watched(changed())
+
+    def _route(self, subject: str, kind: RouteKind) -> RouteValue:
+        if kind is RouteKind.DELAYED:
+            found = self.delayed_routes
+            return RouteValue(Pattern(subject), 0, ()) if found is None else found(subject)
+        if self.routes is not None and kind is not RouteKind.LOCAL:
+            return self.routes(subject)
+        where = PartitionRoute(PartitionName(subject), self.name, "", 0)
+        return RouteValue(Pattern(subject), 1, (where,))
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
         """Wait for a condition on this broker; fail after the limit."""
@@ -517,13 +528,11 @@ class FakeBroker(BrokerModel):
                     self.max_message,
                     self.lease_ms,
                     self.max_delay_ms,
+                    self.role,
                     cluster=self.cluster,
                 )
             case requests.Route(subject, _, kind):
-                if self.routes is not None and kind is not RouteKind.LOCAL:
-                    return responses.Routed(self.routes(subject))
-                where = PartitionRoute(PartitionName(subject), self.name, "", 0)
-                return responses.Routed(RouteValue(Pattern(subject), 1, (where,)))
+                return responses.Routed(self._route(subject, kind))
             case requests.Watch():
                 return self._watch(request)
             case requests.Adopt():

@@ -61,7 +61,9 @@ def test_both_twins_have_the_same_names_and_arguments(name: str) -> None:
             if not each.startswith("_"):
                 names = set(inspect.signature(value).parameters) if callable(value) else set()
                 # The one writes them down, the other gathers them: to a caller it is the same.
-                written = "key order_key tags headers expires_at priority reliable parts"
+                written = (
+                    "key order_key tags headers expires_at priority reliable parts delay at level"
+                )
                 found[each] = names - set(written.split())
         return found
 

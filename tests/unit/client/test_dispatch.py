@@ -85,7 +85,7 @@ def make_core(
     )
     for name in ("a", "b"):
         names = [name] if partitions == 1 else [f"{name}#{i}" for i in range(partitions)]
-        core.add_subject(name, targets(name, names))
+        core.add_way(name, targets(name, names))
     return core
 
 

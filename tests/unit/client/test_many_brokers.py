@@ -62,7 +62,7 @@ def targets_of(
 
 def core_of(clock: ManualTime, targets: Targets, **changes: object) -> OutgoingCore[PendingSend]:
     core = make_core(clock, **changes)  # type: ignore[arg-type]
-    core.add_subject("s", targets)
+    core.add_way("s", targets)
     return core
 
 
@@ -154,7 +154,7 @@ class Spreading(RuleBasedStateMachine):
     @rule(writable=st.sets(st.sampled_from(GROUPS)), cut=st.booleans())
     def change_route(self, writable: set[str], *, cut: bool) -> None:
         names = GROUPS[:2] if cut else GROUPS
-        self.core.add_subject("s", targets_of(writable, names=names, table=self.table))
+        self.core.add_way("s", targets_of(writable, names=names, table=self.table))
 
     @rule(seconds=st.sampled_from([0.001, 0.01, 1.0, 5.0, TIMEOUT]))
     def pass_time(self, seconds: float) -> None:
@@ -353,11 +353,11 @@ def test_messages_follow_a_route_that_changes(clock: ManualTime) -> None:
     core = core_of(clock, targets_of(names=("g0",), table=table), max_batch=1)
     core.add("s", b"0")
     assert set(take(core, clock)) == {"g0"}
-    core.add_subject("s", targets_of(table=table))
+    core.add_way("s", targets_of(table=table))
     for number in range(6):
         core.add("s", b"%d" % number)
     assert set(take(core, clock)) == set(GROUPS)
-    core.add_subject("s", targets_of({"g2"}, table=table))
+    core.add_way("s", targets_of({"g2"}, table=table))
     for number in range(6):
         core.add("s", b"%d" % number)
     assert set(take(core, clock)) == {"g2"}

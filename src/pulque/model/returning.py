@@ -1,0 +1,62 @@
+"""What a message carries that waits at a delay server for one group only.
+
+Its handler wants it again at a certain time. When it is due, a broker of its subject adopts it for
+that group, as if it had failed there just then: these headers say from where it came.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from pulque.errors import InvalidBatchError
+from pulque.model.names import (
+    ConsumerId,
+    PartitionName,
+    parse_consumer_id,
+    parse_group,
+    parse_partition,
+)
+from pulque.model.positions import ConsumeSequence
+
+__all__ = ["REASON_HEADER", "RETURN_HEADER", "Returning", "parse_return"]
+
+RETURN_HEADER = "pulque.return"
+"""Broker group, partition, sequence and consumer of the delivery that is to be repeated."""
+REASON_HEADER = "pulque.return.reason"
+"""Why it could not be processed then, for people."""
+_FIELDS = 4
+
+
+class Returning(NamedTuple):
+    """Where a message was delivered from, and to whom."""
+
+    broker_group: str
+    partition: PartitionName
+    sequence: ConsumeSequence
+    consumer: ConsumerId
+
+    def header(self) -> str:
+        """Return it as the value of a header; no name in it holds a space."""
+        return f"{self.broker_group} {self.partition} {self.sequence} {self.consumer}"
+
+
+def parse_return(headers: Mapping[str, str]) -> Returning:
+    """Return where a message came from.
+
+    Raises:
+        InvalidBatchError: Its headers do not say so.
+        InvalidNameError: A name in them is none.
+    """
+    told = headers.get(RETURN_HEADER, "")
+    fields = told.split(" ")
+    if len(fields) != _FIELDS or not (fields[2].isascii() and fields[2].isdecimal()):
+        raise InvalidBatchError(
+            f"a message for one group has a header {RETURN_HEADER} of {told!r}; broker group, "
+            "partition, sequence and consumer are allowed"
+        )
+    broker_group, partition, sequence, consumer = fields
+    return Returning(
+        parse_group(broker_group),
+        parse_partition(partition),
+        ConsumeSequence(int(sequence)),
+        parse_consumer_id(consumer),
+    )
