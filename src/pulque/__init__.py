@@ -17,7 +17,7 @@
 import logging
 from typing import TYPE_CHECKING, Any
 
-from pulque.app.outcomes import BatchFailed, Reject, Retry
+from pulque.app.outcomes import BatchFailed, Reject, Retry, RetryAt
 from pulque.client.client import Client, connect
 from pulque.client.consumer import Consumer
 from pulque.client.dead import DeadLetters, ResentLetters
@@ -122,6 +122,7 @@ __all__ = [
     "RequestTimeoutError",
     "ResentLetters",
     "Retry",
+    "RetryAt",
     "RetryPolicy",
     "StaleEpochError",
     "StaleRouteError",

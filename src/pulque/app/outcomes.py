@@ -1,18 +1,28 @@
 """What becomes of a message, by the way its handler ended.
 
 A handler that returns is done with its message: ack. One that raises could not: nack, with the
-error as the reason. ``Retry``, ``Reject`` and ``BatchFailed`` say more than that.
+error as the reason. ``Retry``, ``RetryAt``, ``Reject`` and ``BatchFailed`` say more than that.
 """
 
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 
+from pulque.client.due import instant_of
 from pulque.client.received import ReceivedMessage
 from pulque.errors import UsageError
 
-__all__ = ["BatchFailed", "Reject", "Retry", "Verdict", "nack", "verdict_of", "verdicts_of"]
+__all__ = [
+    "BatchFailed",
+    "Reject",
+    "Retry",
+    "RetryAt",
+    "Verdict",
+    "nack",
+    "verdict_of",
+    "verdicts_of",
+]
 
 log = logging.getLogger("pulque.app")
 
@@ -40,6 +50,27 @@ class Retry(Exception):  # noqa: N818  # an order to us, not something that went
         self.delay = seconds
 
 
+class RetryAt(Exception):  # noqa: N818  # an order to us, not something that went wrong
+    """Raised by a handler that can do it at a certain time only: the message comes again then.
+
+    A delay server has the whole message until then, and it comes back to this group alone, as the
+    next attempt. It is settled here only after the delay server has it.
+
+    Args:
+        when: When to deliver it again; with a time zone. What is past is now.
+        reason: Why; it is kept with the message.
+
+    Raises:
+        UsageError: That is no instant, or one without a time zone.
+    """
+
+    def __init__(self, when: datetime, reason: str = "") -> None:
+        instant_of(when, "when")
+        super().__init__(reason)
+        self.when = when
+        self.reason = reason
+
+
 class Reject(Exception):  # noqa: N818  # an order to us, not something that went wrong
     """Raised by a handler that can never do it: the message becomes a dead letter at once.
 
@@ -57,8 +88,8 @@ class BatchFailed(Exception):  # noqa: N818  # an order to us, not something tha
 
     Args:
         reasons: For each message that failed (or for its place in the list that the handler
-            was given), the reason: a text, or the error that it ended with; a ``Retry`` or
-            ``Reject`` counts as such.
+            was given), the reason: a text, or the error that it ended with; a ``Retry``,
+            ``RetryAt`` or ``Reject`` counts as such.
     """
 
     def __init__(self, reasons: Mapping[ReceivedMessage | int, str | BaseException]) -> None:
@@ -72,6 +103,8 @@ class Verdict:
 
     reason: str
     delay: float | None = None
+    at: datetime | None = None
+    """When it is to come again, if its handler said so."""
     is_dead: bool = False
     """Whether no other attempt is of any use."""
 
@@ -83,6 +116,9 @@ def verdict_of(error: BaseException | str) -> Verdict:
             return Verdict(error)
         case Retry():
             return Verdict(error.reason or "to be retried", error.delay)
+        case RetryAt():
+            when = error.when.isoformat(timespec="seconds")
+            return Verdict(error.reason or f"to be retried at {when}", at=error.when)
         case Reject():
             return Verdict(error.reason or "rejected", is_dead=True)
         case _:
@@ -118,7 +154,7 @@ def nack(message: ReceivedMessage, verdict: Verdict) -> None:
         message.reject(verdict.reason)
         return
     try:
-        message.nack(verdict.reason, delay=verdict.delay)
+        message.nack(verdict.reason, delay=verdict.delay, at=verdict.at)
     except UsageError as problem:
         # The broker's limit of delays, say: that is no reason to keep the message.
         log.warning("nacked without its delay: %s", problem)

@@ -15,7 +15,15 @@ from typing import Any, Literal
 
 from pulque.app.chain import Worlds, chain
 from pulque.app.handler import Handler
-from pulque.app.outcomes import BatchFailed, Reject, Retry, nack, verdict_of, verdicts_of
+from pulque.app.outcomes import (
+    BatchFailed,
+    Reject,
+    Retry,
+    RetryAt,
+    nack,
+    verdict_of,
+    verdicts_of,
+)
 from pulque.app.payload import PayloadError
 from pulque.app.signature import Function
 from pulque.app.threads import Job, Threads
@@ -260,7 +268,7 @@ class Runner:
     def _tell(self, call: Call, error: BaseException) -> None:
         """Log a failure; what the handler meant to raise needs no trace."""
         first = call.messages[0]
-        is_meant = isinstance(error, Retry | Reject | PayloadError)
+        is_meant = isinstance(error, Retry | RetryAt | Reject | PayloadError)
         log.log(
             logging.WARNING if is_meant else logging.ERROR,
             "failed: handler=%s subject=%s id=%s attempt=%d messages=%d: %s",

@@ -10,6 +10,7 @@ from pulque.client.aio_connection import AsyncConnection, connect_any
 from pulque.client.aio_watching import Watcher
 from pulque.client.backoff import Retries
 from pulque.client.brokers import (
+    DELAY_SERVERS,
     LOOKING,
     NO_DELAY_SERVER,
     NOBODY_WAIT,
@@ -40,7 +41,7 @@ from pulque.errors import (
     UnavailableError,
     UsageError,
 )
-from pulque.model.names import EVERYTHING, PartitionName, parse_subject
+from pulque.model.names import PartitionName, parse_subject
 from pulque.model.routes import Route, RouteKind
 from pulque.wire.requests import Request
 from pulque.wire.requests import Route as AskRoute
@@ -274,14 +275,24 @@ class Brokers:
             NoDelayServerError: There is none.
             UnavailableError: That could not be found out.
         """
-        key = RouteKey(EVERYTHING, LOOKING, RouteKind.DELAYED)
-        route = await self.ask_route(key, timeout)
-        if not route.partitions:
-            raise NoDelayServerError(NO_DELAY_SERVER)
+        route = await self._delay_route(timeout)
         return {
             each.broker_group: self.calls_at(place_of(each, RouteKind.DELAYED))
             for each in route.partitions
         }
+
+    async def delay_places(self, timeout: float) -> list[str]:
+        """Return all delay servers, as places; raises as ``delay_servers`` does."""
+        known = self.table.route(DELAY_SERVERS)
+        if known is None or not known.partitions:
+            known = await self._delay_route(timeout)
+        return places_in(known, RouteKind.DELAYED)
+
+    async def _delay_route(self, timeout: float) -> Route:
+        route = await self.ask_route(DELAY_SERVERS, timeout)
+        if not route.partitions:
+            raise NoDelayServerError(NO_DELAY_SERVER)
+        return route
 
     def known_places(self, key: RouteKey) -> list[str]:
         """Return who serves a subject or a pattern, as was heard last."""

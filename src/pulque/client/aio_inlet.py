@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from pulque.client.aio_connection import AsyncConnection
+from pulque.client.aio_deferring import TaskDeferrals
 from pulque.client.backoff import Backoff
 from pulque.client.consumer_plan import ConsumerPart
 from pulque.client.trouble import Trouble, problem_of
@@ -47,6 +48,7 @@ class Inlet:
         timeout: The client's.
         draw: Returns a random number in ``0.0..1.0``.
         arrived: Set when something came.
+        deferrals: Take messages to a delay server that are wanted again at a certain time.
     """
 
     def __init__(
@@ -57,8 +59,10 @@ class Inlet:
         timeout: float,
         draw: Callable[[], float],
         arrived: asyncio.Event,
+        deferrals: TaskDeferrals | None,
     ) -> None:
         self.core, self._local = part
+        self._deferrals = deferrals
         self.lost_at = time.monotonic()
         """Since when there is no connection, if there is none."""
         self.problem: PulqueError | None = None
@@ -303,6 +307,8 @@ class Inlet:
         while self._fatal is None:
             await asyncio.sleep(min(_TICK, self._lease / _BEATS_PER_LEASE))
             await self._save()
+            if self._deferrals is not None:
+                self._deferrals.go_on()
             now = time.monotonic()
             if now - self._contact_at > self._lease:
                 self.core.lose_contact()
@@ -329,6 +335,8 @@ class Inlet:
         )
 
     async def _last_words(self) -> None:
+        if self._deferrals is not None:
+            await self._deferrals.finish()
         connection = self.connection
         if connection is None:
             connection = await self.open(time.monotonic() + _REQUEST_TIMEOUT)

@@ -4,15 +4,19 @@ import asyncio
 import contextlib
 import functools
 import logging
+import secrets
 import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from pulque.client.adopting import Adopting
 from pulque.client.aio_connection import AsyncConnection
+from pulque.client.aio_deferring import TaskDeferrals
 from pulque.client.aio_inlet import UNREACHABLE, Inlet
 from pulque.client.connection import Connection
 from pulque.client.consumer_plan import ConsumerPlan
+from pulque.client.deferring import Deferring
+from pulque.client.incoming import IncomingCore
 from pulque.client.received import ReceivedBatch
 from pulque.client.route_table import RouteKey
 from pulque.client.routes import HOME
@@ -44,6 +48,9 @@ class ConsumerBrokers(Protocol):
 
     async def places(self, subject: str, group: str, timeout: float) -> list[str]:
         """Ask who serves a subject or a pattern."""
+
+    async def delay_places(self, timeout: float) -> list[str]:
+        """Return all delay servers."""
 
     def known_places(self, key: RouteKey) -> list[str]:
         """Return who serves it, as was heard last."""
@@ -260,6 +267,7 @@ class Inlets:
             timeout=self._timeout,
             draw=self._draw,
             arrived=self._arrived,
+            deferrals=self._deferrals(part.core),
         )
         inlet.owner = self
         adopting.is_away = lambda: inlet.connection is None
@@ -267,6 +275,18 @@ class Inlets:
         self._inlets[place] = inlet
         self._share_room()
         return inlet
+
+    def _deferrals(self, core: IncomingCore) -> TaskDeferrals | None:
+        """Return what takes messages of one broker to delay servers, if there may be any."""
+        if not self._brokers.is_cluster:
+            return None
+        deferring = Deferring(
+            core,
+            self._brokers.open_blocking,
+            producer_id=secrets.randbits(64) | 1,
+            draw=self._draw,
+        )
+        return TaskDeferrals(deferring, self._brokers.delay_places)
 
     async def _drop(self, place: str) -> None:
         log.info("a broker is gone: %s", place)

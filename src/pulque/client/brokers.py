@@ -45,6 +45,8 @@ STALE_PAUSE = 1.0
 """Routes that seem to be wrong are asked for again after so many seconds at the earliest."""
 LOOKING = "looking"
 """As a group: to look at a subject must not create it, as a producer's question does."""
+DELAY_SERVERS = RouteKey(EVERYTHING, LOOKING, RouteKind.DELAYED)
+"""What is asked for to find all of them."""
 NOBODY_WAIT = 0.2
 _ASK_LIMIT = 2.0
 NO_DELAY_SERVER = (
@@ -218,14 +220,24 @@ class Brokers:
             NoDelayServerError: There is none.
             UnavailableError: That could not be found out.
         """
-        key = RouteKey(EVERYTHING, LOOKING, RouteKind.DELAYED)
-        route = self.ask_route(key, timeout)
-        if not route.partitions:
-            raise NoDelayServerError(NO_DELAY_SERVER)
+        route = self._delay_route(timeout)
         return {
             each.broker_group: self.calls_at(place_of(each, RouteKind.DELAYED))
             for each in route.partitions
         }
+
+    def delay_places(self, timeout: float) -> list[str]:
+        """Return all delay servers, as places; raises as ``delay_servers`` does."""
+        known = self.table.route(DELAY_SERVERS)
+        if known is None or not known.partitions:
+            known = self._delay_route(timeout)
+        return places_in(known, RouteKind.DELAYED)
+
+    def _delay_route(self, timeout: float) -> Route:
+        route = self.ask_route(DELAY_SERVERS, timeout)
+        if not route.partitions:
+            raise NoDelayServerError(NO_DELAY_SERVER)
+        return route
 
     def known_places(self, key: RouteKey) -> list[str]:
         """Return who serves a subject or a pattern, as was heard last."""

@@ -26,6 +26,7 @@ from pulque.client.received import (
     Hole,
     ReceivedBatch,
     ReceivedMessage,
+    ToDefer,
     batches_of,
 )
 from pulque.errors import (
@@ -96,6 +97,8 @@ class IncomingCore:
         self._waiting: deque[ReceivedBatch] = deque()
         self._pull: Pull | None = None
         self._max_delay_ms = ANY_DELAY_MS
+        self.to_defer: ToDefer | None = None
+        """What is wanted again at a certain time; None if there are no delay servers."""
 
     def limit_delays(self, max_delay_ms: int) -> None:
         """Take in the longest delay that the broker lets a nack ask for."""
@@ -248,6 +251,7 @@ class IncomingCore:
                 self._leave_out(each, first_pull, delivered.tenure)
             each.expected += batch.end - batch.start
             batch.max_delay_ms = self._max_delay_ms
+            batch.to_defer = self.to_defer
             batch.broker_group = self.broker_group
             if filters:
                 self._take_in_wanted(each, batch)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pulque.client.backoff import Backoff
 from pulque.client.connection import Connection
 from pulque.client.consumer_plan import ConsumerPart
-from pulque.client.keeper import Keeper
+from pulque.client.keeper import Deferrals, Keeper
 from pulque.client.session import Answer
 from pulque.client.trouble import Trouble, problem_of
 from pulque.errors import (
@@ -48,6 +48,7 @@ class Inlet:
         timeout: The client's.
         draw: Returns a random number in ``0.0..1.0``.
         wake: Called when something came, or there is a connection, while the caller may wait.
+        deferrals: Take messages to a delay server that are wanted again at a certain time.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Inlet:
         timeout: float,
         draw: Callable[[], float],
         wake: Callable[[], None],
+        deferrals: Deferrals,
     ) -> None:
         self.core, self._local = part
         self.lock = threading.Lock()
@@ -87,6 +89,7 @@ class Inlet:
             connect=connect,
             drain=self._drain,
             save=self.save,
+            deferrals=deferrals,
             interrupt=self.interrupt,
         )
         if self._local is not None:

@@ -8,6 +8,7 @@ for its lease: by then what it had delivered is no longer this consumer's.
 import contextlib
 import functools
 import logging
+import secrets
 import select
 import socket
 import threading
@@ -18,7 +19,10 @@ from typing import Protocol
 from pulque.client.adopting import Adopting
 from pulque.client.connection import Connection
 from pulque.client.consumer_plan import ConsumerPlan
+from pulque.client.deferring import Deferring, NoDeferrals, ThreadDeferrals
+from pulque.client.incoming import IncomingCore
 from pulque.client.inlet import UNREACHABLE, Inlet
+from pulque.client.keeper import Deferrals
 from pulque.client.received import ReceivedBatch
 from pulque.client.route_table import RouteKey
 from pulque.client.routes import HOME
@@ -53,6 +57,9 @@ class ConsumerBrokers(Protocol):
 
     def known_places(self, key: RouteKey) -> list[str]:
         """Return who serves it, as was heard last."""
+
+    def delay_places(self, timeout: float) -> list[str]:
+        """Return all delay servers."""
 
     def forget_route(self, key: RouteKey) -> None:
         """Take in that the consumer is gone."""
@@ -302,12 +309,23 @@ class Inlets:
             timeout=self._timeout,
             draw=self._draw,
             wake=self._wake,
+            deferrals=self._deferrals(part.core),
         )
         adopting.is_away = lambda: inlet.connection is None
         inlet.core.on_abandoned = self._on_abandoned
         self._inlets = {**self._inlets, place: inlet}
         self._share_room()
         return inlet
+
+    def _deferrals(self, core: IncomingCore) -> Deferrals:
+        """Return what takes messages of one broker to delay servers."""
+        brokers = self._brokers
+        if not brokers.is_cluster:
+            return NoDeferrals()
+        deferring = Deferring(
+            core, brokers.open_blocking, producer_id=secrets.randbits(64) | 1, draw=self._draw
+        )
+        return ThreadDeferrals(deferring, brokers.delay_places)
 
     def _drop(self, place: str) -> None:
         log.info("a broker is gone: %s", place)

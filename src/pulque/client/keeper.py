@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from pulque.client.connection import Connection
 from pulque.client.incoming import IncomingCore
@@ -14,13 +15,23 @@ from pulque.errors import PulqueError, RemoteProtocolError, UnavailableError
 from pulque.wire.requests import Heartbeat, Settle
 from pulque.wire.responses import Beaten, Response
 
-__all__ = ["Keeper"]
+__all__ = ["Deferrals", "Keeper"]
 
 log = logging.getLogger("pulque.client")
 
 _TICK = 0.1
 _REQUEST_TIMEOUT = 5.0
 _BEATS_PER_LEASE = 3
+
+
+class Deferrals(Protocol):
+    """What takes messages to delay servers."""
+
+    def go_on(self) -> None:
+        """Begin with what there is, without waiting for it."""
+
+    def finish(self) -> None:
+        """Wait for what is under way, and try the rest once."""
 
 
 class Keeper:
@@ -32,10 +43,11 @@ class Keeper:
         connect: Opens a connection within so many seconds.
         drain: Takes in answers that wait on the consumer's own connection.
         save: Writes down how far the consumer got, if it is time to.
+        deferrals: Take to a delay server what is wanted again at a certain time.
         interrupt: Wakes the consumer's caller, to be told that there is no way to go on.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # ports, by keyword
         self,
         core: IncomingCore,
         lock: threading.Lock,
@@ -43,6 +55,7 @@ class Keeper:
         connect: Callable[[float], Connection],
         drain: Callable[[], None],
         save: Callable[[], None],
+        deferrals: Deferrals,
         interrupt: Callable[[], None],
     ) -> None:
         self._core = core
@@ -50,6 +63,7 @@ class Keeper:
         self._connect = connect
         self._drain = drain
         self._save = save
+        self._deferrals = deferrals
         self._interrupt = interrupt
         self._connection: Connection | None = None
         self._error: PulqueError | None = None
@@ -118,6 +132,7 @@ class Keeper:
                     return
 
     def _say_last_words(self, deadline: float) -> None:
+        self._deferrals.finish()
         with self._lock:
             # The consumer's own connection is closed: whatever it asked gets no answer there.
             self._unanswered = self._core.repeat_settles()
@@ -137,6 +152,7 @@ class Keeper:
                 # First, as the broker may be away or hang.
                 self._save()
                 self._drain()
+                self._deferrals.go_on()
                 self._settle_all()
                 if time.monotonic() >= self._beat_at:
                     self._beat(is_leaving=False)

@@ -4,11 +4,13 @@ To ack a message is to store one byte: the consumer finds later, batch by batch,
 prefix of finished messages reaches.
 """
 
+import time
 from collections.abc import Iterable, Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import lru_cache
 from math import ceil
 
+from pulque.client.due import instant_of
 from pulque.client.records import Served, Single, check_count, read_record, read_single
 from pulque.errors import UsageError
 from pulque.model.actions import GROUP_DECIDES, NO_RETRY
@@ -19,14 +21,28 @@ from pulque.model.names import PartitionName
 from pulque.model.positions import ConsumeSequence, PullSequence, Tenure
 from pulque.wire.responses import Delivered
 
-__all__ = ["ACKED", "NACKED", "OPEN", "Hole", "ReceivedBatch", "ReceivedMessage", "batches_of"]
+__all__ = [
+    "ACKED",
+    "DEFERRED",
+    "NACKED",
+    "OPEN",
+    "Hole",
+    "ReceivedBatch",
+    "ReceivedMessage",
+    "ToDefer",
+    "batches_of",
+]
 
 OPEN = 0
 ACKED = 1
 NACKED = 2
+DEFERRED = 3
+"""As a state: it is to be delivered again at a certain time, and a delay server is to have it."""
 ANY_DELAY_MS = 2**62
 """As the longest delay, until a broker says what it allows."""
 _MAX_REASON = 1000
+LONGEST_DEFERRED_MS = 2 * 366 * 24 * 3600 * 1000
+"""How far ahead a message may be wanted again: as delay servers have it by default."""
 _HAS_TAGS = int(Flag.TAGS)
 
 
@@ -47,9 +63,12 @@ class ReceivedBatch(StoredBatch):
         start: Messages before this index are handed out.
         lost: Ranges of indices that the broker gave to others.
         max_delay_ms: The longest delay that a nack may ask for.
+        deferred: Reason and due time of those that a delay server is to have, by index.
+        to_defer: Where to leave word of them; None if there are no delay servers.
     """
 
     __slots__ = (
+        "deferred",
         "end",
         "lost",
         "max_delay_ms",
@@ -59,6 +78,7 @@ class ReceivedBatch(StoredBatch):
         "start",
         "states",
         "tenure",
+        "to_defer",
     )
 
     def __init__(  # noqa: PLR0913  # a stored batch, and what of it was delivered
@@ -88,6 +108,8 @@ class ReceivedBatch(StoredBatch):
         self.tenure = tenure
         self.lost: tuple[range, ...] = ()
         self.max_delay_ms = ANY_DELAY_MS
+        self.deferred: dict[int, tuple[str, int]] = {}
+        self.to_defer: ToDefer | None = None
 
     @classmethod
     def of_single(
@@ -120,12 +142,18 @@ class ReceivedBatch(StoredBatch):
         batch.tenure = tenure
         batch.lost = ()
         batch.max_delay_ms = ANY_DELAY_MS
+        batch.deferred = {}
+        batch.to_defer = None
         return batch
 
     def finished_until(self) -> int:
         """Return the index after the last of the finished ones that follow the settled ones."""
         found = self.states.find(OPEN, self.settled, self.end)
-        return self.end if found < 0 else found
+        until = self.end if found < 0 else found
+        if self.deferred:
+            # A copy, as another thread may nack meanwhile.
+            return min(until, *(at for at in tuple(self.deferred) if at >= self.settled), until)
+        return until
 
     def window(self, start: int, end: int) -> "ReceivedBatch":
         """Return a part of it that goes its own way; nothing may be handed out yet."""
@@ -134,6 +162,7 @@ class ReceivedBatch(StoredBatch):
             setattr(part, name, getattr(self, name))
         part.states = bytearray(len(self))
         part.nacks = {}
+        part.deferred = {}
         part.start = part.settled = start
         part.end = end
         return part
@@ -192,6 +221,8 @@ class ReceivedBatch(StoredBatch):
         return end - start
 
 
+ToDefer = dict[tuple[ReceivedBatch, int], None]
+"""Messages that a delay server is to have, in order: batch and index."""
 _SLOTS = (*StoredBatch.__slots__, *ReceivedBatch.__slots__)
 
 
@@ -282,7 +313,13 @@ class ReceivedMessage(Message):
         """Say that it is done. Nothing happens if the broker gave it to another meanwhile."""
         self._batch.states[self._index] = ACKED
 
-    def nack(self, reason: str = "", *, delay: float | timedelta | None = None) -> None:
+    def nack(
+        self,
+        reason: str = "",
+        *,
+        delay: float | timedelta | None = None,
+        at: datetime | None = None,
+    ) -> None:
         """Say that it could not be done, and is to be delivered again.
 
         After the last attempt that the group allows it becomes a dead letter instead.
@@ -290,12 +327,28 @@ class ReceivedMessage(Message):
         Args:
             reason: Why; it is kept with the message.
             delay: How long to wait, in seconds or as a timedelta; 0 is at once, and None leaves
-                it to the group's policy.
+                it to the group's policy. What is longer than the broker's own limit (half of its
+                retention, say) waits at a delay server.
+            at: When to deliver it again; with a time zone. Until then a delay server has it.
 
         Raises:
-            UsageError: The delay is negative, no number, or longer than the broker allows.
+            UsageError: The delay is negative, no number, or longer than is allowed; the instant
+                has no time zone, or is too far ahead.
         """
-        self._nack(reason, _delay_ms_of(delay, self._batch.max_delay_ms))
+        batch = self._batch
+        if at is not None:
+            if delay is not None:
+                raise UsageError(f"delay={delay!r} and at={at!r}: only one of them is allowed")
+            self._nack_at(reason, at)
+            return
+        longest_ms = batch.max_delay_ms
+        if batch.to_defer is not None:
+            longest_ms = max(longest_ms, LONGEST_DEFERRED_MS)
+        delay_ms = _delay_ms_of(delay, longest_ms)
+        if delay_ms > batch.max_delay_ms:
+            self._defer(reason, _now_ms() + delay_ms)
+        else:
+            self._nack(reason, delay_ms)
 
     def reject(self, reason: str = "") -> None:
         """Say that it can never be done: there is no other attempt, it is a dead letter at once.
@@ -306,10 +359,30 @@ class ReceivedMessage(Message):
         self._nack(reason, NO_RETRY)
 
     def _nack(self, reason: str, delay_ms: int) -> None:
-        # The names of files may hold what is no UTF-8, and errors are full of such names.
-        text = reason[:_MAX_REASON].encode(errors="backslashreplace").decode()
-        self._batch.nacks[self._index] = (text, delay_ms)
+        self._batch.nacks[self._index] = (_text_of(reason), delay_ms)
         self._batch.states[self._index] = NACKED
+
+    def _nack_at(self, reason: str, at: datetime) -> None:
+        batch = self._batch
+        due_ms, now_ms = instant_of(at, "at"), _now_ms()
+        longest_ms = batch.max_delay_ms if batch.to_defer is None else LONGEST_DEFERRED_MS
+        if due_ms - now_ms > longest_ms:
+            hint = "" if batch.to_defer is not None else ", as there is no delay server here"
+            raise UsageError(
+                f"at is {at!r}, {(due_ms - now_ms) / 1000:,.0f} s ahead; at most "
+                f"{longest_ms / 1000:,.0f} s are allowed{hint}"
+            )
+        if due_ms > now_ms and batch.to_defer is not None:
+            self._defer(reason, due_ms)
+        else:
+            self._nack(reason, max(0, due_ms - now_ms))
+
+    def _defer(self, reason: str, due_ms: int) -> None:
+        batch, index = self._batch, self._index
+        assert batch.to_defer is not None  # noqa: S101  # the callers looked
+        batch.deferred[index] = (_text_of(reason), due_ms)
+        batch.states[index] = DEFERRED
+        batch.to_defer[batch, index] = None
 
     @property
     def is_finished(self) -> bool:
@@ -329,6 +402,15 @@ class ReceivedMessage(Message):
     def pull_sequence(self) -> PullSequence:
         """Its ordinal among all deliveries of this partition to this consumer."""
         return PullSequence(self._batch.pull_base + self._index)
+
+
+def _text_of(reason: str) -> str:
+    # The names of files may hold what is no UTF-8, and errors are full of such names.
+    return reason[:_MAX_REASON].encode(errors="backslashreplace").decode()
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def _delay_ms_of(delay: object, longest_ms: int) -> int:
