@@ -12,10 +12,14 @@ from pulque.model.actions import (
     GroupConfigured,
     GroupOpened,
     GroupReset,
+    LockGranted,
+    LockReleased,
     NackedDelivery,
+    PartitionClosed,
     PassedOver,
     Pulled,
     Settled,
+    Skipped,
     SubscriptionId,
     SubscriptionOpened,
 )
@@ -75,6 +79,19 @@ facts: st.SearchStrategy[Action] = st.one_of(
     st.builds(ConsumerLost, subscriptions, reasons, time_ms, st.booleans()),
     st.builds(DeadPurged, partitions, sequences, sequences, time_ms),
     st.builds(GroupReset, partitions, names.map(Group), sequences, time_ms),
+    st.builds(
+        LockGranted,
+        partitions,
+        names.map(Group),
+        names.map(ConsumerId),
+        large,
+        large,
+        st.booleans(),
+        time_ms,
+    ),
+    st.builds(LockReleased, partitions, names.map(Group), large, time_ms, st.booleans()),
+    st.builds(Skipped, partitions, names.map(Group), sequences, time_ms, reasons),
+    st.builds(PartitionClosed, partitions, time_ms),
 )
 
 

@@ -16,7 +16,9 @@ from pulque.broker.dead import DeadLetterOffice
 from pulque.broker.gate import Gate
 from pulque.broker.groups import Registrar
 from pulque.broker.housekeeping import Housekeeper, Rhythm
+from pulque.broker.locks import Locker
 from pulque.broker.newcomers import Newcomers
+from pulque.broker.ordered import Steward
 from pulque.broker.parts import Parts
 from pulque.broker.pull import Puller
 from pulque.broker.read import Browser
@@ -80,7 +82,7 @@ class Inside:
 
 
 @asynccontextmanager
-async def open_inside(files: MemoryFileSystem) -> AsyncIterator[Inside]:
+async def open_inside(files: MemoryFileSystem) -> AsyncIterator[Inside]:  # noqa: PLR0915  # one of each
     """Recover from ``files`` and run without a network; nothing is written at the end."""
     clock = SystemClock()
     engine, recovered = recover(files, StorageOptions(), SilentListener(), clock.now_ms())
@@ -114,6 +116,7 @@ async def open_inside(files: MemoryFileSystem) -> AsyncIterator[Inside]:
         state, around, appender, lambda _group, _subject: at_once, waits=releaser.wake
     )
     settler = Settler(state, clock, perform=redeliverer.perform, longest_delay_ms=1000)
+    locker = Locker(state, clock, committer.sync_facts, puller.look_again)
     parts = Parts(
         Receiver(
             state,
@@ -126,7 +129,7 @@ async def open_inside(files: MemoryFileSystem) -> AsyncIterator[Inside]:
         settler,
         Browser(engine, executor, PullLimits(1000, _MIB, 1000)),
         redeliverer,
-        Registrar(state, around, committer, puller.dismiss),
+        Registrar(state, around, committer, puller.dismiss, locker),
         releaser,
         Resetter(state, around, committer, wake=wake),
         DeadLetterOffice(state, around, committer, appender, 1000),
@@ -144,6 +147,14 @@ async def open_inside(files: MemoryFileSystem) -> AsyncIterator[Inside]:
             waits=releaser.wake,
         ),
         ClientTable(state, clock),
+        locker,
+        Steward(
+            state,
+            clock,
+            locker,
+            perform=redeliverer.perform,
+            sync_facts=committer.sync_facts,
+        ),
     )
     rhythm = Rhythm(10_000, 60_000, 60_000, 2**40, None)
     inside = Inside(

@@ -213,6 +213,11 @@ class ConsumptionSection(Section):
         default=5 * _SECOND,
         description="Leases are looked at this often, so a loss is noticed at most this late.",
     )
+    lock: Annotated[Duration, Field(ge=100 * _MILLISECOND, le=_HOUR)] = Field(
+        default=10 * _SECOND,
+        description="A partition of an ordered group belongs to its consumer for this long after "
+        "each pull and settle: then another one that it was allotted to may have it.",
+    )
     low_priority_share: Annotated[Share, Field(ge=0, le=0.5)] = Field(
         default=0.1,
         description="The share of a group's pulls that begin with another priority than the "

@@ -7,6 +7,7 @@ that exists, here and now; what comes into being later is read from its start.
 import asyncio
 from collections.abc import Callable, Collection
 
+from pulque.broker.locks import Locker
 from pulque.broker.state import BrokerState, Surroundings
 from pulque.errors import (
     InvalidRequestError,
@@ -37,7 +38,8 @@ from pulque.model.names import (
 )
 from pulque.model.positions import ConsumeSequence
 from pulque.rules.consumption import check_incarnation
-from pulque.rules.groups import agreed, changed
+from pulque.rules.groups import agreed, changed, check_order
+from pulque.rules.locks import LockKey
 from pulque.serving.commit import Committer
 from pulque.storage.partitions import Partition
 from pulque.wire.requests import ChangeGroup, Subscribe
@@ -58,10 +60,13 @@ class Registrar:
         around: Surroundings,
         committer: Committer,
         dismiss: Callable[[Collection[tuple[Group, ConsumerId]]], None],
+        locker: Locker,
     ) -> None:
         self._state = state
         self._answer_waiting = dismiss
         """Answers the waiting pulls of consumers, with nothing."""
+        self._locker = locker
+        self._clock = around.clock
         self._engine = state.engine
         self._committer = committer
         self._executor = around.executor
@@ -141,6 +146,7 @@ class Registrar:
         if fact is None:
             answer(GroupChanged(*recorded))
             return
+        self._end_order(group, subject, recorded.mode, mode)
         self._state.record(fact)
         if fact.settings[:2] != recorded[:2]:
             self._dismiss(group)
@@ -155,6 +161,7 @@ class Registrar:
 
     def _check_switch(self, mode: Mode, group: Group, subject: Pattern) -> None:
         """Refuse to switch the mode while consumers hold messages, or to a broadcast at all."""
+        check_order(self._state.groups_settings, mode, group, subject)
         if mode is Mode.BROADCAST:
             raise NotAllowedError(
                 f"group {group} cannot be switched to broadcast: a broadcast consumer is a group "
@@ -162,12 +169,35 @@ class Registrar:
             )
         covered = set(self._state.places.covered(subject, group))
         partitions = self._engine.partitions.by_id
+        locks, now_ms = self._state.consumption.locks, self._clock.monotonic_ms()
+        mine = self._locks_of(group, subject)
+        for key in mine:
+            holder = locks.by_key[key].holder
+            if holder and self._state.lock_times.left_ms(key, now_ms):
+                raise NotAllowedError(
+                    f"consumer {holder} of group {group} has the lock of "
+                    f"{partitions[key[0]].name}: stop the group's consumers, then switch its mode"
+                )
         for each in self._state.consumption.subscriptions.values():
+            if (each.partition, group) in mine:
+                continue
             if each.group == group and each.held and partitions[each.partition].name in covered:
                 raise NotAllowedError(
                     f"consumer {each.consumer} of group {group} holds {each.held_count} messages "
                     f"of {subject}: stop the group's consumers, then switch its mode"
                 )
+
+    def _end_order(self, group: Group, subject: Pattern, before: Mode, after: Mode) -> None:
+        """Have partitions belong to nobody, if a group is no ordered one any more."""
+        if before is Mode.ORDERED and after is not Mode.ORDERED:
+            for key in self._locks_of(group, subject):
+                self._locker.release(key, is_end=True)
+
+    def _locks_of(self, group: Group, subject: Pattern) -> set[LockKey]:
+        """Return the partitions that consumers of an ordered group have, or had."""
+        found = map(self._engine.partition, self._state.places.covered(subject, None))
+        keys = {(each.id, group) for each in found if each is not None}
+        return {key for key in keys if self._state.consumption.locks.is_exclusive(key)}
 
     def _dismiss(self, group: Group) -> None:
         """Have all consumers of a group subscribe anew before they get anything more."""
@@ -181,7 +211,9 @@ class Registrar:
     def _agreed(
         self, asked: GroupSettings, group: Group, subject: Pattern
     ) -> GroupConfigured | None:
-        return agreed(self._recorded(group, subject), asked, group, subject)
+        fact = agreed(self._recorded(group, subject), asked, group, subject)
+        check_order(self._state.groups_settings, asked.mode, group, subject)
+        return fact
 
     def _openings(self, group: Group, subject: Pattern, start: Start) -> list[Opening]:
         """Return where the group starts in the partitions that it was never at."""

@@ -6,6 +6,8 @@ from pulque.broker.adopt import Adopter
 from pulque.broker.clients import ClientTable
 from pulque.broker.dead import DeadLetterOffice
 from pulque.broker.groups import Registrar
+from pulque.broker.locks import Locker
+from pulque.broker.ordered import Steward
 from pulque.broker.pull import Puller
 from pulque.broker.read import Browser
 from pulque.broker.receive import Receiver
@@ -32,3 +34,5 @@ class Parts:
     office: DeadLetterOffice
     adopter: Adopter
     clients: ClientTable
+    locker: Locker
+    steward: Steward

@@ -117,6 +117,11 @@ class PullPlan:
         self.states.append(ErrorCode.POSITION_LOST if is_ahead else ErrorCode.NONE)
         return not is_ahead
 
+    def lack_lock(self) -> None:
+        """Note that the next partition does not belong to the consumer."""
+        self.is_lost = True
+        self.states.append(ErrorCode.LOCK_LOST)
+
     def take(self, messages: int, buffers: tuple[Buffer, ...]) -> None:
         """Use up some of what was asked for."""
         self.messages -= messages
@@ -128,6 +133,7 @@ class PullPlanner:
 
     def __init__(self, state: BrokerState, limits: PullLimits, turns: Turns) -> None:
         self._engine = state.engine
+        self._state = state
         self._consumption = state.consumption
         self._max_subscriptions = state.max_subscriptions
         self._limits = limits
@@ -176,6 +182,7 @@ class PullPlanner:
                     partition.id,
                     found and (found.incarnation, found.settled, found.next_pull),
                     group and group.next_sequence,
+                    consumption.locks.next_token((partition.id, puller.group)),
                 )
         return tuple(parts)
 
@@ -190,6 +197,9 @@ class PullPlanner:
             partition = self._engine.partition(wanted.partition)
             if partition is None:
                 plan.expect(wanted.expected, PullSequence(0))
+                continue
+            if not self._may_pull(partition, puller, wanted.token):
+                plan.lack_lock()
                 continue
             opening = self._consumption.opened(
                 partition.id,
@@ -210,6 +220,15 @@ class PullPlanner:
             if plan.expect(wanted.expected, next_pull):
                 found[index] = _Wanted(partition, wanted.expected, opening, subscription)
         return found
+
+    def _may_pull(self, partition: Partition, puller: Pulling, token: int) -> bool:
+        """Whether a partition of an ordered group belongs to the consumer now."""
+        if not token and puller.group not in self._consumption.settings.ordered:
+            return True
+        if not self._state.must_lock(partition.name, puller.group):
+            return not token
+        key = (partition.id, puller.group)
+        return self._consumption.locks.is_held_by(key, puller.consumer, token)
 
     def _in_turn(self, plan: PullPlan, group: Group, found: dict[int, _Wanted]) -> Iterable[int]:
         if len(found) < 2:

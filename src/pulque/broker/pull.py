@@ -43,7 +43,7 @@ from pulque.rules.turns import Turns
 from pulque.serving.commit import Synced
 from pulque.storage.files import WouldBlockError
 from pulque.storage.partitions import Partition
-from pulque.wire.requests import LATEST, Pull
+from pulque.wire.requests import LATEST, Pull, Wanted
 from pulque.wire.responses import Delivered, State
 from pulque.wire.responses import Pulled as PulledAnswer
 
@@ -51,6 +51,7 @@ __all__ = ["Puller", "WaitingPull"]
 
 _LONGEST_WAIT_MS = 60_000
 _FEW_PARTITIONS = 10
+_PULLS_PER_LOCK = 3
 _MOST_COLD = 10_000
 _MOST_COLD_TRIES = 5
 _COLD_PATIENCE_S = 1.0
@@ -106,7 +107,7 @@ class Puller:
             refuse,
             owner,
             now,
-            now + min(request.timeout_ms, _LONGEST_WAIT_MS) / 1000,
+            now + min(request.timeout_ms, self._longest_wait_ms(request)) / 1000,
         )
         check_pull(request, waiting.group)
         self._check_waiting(request, owner)
@@ -148,6 +149,12 @@ class Puller:
         """Serve a consumer's waiting pulls, if they wait because it held as much as it may."""
         for waiting in self._lines.of_consumer(group, consumer):
             if waiting.is_at_limit and waiting.timer is not None:
+                self._try(waiting)
+
+    def look_again(self, group: Group, consumer: ConsumerId) -> None:
+        """Look at a consumer's waiting pulls, as a partition may not be its own any more."""
+        for waiting in self._lines.of_consumer(group, consumer):
+            if waiting.timer is not None:
                 self._try(waiting)
 
     def partition_added(self, partition: Partition, places: Iterable[Place]) -> None:
@@ -425,8 +432,25 @@ class Puller:
             for each in found
         )
 
+    def _longest_wait_ms(self, request: Pull) -> int:
+        """Return how long a pull may wait: with a lock, so that the next one comes in time."""
+        if any(wanted.token for wanted in request.wanted):
+            return min(self._state.lock_times.lock_ms // _PULLS_PER_LOCK, _LONGEST_WAIT_MS)
+        return _LONGEST_WAIT_MS
+
     def _renew_lease(self, waiting: WaitingPull) -> None:
-        self._state.leases.renew(waiting.group, waiting.consumer, self._clock.monotonic_ms())
+        now_ms = self._clock.monotonic_ms()
+        self._state.leases.renew(waiting.group, waiting.consumer, now_ms)
+        for wanted in waiting.request.wanted:
+            if wanted.token:
+                self._renew_lock(waiting, wanted, now_ms)
+
+    def _renew_lock(self, waiting: WaitingPull, wanted: Wanted, now_ms: int) -> None:
+        partition = self._engine.partition(wanted.partition)
+        if partition is not None:
+            key = (partition.id, waiting.group)
+            if self._consumption.locks.is_held_by(key, waiting.consumer, wanted.token):
+                self._state.lock_times.renew(key, now_ms)
 
 
 def _answer_synced(waiting: WaitingPull, answer: PulledAnswer, error: PulqueError | None) -> None:

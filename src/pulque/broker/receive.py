@@ -17,6 +17,7 @@ from pulque.errors import (
     NotAllowedError,
     OverloadedError,
     PulqueError,
+    StaleRouteError,
 )
 from pulque.model.batch import read_header, seed_of
 from pulque.model.names import DEFAULT_LEVEL, PartitionName, level_of, owner_of, parse_partition
@@ -84,6 +85,8 @@ class Receiver:
         self._asked_bytes = 0
         """Of batches that wait until it is known whether their subject belongs here."""
         self._dedup = state.dedup
+        self._closed = state.consumption.locks.closed
+        """Partitions that were split or merged."""
         self._clock = around.clock
         self._committer = committer
         self._limits = limits
@@ -205,6 +208,11 @@ class Receiver:
         if stored is not None:
             self._answer_again(partition, stored, waiter, index)
             return
+        if partition.id in self._closed:
+            raise StaleRouteError(
+                f"partition {name} was split or merged and takes no more messages; ask for the "
+                "route of the subject again"
+            )
         appended = self._engine.append(
             partition, batch, header, now_ms=now_ms, wants_disk=wants_disk
         )

@@ -146,6 +146,8 @@ class RequestHandler:
         self._office = parts.office
         self._adopter = parts.adopter
         self._clients = parts.clients
+        self._locker = parts.locker
+        self._steward = parts.steward
         self._engine = state.engine
         self._routes = LocalRoutes(state.places, cluster.broker_group, cluster.gate)
         self._watcher = Watcher(state.places, self._routes)
@@ -181,6 +183,7 @@ class RequestHandler:
         self._browser.closed(connection)
         self._watcher.closed(connection)
         self._clients.closed(connection)
+        self._locker.closed(connection)
 
     def partition_added(self, places: list[Place]) -> None:
         """Tell the watches that a new partition matters to."""
@@ -267,8 +270,24 @@ class RequestHandler:
                         request, answerer.answer_held, answerer.refuse_held
                     ),
                 )
-            case Attend() | Lock() | Unlock() | Skip() | Ordered() | Close():
-                raise UnsupportedError("this broker does not serve ordered groups yet")
+            case Attend():
+                raise UnsupportedError("this broker does not allot partitions yet")
+            case Lock():
+                self._hold(
+                    connection,
+                    answerer,
+                    lambda: self._locker.lock(
+                        request, connection, answerer.answer_held, answerer.refuse_held
+                    ),
+                )
+            case Unlock():
+                answerer.answer(self._locker.unlock(request))
+            case Ordered():
+                answerer.answer(self._steward.report(request))
+            case Skip():
+                self._steward.skip(request, answerer.answer, answerer.refuse)
+            case Close():
+                self._steward.close(request, answerer.answer, answerer.refuse)
             case Cancel() | Reschedule() | Scheduled():
                 raise UnsupportedError("this is a broker; delayed messages are at a delay server")
             case Hello():
@@ -325,6 +344,7 @@ class RequestHandler:
         if request.is_leaving:
             key = _consumer_of(request)
             self._clients.left(connection, key)
+            self._locker.left(*key)
             self._puller.dismiss([key])
 
     def _seal(self) -> Sealed:

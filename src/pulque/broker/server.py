@@ -22,7 +22,9 @@ from pulque.broker.config import BrokerSettings, parse_delays
 from pulque.broker.dead import DeadLetterOffice
 from pulque.broker.groups import Registrar
 from pulque.broker.housekeeping import Housekeeper, Rhythm
+from pulque.broker.locks import Locker
 from pulque.broker.newcomers import Newcomers
+from pulque.broker.ordered import Steward
 from pulque.broker.parts import Parts
 from pulque.broker.places import Places
 from pulque.broker.pull import Puller
@@ -43,6 +45,7 @@ from pulque.model.positions import Epoch, Tenure
 from pulque.net.process import allow_descriptors, loop_factory
 from pulque.net.server import ConnectionLimits, FrameServer
 from pulque.rules.lease import Leases
+from pulque.rules.locks import LockTimes
 from pulque.rules.retry import RetryPolicy
 from pulque.serving.commit import Committer
 from pulque.serving.listener import LoggingListener
@@ -194,6 +197,7 @@ class Broker:
             schedule=recovered.schedule,
             dead=recovered.dead,
             adoptions=recovered.adoptions,
+            lock_times=LockTimes(_ms(settings.consumption.lock), now_ms),
             max_partitions=settings.limits.max_partitions,
             max_subscriptions=settings.limits.max_subscriptions,
         )
@@ -232,13 +236,14 @@ class Broker:
             longest_delay_ms=_longest_delay_ms(settings),
         )
         puller = Puller(state, around, _pull_limits(settings), self._committer.sync_facts)
+        locker = Locker(state, self._clock, self._committer.sync_facts, puller.look_again)
         self._parts = Parts(
             Receiver(state, around, self._committer, _send_limits(settings), newcomers),
             puller,
             settler,
             Browser(state.engine, self._executor, _pull_limits(settings)),
             redeliverer,
-            Registrar(state, around, self._committer, puller.dismiss),
+            Registrar(state, around, self._committer, puller.dismiss, locker),
             releaser,
             Resetter(state, around, self._committer, wake=self._wake),
             DeadLetterOffice(
@@ -258,6 +263,14 @@ class Broker:
                 waits=releaser.wake,
             ),
             ClientTable(state, self._clock),
+            locker,
+            Steward(
+                state,
+                self._clock,
+                locker,
+                perform=redeliverer.perform,
+                sync_facts=self._committer.sync_facts,
+            ),
         )
         state.engine.partitions.watch(self._partition_added)
         self._housekeeper = Housekeeper(

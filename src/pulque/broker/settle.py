@@ -4,7 +4,12 @@ from collections.abc import Callable
 
 from pulque.broker.state import BrokerState
 from pulque.clock import Clock
-from pulque.errors import InvalidRequestError, StaleSettleError
+from pulque.errors import (
+    InvalidRequestError,
+    LockLostError,
+    NotAllowedError,
+    StaleSettleError,
+)
 from pulque.model.actions import (
     GROUP_DECIDES,
     NO_RETRY,
@@ -13,9 +18,17 @@ from pulque.model.actions import (
     NackedDelivery,
     Settled,
 )
-from pulque.model.names import ConsumerId, Group, effective_group, is_broadcast, parse_consumer_id
+from pulque.model.names import (
+    ConsumerId,
+    Group,
+    PartitionName,
+    effective_group,
+    is_broadcast,
+    parse_consumer_id,
+)
 from pulque.model.positions import PullSequence
 from pulque.rules.consumption import Effect, check_incarnation
+from pulque.rules.subscription import Subscription
 from pulque.wire.requests import Heartbeat, Settle
 from pulque.wire.responses import Beaten
 from pulque.wire.responses import Settled as SettledAnswer
@@ -67,6 +80,7 @@ class Settler:
                 f"consumer {consumer} of group {group} was handed nothing of {request.partition}"
             )
         check_incarnation(found, request.incarnation)
+        self._check_lock(request, found)
         if len(request.nacked) > _MOST_NACKED:
             raise InvalidRequestError(
                 f"{len(request.nacked)} nacked deliveries in one settle; "
@@ -89,6 +103,35 @@ class Settler:
         self.settled += request.last - first + 1
         self.nacked += len(nacked)
         return SettledAnswer(found.settled)
+
+    def _check_lock(self, request: Settle, found: Subscription) -> None:
+        """Refuse who has not the lock of an ordered group, and what a strict one does not do.
+
+        Raises:
+            LockLostError: The token is not that of the newest lock.
+            NotAllowedError: Something is to be retried later, and order is strict.
+        """
+        group = found.group
+        if not request.token and group not in self._consumption.settings.ordered:
+            return
+        key = (found.partition, group)
+        must_lock = self._state.must_lock(PartitionName(request.partition), group)
+        if not must_lock and not request.token:
+            return
+        lock = self._consumption.locks.by_key.get(key)
+        is_held = self._consumption.locks.is_held_by(key, found.consumer, request.token)
+        if lock is None or not must_lock or not is_held:
+            newest = "there is no lock" if lock is None else f"the newest is {lock.token}"
+            raise LockLostError(
+                f"token {request.token} of consumer {found.consumer} counts nothing in "
+                f"{request.partition} for group {group}: {newest}"
+            )
+        self._state.lock_times.renew(key, self._clock.monotonic_ms())
+        if lock.is_strict and any(each.delay_ms != NO_RETRY for each in request.nacked):
+            raise NotAllowedError(
+                f"{request.partition} is consumed in strict order by group {group}: what failed "
+                f"is tried again where it is, or given up ({NO_RETRY}), but not retried later"
+            )
 
     def _check_delays(self, request: Settle) -> None:
         for nacked in request.nacked:
@@ -131,6 +174,8 @@ class Settler:
             self._leases.end(group, consumer)
             return 0
         for subscription in self._consumption.subscriptions_of(group, consumer):
+            if self._consumption.locks.is_exclusive((subscription.partition, group)):
+                continue  # it stays in order: whoever has the lock next goes on with it
             if subscription.held_count:
                 lost += subscription.held_count
                 now_ms = self._clock.now_ms()

@@ -8,7 +8,8 @@ from pulque.broker.places import Places
 from pulque.clock import Clock
 from pulque.errors import NotAllowedError, PulqueError
 from pulque.model.actions import Action, DeadPurged
-from pulque.model.names import ConsumerId, Group, PartitionName
+from pulque.model.groups import Mode
+from pulque.model.names import ConsumerId, Group, PartitionName, subject_of
 from pulque.model.positions import Tenure
 from pulque.rules.adoption import Adoptions
 from pulque.rules.consumption import Consumption, Effect
@@ -16,6 +17,7 @@ from pulque.rules.dead import DeadLetters
 from pulque.rules.dedup import Dedup
 from pulque.rules.groups import GroupsSettings
 from pulque.rules.lease import Leases
+from pulque.rules.locks import LockTimes, can_be_locked
 from pulque.rules.schedule import Schedule
 from pulque.serving.batches import SendLimits
 from pulque.storage.engine import Engine
@@ -45,6 +47,8 @@ class BrokerState:
     """Which dead letters were dealt with."""
     adoptions: Adoptions = field(default_factory=Adoptions)
     """What was taken over from brokers that were away."""
+    lock_times: LockTimes = field(default_factory=lambda: LockTimes(10_000, 0))
+    """How long the locks of ordered groups still last."""
     outdated: set[tuple[Group, ConsumerId]] = field(default_factory=set)
     """Consumers that must subscribe anew, as their group was changed."""
     max_partitions: int = 100_000
@@ -54,6 +58,15 @@ class BrokerState:
     def groups_settings(self) -> GroupsSettings:
         """How groups want to be served."""
         return self.consumption.settings
+
+    def must_lock(self, partition: PartitionName, group: Group) -> bool:
+        """Whether only the consumer that has the lock may pull from a partition."""
+        settings = self.consumption.settings
+        return (
+            group in settings.ordered
+            and can_be_locked(partition)
+            and settings.of(group, subject_of(partition)).mode is Mode.ORDERED
+        )
 
     def make_partition(self, name: PartitionName, now_ms: int) -> Partition:
         """Return a partition that a client asked for, which is made if need be.

@@ -23,10 +23,14 @@ __all__ = [
     "GroupConfigured",
     "GroupOpened",
     "GroupReset",
+    "LockGranted",
+    "LockReleased",
     "NackedDelivery",
+    "PartitionClosed",
     "PassedOver",
     "Pulled",
     "Settled",
+    "Skipped",
     "SubscriptionId",
     "SubscriptionOpened",
 ]
@@ -161,6 +165,58 @@ class GroupReset:
     at_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class LockGranted:
+    """A partition belongs to one consumer of an ordered group, and to nobody else of it.
+
+    What the one before it did not settle comes to this one, in order.
+    """
+
+    partition: PartitionId
+    group: Group
+    consumer: ConsumerId
+    incarnation: int
+    token: int
+    """Higher than any before: only pulls and settles with it count."""
+    is_strict: bool
+    """Nothing that failed is retried later."""
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class LockReleased:
+    """A consumer of an ordered group gave a partition up."""
+
+    partition: PartitionId
+    group: Group
+    token: int
+    at_ms: int
+    is_end: bool = False
+    """The group is no ordered one any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """Somebody gave up the message that an ordered group waited for: it is a dead letter.
+
+    Whoever had the lock has it no more, as it holds a message that is not the group's any more.
+    """
+
+    partition: PartitionId
+    group: Group
+    sequence: ConsumeSequence
+    at_ms: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionClosed:
+    """A partition takes no sends any more: it was split or merged."""
+
+    partition: PartitionId
+    at_ms: int
+
+
 Action = (
     GroupOpened
     | SubscriptionOpened
@@ -171,4 +227,8 @@ Action = (
     | PassedOver
     | DeadPurged
     | GroupReset
+    | LockGranted
+    | LockReleased
+    | Skipped
+    | PartitionClosed
 )

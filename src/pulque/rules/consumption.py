@@ -11,21 +11,27 @@ from typing import assert_never
 
 from pulque.errors import FencedError
 from pulque.model.actions import (
+    NO_RETRY,
     Action,
     ConsumerLost,
     DeadPurged,
     GroupConfigured,
     GroupOpened,
     GroupReset,
+    LockGranted,
+    LockReleased,
+    PartitionClosed,
     PassedOver,
     Pulled,
     Settled,
+    Skipped,
     SubscriptionId,
     SubscriptionOpened,
 )
-from pulque.model.names import ConsumerId, Group
+from pulque.model.names import ConsumerId, Group, is_broadcast
 from pulque.model.positions import ConsumeSequence, PartitionId
 from pulque.rules.groups import GroupsSettings
+from pulque.rules.locks import Locks
 from pulque.rules.redelivery import GroupState, Redeliver, Redelivery
 from pulque.rules.subscription import Subscription
 
@@ -42,6 +48,8 @@ class Consumption:
     def __init__(self) -> None:
         self.settings = GroupsSettings()
         """How groups want to be served."""
+        self.locks = Locks()
+        """Whom the partitions of ordered groups belong to."""
         self.groups: dict[GroupKey, GroupState] = {}
         self.subscriptions: dict[SubscriptionId, Subscription] = {}
         self.changed_groups: set[GroupKey] = set()
@@ -114,7 +122,7 @@ class Consumption:
 
     # -- facts -------------------------------------------------------------------------------
 
-    def handle(self, action: Action) -> list[Effect]:  # noqa: PLR0911  # one case per fact
+    def handle(self, action: Action) -> list[Effect]:  # noqa: C901, PLR0911  # one case per fact
         """Take in one fact; return the effects it calls for, in order."""
         match action:
             case Pulled():
@@ -130,6 +138,14 @@ class Consumption:
                 return []
             case GroupReset():
                 return self._reset(action)
+            case LockGranted() | LockReleased():
+                self._lock_changed(action)
+                return []
+            case Skipped():
+                return self._skipped(action)
+            case PartitionClosed():
+                self.locks.close(action.partition)
+                return []
             case DeadPurged():
                 return []  # no group's business: DeadLetters takes it
             case _:
@@ -236,7 +252,7 @@ class Consumption:
         }
         self.changed_groups |= groups
         self.changed_subscriptions |= subscriptions
-        return bool(groups or subscriptions)
+        return self.locks.clip(ends) or bool(groups or subscriptions)
 
     def put(self, subscription: Subscription) -> None:
         """Add a subscription, as from a checkpoint."""
@@ -246,6 +262,11 @@ class Consumption:
         self._of_consumer.setdefault(key[1:], []).append(subscription)
         self._of_group.setdefault(key[:2], {})[subscription.id] = subscription
         self._next_id = max(self._next_id, subscription.id + 1)
+
+    def set_direct(self, subscription: Subscription) -> None:
+        """Say whether there is no pull log, as the group alone has the partition's messages."""
+        key = (subscription.partition, subscription.group)
+        subscription.is_direct = is_broadcast(subscription.group) or self.locks.is_exclusive(key)
 
     def _clip_group(self, key: GroupKey, end: ConsumeSequence | None) -> bool:
         if end is None:
@@ -316,6 +337,7 @@ class Consumption:
             )
         else:
             found.incarnation = action.incarnation
+        self.set_direct(self.subscriptions[action.subscription])
         self.changed_subscriptions.add(action.subscription)
         return []
 
@@ -324,6 +346,8 @@ class Consumption:
         if subscription is None:
             return []
         subscription.align(action.first_pull)
+        if not subscription.held:
+            subscription.since_ms = action.at_ms
         subscription.pulled(action.tenure, action.first_sequence, action.count, action.wanted)
         key = (subscription.partition, subscription.group)
         state = self.groups.setdefault(key, GroupState(action.first_sequence))
@@ -343,8 +367,9 @@ class Consumption:
             for sequence, nacked in subscription.sequences_of(action.nacked)
         ]
         subscription.settle(action.last)
+        subscription.since_ms = action.at_ms
         self.changed_subscriptions.add(subscription.id)
-        return self._redeliver(subscription, redeliveries)
+        return self._redeliver((subscription.partition, subscription.group), redeliveries)
 
     def _lost(self, action: ConsumerLost) -> list[Effect]:
         subscription = self.subscriptions.get(action.subscription)
@@ -365,7 +390,7 @@ class Consumption:
                 )
         subscription.lose()
         self.changed_subscriptions.add(subscription.id)
-        return self._redeliver(subscription, redeliveries)
+        return self._redeliver((subscription.partition, subscription.group), redeliveries)
 
     def _reset(self, action: GroupReset) -> list[Effect]:
         """Go on from another sequence; what consumers hold of the partition is forgotten.
@@ -382,10 +407,40 @@ class Consumption:
                 self.changed_subscriptions.add(each.id)
         return []
 
-    def _redeliver(
-        self, subscription: Subscription, redeliveries: list[Redelivery]
-    ) -> list[Effect]:
-        partition, group = subscription.partition, subscription.group
+    def _lock_changed(self, action: LockGranted | LockReleased) -> None:
+        """Have a partition belong to another, or to nobody, who goes on after what is settled."""
+        key = (action.partition, action.group)
+        self._give_back(key)
+        if isinstance(action, LockGranted):
+            self.locks.granted(action)
+        else:
+            self.locks.released(action)
+        for each in self.consumers_of(*key):
+            self.set_direct(each)
+
+    def _skipped(self, action: Skipped) -> list[Effect]:
+        key = (action.partition, action.group)
+        self._give_back(key)
+        self.locks.vacate(key)
+        state = self.groups.setdefault(key, GroupState(action.sequence))
+        state.next_sequence = ConsumeSequence(action.sequence + 1)
+        self.changed_groups.add(key)
+        dead = Redelivery(action.sequence, NO_RETRY, action.reason, action.at_ms)
+        return self._redeliver(key, [dead])
+
+    def _give_back(self, key: GroupKey) -> None:
+        """Take what consumers hold from them; the first of it is what comes next."""
+        for each in self.consumers_of(*key):
+            if each.held:
+                state = self.groups.setdefault(key, GroupState(each.held[0].first_sequence))
+                first = min(state.next_sequence, each.held[0].first_sequence)
+                state.next_sequence = first
+                each.lose()
+                self.changed_groups.add(key)
+                self.changed_subscriptions.add(each.id)
+
+    def _redeliver(self, key: GroupKey, redeliveries: list[Redelivery]) -> list[Effect]:
+        partition, group = key
         wanted = [
             each
             for called in redeliveries

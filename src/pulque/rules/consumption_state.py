@@ -29,7 +29,7 @@ _PENDING = Struct("<Iqq?H")
 _RANGE = Struct("<QIIqq?H")
 _how = attrgetter("delay_ms", "reason", "at_ms", "is_failure")
 _SUBSCRIPTION_KEY = Struct("<1sI")
-_SUBSCRIPTION = Struct("<IQQQQQBBI")
+_SUBSCRIPTION = Struct("<IQQQQQqBBI")
 _HELD = Struct("<IIQQII")
 
 
@@ -51,6 +51,7 @@ def encode_changes(consumption: Consumption) -> dict[bytes, bytes | None]:
         head = _SETTINGS_KEY.pack(b"c", len(group_name.encode()))
         name = head + group_name.encode() + subject.encode()
         changes[name] = None if recorded is None else encode_settings(recorded)
+    changes.update(consumption.locks.encode_changes())
     settings.changed = set()
     consumption.changed_groups = set()
     consumption.changed_subscriptions = set()
@@ -74,6 +75,9 @@ def load_state(state: Mapping[bytes, bytes]) -> Consumption:
             pattern = Pattern(key[end:].decode())
             consumption.settings.put(group, pattern, decode_settings(value))
     consumption.settings.changed = set()
+    consumption.locks.load(state)
+    for each in consumption.subscriptions.values():
+        consumption.set_direct(each)
     return consumption
 
 
@@ -126,6 +130,7 @@ def _encode_subscription(each: Subscription) -> bytes:
         each.next_pull,
         each.lost_start,
         each.lost_end,
+        each.since_ms,
         len(group),
         len(consumer),
         len(each.held),
@@ -135,7 +140,7 @@ def _encode_subscription(each: Subscription) -> bytes:
 
 
 def _decode_subscription(number: SubscriptionId, value: bytes) -> Subscription:
-    partition, incarnation, settled, next_pull, lost_start, lost_end, *sizes = (
+    partition, incarnation, settled, next_pull, lost_start, lost_end, since_ms, *sizes = (
         _SUBSCRIPTION.unpack_from(value)
     )
     at = _SUBSCRIPTION.size
@@ -146,6 +151,7 @@ def _decode_subscription(number: SubscriptionId, value: bytes) -> Subscription:
     found = Subscription(number, PartitionId(partition), group, consumer, incarnation)
     found.settled, found.next_pull = PullSequence(settled), PullSequence(next_pull)
     found.lost_start, found.lost_end = PullSequence(lost_start), PullSequence(lost_end)
+    found.since_ms = since_ms
     for epoch, start, pull, sequence, length, matched in _HELD.iter_unpack(value[at:]):
         tenure = Tenure(Epoch(epoch), StartCount(start))
         first = (PullSequence(pull), ConsumeSequence(sequence))

@@ -7,12 +7,12 @@ not take messages away from the others. Whoever means it says so (``changed``).
 
 from collections.abc import Iterator
 
-from pulque.errors import NotAllowedError
+from pulque.errors import InvalidRequestError, NotAllowedError
 from pulque.model.actions import GroupConfigured
 from pulque.model.groups import GroupSettings, Mode
-from pulque.model.names import Group, Pattern, Subject, patterns_of
+from pulque.model.names import Group, Pattern, Subject, is_pattern, overlap, patterns_of
 
-__all__ = ["UNCONFIGURED", "GroupsSettings", "agreed", "changed"]
+__all__ = ["UNCONFIGURED", "GroupsSettings", "agreed", "changed", "check_order"]
 
 UNCONFIGURED = GroupSettings()
 """In force for a group that never told anything: shared, without a filter."""
@@ -27,6 +27,8 @@ class GroupsSettings:
         """Groups that have, or had, a filter on something."""
         self.once: set[Group] = set()
         """Groups that have, or had, the mode once for something."""
+        self.ordered: set[Group] = set()
+        """Groups that have, or had, the mode ordered for something."""
         self.version = 0
         """Grows with every change."""
         self.changed: set[tuple[Group, Pattern]] = set()
@@ -57,6 +59,8 @@ class GroupsSettings:
             self.filtering.add(group)
         if settings.mode is Mode.ONCE:
             self.once.add(group)
+        if settings.mode is Mode.ORDERED:
+            self.ordered.add(group)
         self.version += 1
         self.changed.add((group, subject))
 
@@ -85,6 +89,31 @@ def agreed(
             f"pulque group change {subject} --group {group} --tags …"
         )
     return changed(recorded, recorded._replace(retry=asked.retry), group, subject)
+
+
+def check_order(settings: GroupsSettings, mode: Mode, group: Group, subject: Pattern) -> None:
+    """Refuse a subject in order where the same group has it without, and the other way round.
+
+    Raises:
+        InvalidRequestError: A pattern is to be consumed in order.
+        NotAllowedError: The group told otherwise about what covers the subject, or is covered.
+    """
+    is_ordered = mode is Mode.ORDERED
+    if is_ordered and is_pattern(subject):
+        raise InvalidRequestError(
+            f"{subject} cannot be consumed in order: a group is ordered for one subject at a time"
+        )
+    if not is_ordered and group not in settings.ordered:
+        return
+    for whose, other in settings:
+        told = settings.recorded(whose, other)
+        if whose != group or told is None or other == subject or not overlap(subject, other):
+            continue
+        if (told.mode is Mode.ORDERED) != is_ordered:
+            raise NotAllowedError(
+                f"group {group} consumes {other} in mode {told.mode.name.lower()}, so it cannot "
+                f"consume {subject} in mode {mode.name.lower()}: use another group for one of them"
+            )
 
 
 def changed(

@@ -73,6 +73,7 @@ class Subscription:
         "next_pull",
         "partition",
         "settled",
+        "since_ms",
     )
 
     def __init__(
@@ -98,6 +99,8 @@ class Subscription:
         """The deliveries ``settled..next_pull``."""
         self.held_count = 0
         """How many messages are not settled."""
+        self.since_ms = 0
+        """When the first of what is held became that."""
         self.lost_start = PullSequence(0)
         self.lost_end = PullSequence(0)
         """The deliveries that were last taken away from the consumer."""

@@ -15,10 +15,14 @@ from pulque.model.actions import (
     GroupConfigured,
     GroupOpened,
     GroupReset,
+    LockGranted,
+    LockReleased,
     NackedDelivery,
+    PartitionClosed,
     PassedOver,
     Pulled,
     Settled,
+    Skipped,
     SubscriptionOpened,
 )
 from pulque.model.groups import decode_settings, encode_settings
@@ -38,9 +42,14 @@ MARK = Struct("<BQ")
 _RESET = Struct("<BIQqH")
 _CONFIGURED = Struct("<BBB")
 _PURGED = Struct("<BIQQq")
+_GRANTED = Struct("<BIQQ?qBB")
+_RELEASED = Struct("<BIQq?B")
+_SKIPPED = Struct("<BIQqBH")
+_CLOSED = Struct("<BIq")
 _GROUP_TYPE, _SUBSCRIPTION_TYPE, _PULLED_TYPE, _SETTLED_TYPE, _LOST_TYPE, MARK_TYPE = range(1, 7)
 _CONFIGURED_TYPE, _PASSED_TYPE = 7, 8
 _RESET_TYPE, _PURGED_TYPE = 9, 10
+_GRANTED_TYPE, _RELEASED_TYPE, _SKIPPED_TYPE, _CLOSED_TYPE = 11, 12, 13, 14
 LARGEST_FACT = 16 * 1024 * 1024
 """The most bytes of a fact."""
 _MAX_REASON = 1000
@@ -88,6 +97,8 @@ def encode_action(action: Action) -> bytes:  # noqa: C901, PLR0911  # one case p
         case GroupReset(partition, group, next_sequence, at_ms):
             name = group.encode()
             return _RESET.pack(_RESET_TYPE, partition, next_sequence, at_ms, len(name)) + name
+        case LockGranted() | LockReleased() | Skipped() | PartitionClosed():
+            return _encode_ordered(action)
 
 
 def decode_action(data: bytes) -> Action:
@@ -143,8 +154,51 @@ def _decode_action(data: bytes) -> Action:  # noqa: C901, PLR0911, PLR0915  # on
             return GroupReset(partition, Group(group), sequence, at_ms)
         case 10:
             return DeadPurged(*_PURGED.unpack(data)[1:])
+        case 11 | 12 | 13 | 14:
+            return _decode_ordered(data)
         case kind:
             raise ValueError(f"a fact of type {kind} is unknown")
+
+
+def _encode_ordered(action: LockGranted | LockReleased | Skipped | PartitionClosed) -> bytes:
+    match action:
+        case LockGranted(partition, group, consumer, incarnation, token, is_strict, at_ms):
+            names = group.encode(), consumer.encode()
+            numbers = (partition, incarnation, token, is_strict, at_ms)
+            return _GRANTED.pack(_GRANTED_TYPE, *numbers, *map(len, names)) + b"".join(names)
+        case LockReleased(partition, group, token, at_ms, is_end):
+            name = group.encode()
+            return (
+                _RELEASED.pack(_RELEASED_TYPE, partition, token, at_ms, is_end, len(name)) + name
+            )
+        case Skipped(partition, group, sequence, at_ms, reason):
+            name, text = group.encode(), reason.encode()[:_MAX_REASON]
+            sizes = (len(name), len(text))
+            return _SKIPPED.pack(_SKIPPED_TYPE, partition, sequence, at_ms, *sizes) + name + text
+        case PartitionClosed(partition, at_ms):
+            return _CLOSED.pack(_CLOSED_TYPE, partition, at_ms)
+
+
+def _decode_ordered(data: bytes) -> Action:
+    match data[0]:
+        case 11:
+            _, partition, incarnation, token, is_strict, at_ms, *sizes = _GRANTED.unpack_from(data)
+            at = _GRANTED.size
+            group = Group(data[at : at + sizes[0]].decode())
+            consumer = ConsumerId(data[at + sizes[0] : at + sum(sizes)].decode())
+            return LockGranted(partition, group, consumer, incarnation, token, is_strict, at_ms)
+        case 12:
+            _, partition, token, at_ms, is_end, size = _RELEASED.unpack_from(data)
+            group = Group(data[_RELEASED.size : _RELEASED.size + size].decode())
+            return LockReleased(partition, group, token, at_ms, is_end)
+        case 13:
+            _, partition, sequence, at_ms, *sizes = _SKIPPED.unpack_from(data)
+            at = _SKIPPED.size
+            group = Group(data[at : at + sizes[0]].decode())
+            reason = data[at + sizes[0] : at + sum(sizes)].decode(errors="replace")
+            return Skipped(partition, group, sequence, at_ms, reason)
+        case _:
+            return PartitionClosed(*_CLOSED.unpack(data)[1:])
 
 
 def _encode_nacked(nacked: NackedDelivery) -> bytes:
@@ -175,6 +229,10 @@ def size_limits() -> tuple[np.ndarray, np.ndarray]:
         (_PASSED_TYPE, _GROUP.size, 255),
         (_PURGED_TYPE, _PURGED.size, 0),
         (_RESET_TYPE, _RESET.size, 256),
+        (_GRANTED_TYPE, _GRANTED.size, 511),
+        (_RELEASED_TYPE, _RELEASED.size, 256),
+        (_SKIPPED_TYPE, _SKIPPED.size, 256 + _MAX_REASON),
+        (_CLOSED_TYPE, _CLOSED.size, 0),
     ):
         least[kind], most[kind] = size, size + more
     return least, most

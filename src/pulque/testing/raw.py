@@ -286,6 +286,7 @@ class RawConnection:
         start_at: int = EARLIEST,
         covers: Sequence[str] = (),
         routes_version: int = 0,
+        token: int = 0,
     ) -> Handed:
         """Pull from partitions; ``expected`` is for all of them, or one for each."""
         each = [expected] * len(partitions) if isinstance(expected, int) else expected
@@ -297,7 +298,7 @@ class RawConnection:
             max_bytes,
             timeout_ms,
             start_at,
-            tuple(Wanted(*pair) for pair in zip(partitions, each, strict=True)),
+            tuple(Wanted(*pair, token) for pair in zip(partitions, each, strict=True)),
             tuple(covers),
             routes_version,
         )
@@ -315,6 +316,7 @@ class RawConnection:
         nacked: Mapping[int, str] | None = None,
         delay_ms: int = 0,
         tenure: Tenure | None = None,
+        token: int = 0,
     ) -> Settled:
         """Settle a run, or the part ``first..last`` of it; ``nacked`` gives reasons.
 
@@ -329,6 +331,7 @@ class RawConnection:
             run.first_pull if first is None else first,
             run.last_pull if last is None else last,
             tuple(Nacked(pull, delay_ms, reason) for pull, reason in (nacked or {}).items()),
+            token,
         )
         return await self.ask(request, Settled)
 

@@ -14,7 +14,9 @@ from pulque.broker.dead import DeadLetterOffice
 from pulque.broker.gate import Gate
 from pulque.broker.groups import Registrar
 from pulque.broker.housekeeping import Housekeeper, Rhythm
+from pulque.broker.locks import Locker
 from pulque.broker.newcomers import Newcomers
+from pulque.broker.ordered import Steward
 from pulque.broker.parts import Parts
 from pulque.broker.pull import Puller
 from pulque.broker.read import Browser
@@ -77,6 +79,7 @@ async def workshop() -> AsyncIterator[Workshop]:
         state, around, appender, lambda _group, _subject: RetryPolicy(), waits=releaser.wake
     )
     limits = PullLimits(100, 1000, 100)
+    locker = Locker(state, clock, committer.sync_facts, print)
     parts = Parts(
         Receiver(
             state,
@@ -89,7 +92,7 @@ async def workshop() -> AsyncIterator[Workshop]:
         Settler(state, clock, perform=redeliverer.perform, longest_delay_ms=1000),
         Browser(engine, executor, limits),
         redeliverer,
-        Registrar(state, around, committer, print),
+        Registrar(state, around, committer, print, locker),
         releaser,
         Resetter(state, around, committer, wake=print),
         DeadLetterOffice(state, around, committer, appender, 1000),
@@ -107,6 +110,14 @@ async def workshop() -> AsyncIterator[Workshop]:
             waits=releaser.wake,
         ),
         ClientTable(state, clock),
+        locker,
+        Steward(
+            state,
+            clock,
+            locker,
+            perform=redeliverer.perform,
+            sync_facts=committer.sync_facts,
+        ),
     )
     rhythm = Rhythm(10, 1000, 1000, 10**9, None)
     yield Workshop(files, state, committer, Housekeeper(state, around, parts, committer, rhythm))
