@@ -4,12 +4,14 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
+from datetime import datetime, timedelta
 from itertools import repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
 
+from pulque.cli.delayed import AtOption, DelayOption, LevelOption, parse_delay, parse_instant
 from pulque.cli.options import Acks, AcksOption, OutputOption, Timeout, Url, open_client
 from pulque.cli.output import Output, instant, print_json, print_line
 from pulque.errors import UsageError
@@ -46,6 +48,9 @@ def send(
     priority: Annotated[
         int, typer.Option(min=0, max=MAX_LEVEL, help="0 to 9, higher first.")
     ] = DEFAULT_LEVEL,
+    delay: DelayOption = None,
+    at: AtOption = None,
+    level: LevelOption = None,
     count: Annotated[int, typer.Option(min=1, help="Send it this often.")] = 1,
     file: Annotated[
         str | None, typer.Option(metavar="FILE", help="Take the body from a file; - is stdin.")
@@ -58,9 +63,11 @@ def send(
 ) -> None:
     """Send messages and print their receipts.
 
-    A receipt is printed once the broker has confirmed the message.
+    A receipt is printed once the broker has confirmed the message. With --delay, --at or --level
+    a delay server has it until then; `pulque delay` shows, moves and cancels such messages.
     """
     headers = parse_headers(header or [])
+    due = _Due(delay=parse_delay(delay), at=parse_instant(at, "--at"), level=level)
     bodies = bodies_of(body, file, is_lines=lines, count=count)
     sent = _Sent(output)
     with (
@@ -77,12 +84,21 @@ def send(
                     tags=tag or (),
                     headers=headers,
                     priority=priority,
+                    **due,
                 )
             )
         producer.flush()
         sent.finish()
     if output is Output.TABLE:
         print_line(sent.summary(subject))
+
+
+class _Due(TypedDict):
+    """When messages are to be delivered."""
+
+    delay: timedelta | None
+    at: datetime | None
+    level: int | None
 
 
 class _Sent:
@@ -106,6 +122,9 @@ class _Sent:
 
     def summary(self, subject: str) -> str:
         if self._total == 1 and self._last is not None:
+            if self._last.due_at_ms:
+                due = instant(self._last.due_at_ms)
+                return f"sent {self._last.id}, due {due}, to {self._last.broker_group}"
             return f"sent {self._last.id} as {self._last.partition}/{self._last.sequence}"
         elapsed = max(time.monotonic() - self._started, 0.001)
         rate = f"{self._total / elapsed:,.0f}/s"
@@ -127,6 +146,7 @@ def receipt_fields(receipt: "Receipt") -> dict[str, object]:
         "stored_at": instant(receipt.stored_at_ms),
         "broker_group": receipt.broker_group,
         "is_duplicate": receipt.is_duplicate,
+        "due_at": instant(receipt.due_at_ms) if receipt.due_at_ms else None,
     }
 
 

@@ -21,6 +21,7 @@ from pulque.cli.options import Tools
 from tests.unit.cli.fakes import FakeClient, stored
 
 URL = "pulque://127.0.0.1:1"
+AT_ONCE = {"delay": None, "at": None, "level": None}
 
 
 def command(client: FakeClient, *arguments: str) -> int:
@@ -132,7 +133,7 @@ def test_send_hands_over_every_part_of_a_message(capsys: pytest.CaptureFixture[s
 
     assert ended == 0
     parts = {"key": "k", "order_key": "o", "tags": ["a", "b"], "headers": {"h": "v=w"}}
-    assert client.sent == [("orders", b"tea", {**parts, "priority": 7})]
+    assert client.sent == [("orders", b"tea", {**parts, "priority": 7, **AT_ONCE})]
     assert (client.asked["acks"], client.asked["url"]) == ("memory", URL)
     assert capsys.readouterr().out == f"sent {'0' * 32} as orders/0\n"
 
@@ -149,6 +150,7 @@ def test_send_tells_a_receipt_per_message_in_json(capsys: pytest.CaptureFixture[
         "stored_at": "2023-11-14T22:13:20.007Z",
         "broker_group": "broker",
         "is_duplicate": False,
+        "due_at": None,
     }
 
 

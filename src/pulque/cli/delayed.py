@@ -1,0 +1,287 @@
+"""``pulque delay list`` and what else is done with messages that are due later."""
+
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pulque.cli.exits import ExitCode
+from pulque.cli.messages import MessageOutput, message_fields, message_line, print_message
+from pulque.cli.options import OutputOption, Timeout, Url, open_client
+from pulque.cli.output import Output, instant, print_json, print_line, print_table, print_warning
+from pulque.errors import UsageError
+from pulque.settings.foreign import quoted
+from pulque.settings.units import parse_duration
+
+if TYPE_CHECKING:
+    from pulque import DelayedMessage, Fate
+
+__all__ = [
+    "AtOption",
+    "DelayOption",
+    "LevelOption",
+    "add_commands",
+    "parse_delay",
+    "parse_instant",
+]
+
+DelayOption = Annotated[
+    str | None,
+    typer.Option(
+        "--delay", metavar="TIME", help="How long from now, such as 90s, 10m, 1h30m or 2d."
+    ),
+]
+AtOption = Annotated[
+    str | None,
+    typer.Option("--at", metavar="INSTANT", help="When, such as 2027-01-31T09:30:00+01:00."),
+]
+LevelOption = Annotated[
+    int | None,
+    typer.Option(
+        "--level", metavar="N", help="A usual delay: 1 is a second, 5 a minute, 18 two hours."
+    ),
+]
+MaybeSubject = Annotated[
+    str | None,
+    typer.Argument(metavar="[SUBJECT]", help="Only of this subject.", show_default=False),
+]
+Start = Annotated[
+    str | None, typer.Option("--from", metavar="INSTANT", help="Due then, or later.")
+]
+End = Annotated[str | None, typer.Option("--until", metavar="INSTANT", help="Due before that.")]
+MessageId = Annotated[
+    str, typer.Argument(metavar="ID", help="Its id, as its receipt says.", show_default=False)
+]
+_WORDS = {
+    "CANCELLED": "cancelled",
+    "ALREADY_CANCELLED": "was cancelled before",
+    "TOO_LATE": "too late: it is delivered, or about to be",
+    "UNKNOWN": "no delay server has it",
+    "MOVED": "moved",
+}
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add these commands to those that run a delay server."""
+    app.command("list")(list_messages)
+    app.command()(counts)
+    app.command()(show)
+    app.command()(cancel)
+    app.command()(reschedule)
+
+
+def list_messages(
+    context: typer.Context,
+    subject: MaybeSubject = None,
+    *,
+    number: Annotated[int, typer.Option("-n", min=1, help="At most so many.")] = 100,
+    start: Start = None,
+    end: End = None,
+    url: Url = None,
+    timeout: Timeout = 10.0,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Print the messages that are due next.
+
+    Exits with 4 if there are none.
+    """
+    with open_client(context, url, timeout) as client:
+        found = client.delayed(subject).next(
+            number, start=parse_instant(start, "--from"), end=parse_instant(end, "--until")
+        )
+    if output is Output.JSON:
+        for each in found:
+            print_json(_fields(each))
+    elif found:
+        columns = ("due", "id", "subject", "group", "bytes", "delay server")
+        print_table(columns, [_row(each) for each in found])
+    if not found:
+        raise typer.Exit(ExitCode.NOTHING)
+
+
+def counts(
+    context: typer.Context,
+    subject: MaybeSubject = None,
+    *,
+    start: Start = None,
+    end: End = None,
+    url: Url = None,
+    timeout: Timeout = 10.0,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Count the messages that are due later, by hour and subject.
+
+    Exits with 4 if there are none.
+    """
+    with open_client(context, url, timeout) as client:
+        found = client.delayed(subject).counts(
+            parse_instant(start, "--from"), parse_instant(end, "--until")
+        )
+    if output is Output.JSON:
+        for each in found:
+            hour = each.hour.isoformat()
+            print_json({"hour": hour, "subject": each.subject, "messages": each.messages})
+    elif found:
+        rows = [
+            [each.hour.strftime("%Y-%m-%d %H:%MZ"), each.subject, str(each.messages)]
+            for each in found
+        ]
+        print_table(("hour", "subject", "messages"), rows)
+    if not found:
+        raise typer.Exit(ExitCode.NOTHING)
+
+
+def show(
+    context: typer.Context,
+    message_id: MessageId,
+    *,
+    url: Url = None,
+    timeout: Timeout = 10.0,
+    output: Annotated[
+        MessageOutput,
+        typer.Option("--output", "-o", help="For people, JSON, or the body as it is."),
+    ] = MessageOutput.TABLE,
+) -> None:
+    """Print one message that is due later.
+
+    Exits with 4 if it is not, or no longer, there.
+    """
+    with open_client(context, url, timeout) as client:
+        found = client.delayed().show(message_id)
+    if found is None or found.message is None:
+        print_warning(f"no delay server has {message_id}")
+        raise typer.Exit(ExitCode.NOTHING)
+    match output:
+        case MessageOutput.JSON:
+            content = message_fields(found.message)
+            # Where it is stored, and since when, it has yet to be.
+            for name in ("sequence", "stored_at"):
+                del content[name]
+            print_json(content | _fields(found))
+        case MessageOutput.RAW:
+            print_message(found.message, output)
+        case MessageOutput.TABLE:
+            line = message_line(found.message).split(" ", 2)[2]
+            print_line(f"due {instant(found.due_at_ms)} {found.partition} {line}")
+
+
+def cancel(
+    context: typer.Context,
+    ids: Annotated[
+        list[str], typer.Argument(metavar="ID...", help="Their ids.", show_default=False)
+    ],
+    *,
+    url: Url = None,
+    timeout: Timeout = 10.0,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Have messages never delivered.
+
+    Exits with 1 if it was too late for one of them, and with 4 if one is not there.
+    """
+    with open_client(context, url, timeout) as client:
+        fates = client.cancel_many(ids)
+    for each, fate in zip(ids, fates, strict=True):
+        if output is Output.JSON:
+            print_json({"id": each, "outcome": fate.name.lower()})
+        else:
+            print_line(f"{each} {_WORDS[fate.name]}")
+    _exit_by(fates)
+
+
+def reschedule(
+    context: typer.Context,
+    message_id: MessageId,
+    *,
+    delay: DelayOption = None,
+    at: AtOption = None,
+    level: LevelOption = None,
+    url: Url = None,
+    timeout: Timeout = 10.0,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Have a message delivered at another time.
+
+    Exits with 1 if it was too late, or cancelled before, and with 4 if it is not there.
+    """
+    with open_client(context, url, timeout) as client:
+        moved = client.reschedule(
+            message_id,
+            delay=parse_delay(delay),
+            at=parse_instant(at, "--at"),
+            level=level,
+        )
+    fate, due_at = moved.fate, instant(moved.due_at_ms)
+    if output is Output.JSON:
+        print_json({"id": message_id, "outcome": fate.name.lower(), "due_at": due_at})
+    else:
+        to = f" to {due_at}" if fate.name == "MOVED" else ""
+        print_line(f"{message_id} {_WORDS[fate.name]}{to}")
+    _exit_by([fate], is_move=True)
+
+
+def parse_delay(text: str | None) -> timedelta | None:
+    """Return a delay as it was written.
+
+    Raises:
+        UsageError: It is none.
+    """
+    if text is None:
+        return None
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise UsageError(f"--delay {quoted(text)}: {error}") from None
+
+
+def parse_instant(text: str | None, option: str) -> datetime | None:
+    """Return an instant as it was written.
+
+    Raises:
+        UsageError: It is none, or has no time zone.
+    """
+    if text is None:
+        return None
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        found = None
+    if found is None or found.utcoffset() is None:
+        example = datetime.fromtimestamp(time.time() // 60 * 60, UTC).isoformat()
+        raise UsageError(
+            f"{option} {quoted(text)}: an instant with its time zone is allowed, such as {example}"
+        )
+    return found
+
+
+def _exit_by(fates: "Sequence[Fate]", *, is_move: bool = False) -> None:
+    names = {fate.name for fate in fates}
+    if "TOO_LATE" in names or (is_move and "ALREADY_CANCELLED" in names):
+        raise typer.Exit(ExitCode.FAILED)
+    if "UNKNOWN" in names:
+        raise typer.Exit(ExitCode.NOTHING)
+
+
+def _fields(each: "DelayedMessage") -> dict[str, object]:
+    return {
+        "id": each.id,
+        "due_at": instant(each.due_at_ms),
+        "subject": each.subject,
+        "partition": each.partition,
+        "group": each.group,
+        "size": each.size,
+        "delay_server": each.delay_server,
+    }
+
+
+def _row(each: "DelayedMessage") -> list[str]:
+    return [
+        instant(each.due_at_ms),
+        each.id,
+        each.subject,
+        each.group or "",
+        str(each.size),
+        each.delay_server,
+    ]
