@@ -30,6 +30,11 @@ __all__ = [
 _MIB = 2**20
 _BLOCK_BYTES = 4096
 _MESSAGE_BYTES = 100
+Prepare = Callable[[socket.socket], None]
+
+
+def _as_it_is(sock: socket.socket) -> None:
+    del sock
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +68,16 @@ def measure(directory: Path, *, quick: bool = False) -> Limits:
     )
 
 
-def loopback_bytes_per_s(mebibytes: int) -> float:
-    """Loopback TCP between two processes, sending 1 MiB at a time."""
+def loopback_bytes_per_s(mebibytes: int, prepare: Prepare = _as_it_is) -> float:
+    """Loopback TCP between two processes, sending 1 MiB at a time.
+
+    Args:
+        mebibytes: How much.
+        prepare: What is done to the sockets first; without it they are as the system makes them.
+    """
     with _port() as port:
-        done = run(partial(_receive, port, mebibytes), partial(_send, port, mebibytes))
+        receive = partial(_receive, port, mebibytes, prepare)
+        done = run(receive, partial(_send, port, mebibytes, prepare))
     return mebibytes * _MIB / done.wall_s
 
 
@@ -155,8 +166,9 @@ def _ping(port: int, size: int, count: int, gate: Gate) -> list[float]:
     return times_us
 
 
-def _receive(port: int, mebibytes: int, gate: Gate) -> None:
+def _receive(port: int, mebibytes: int, prepare: Prepare, gate: Gate) -> None:
     with _accepted(port, gate) as connection:
+        prepare(connection)
         buffer = bytearray(_MIB)
         left = mebibytes * _MIB
         while left:
@@ -166,10 +178,11 @@ def _receive(port: int, mebibytes: int, gate: Gate) -> None:
             left -= received
 
 
-def _send(port: int, mebibytes: int, gate: Gate) -> None:
+def _send(port: int, mebibytes: int, prepare: Prepare, gate: Gate) -> None:
     block = bytes(_MIB)
     gate()
     with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+        prepare(connection)
         connection.settimeout(None)  # with a limit, each call polls first; the run has its own
         for _ in range(mebibytes):
             connection.sendall(block)

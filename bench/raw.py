@@ -19,6 +19,7 @@ from pulque.errors import ErrorCode, PulqueError
 from pulque.model.batch import seed_of
 from pulque.model.ids import IdSource
 from pulque.model.pack import BatchPacker
+from pulque.net.sockets import prepare_socket
 from pulque.wire.frame import MAX_PAYLOAD, FrameReader
 from pulque.wire.requests import (
     EARLIEST,
@@ -100,7 +101,7 @@ class RawClient:
 
     def __init__(self, port: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=_LIMIT_S)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        prepare_socket(self._socket)  # as the client's own connections
         # With a limit of Python's own, each call polls first; the client has none either.
         self._socket.settimeout(None)
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):

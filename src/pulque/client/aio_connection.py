@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import socket
 import time
 from collections.abc import Callable, Sequence
 from typing import Self, TypeVar, cast
@@ -15,6 +14,7 @@ from pulque.errors import (
     RemoteProtocolError,
     RequestTimeoutError,
 )
+from pulque.net.sockets import prepare_socket
 from pulque.wire.requests import Request
 from pulque.wire.responses import Response, Welcome
 
@@ -134,7 +134,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)
         sock = transport.get_extra_info("socket")
         if sock is not None:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            prepare_socket(sock)
         self._transport.write(self._session.hello())
 
     def get_buffer(self, sizehint: int) -> memoryview:  # the loop's guess

@@ -22,6 +22,7 @@ from pulque.errors import (
     RequestTimeoutError,
     error_from_wire,
 )
+from pulque.net.sockets import prepare_socket
 from pulque.wire.frame import Frame
 from pulque.wire.requests import Request
 from pulque.wire.responses import Response, Sent, Welcome, decode_response
@@ -63,7 +64,7 @@ class Connection:
             raise DisconnectedError(
                 f"cannot connect to {address} ({error}) after {waited:.1f} s"
             ) from None
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        prepare_socket(sock)
         sock.settimeout(None)
         connection = cls(sock, address, Session(client))
         try:

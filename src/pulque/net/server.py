@@ -9,7 +9,6 @@ many are handled before the others have their turn.
 
 import asyncio
 import resource
-import socket
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,6 +17,7 @@ from typing import Protocol, cast
 
 from pulque.clock import Clock
 from pulque.errors import OverloadedError, ProtocolError, PulqueError
+from pulque.net.sockets import prepare_socket
 from pulque.wire.frame import HANDSHAKE_LIMIT, Frame, FrameReader
 from pulque.wire.responses import encode_error
 
@@ -190,7 +190,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = transport = cast("asyncio.Transport", transport)
         transport.set_write_buffer_limits(high=_HIGH_WATER)
         found = transport.get_extra_info("socket")
-        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        prepare_socket(found)
         name = transport.get_extra_info("peername")
         if name:
             self.peer = f"{name[0]}:{name[1]}"
