@@ -16,7 +16,7 @@ from bench.options import Options, tell
 from bench.outcome import Aim, BenchFailedError, Section, Table
 from bench.peers import work_directory
 from bench.raw import RawClient
-from bench.system.spark import tree_cpu_s
+from bench.system.tree_cpu import TreeCpu
 from pulque.model.batch import seed_of
 from pulque.model.ids import IdSource
 from pulque.model.pack import BatchPacker
@@ -167,10 +167,11 @@ def _archive(gate: Gate, *, lake: str, where: str) -> tuple[float, float, int, i
         lambda _: bool(__import__("pulque.pipeline.archive_tasks"))
     ).collect()
     gate()
-    began, cpu_s = time.monotonic(), tree_cpu_s()
     try:
-        outcomes = list(Archiver(lake, where, "bench", lambda: run_on_spark(spark)).run())
-        wall_s, cpu_s = time.monotonic() - began, tree_cpu_s() - cpu_s
+        with TreeCpu() as cpu:
+            began, cpu_s = time.monotonic(), cpu.seconds()
+            outcomes = list(Archiver(lake, where, "bench", lambda: run_on_spark(spark)).run())
+            wall_s, cpu_s = time.monotonic() - began, cpu.seconds() - cpu_s
     finally:
         spark.stop()
     done = [each for each in outcomes if isinstance(each, Archived)]

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
-import psutil
-
 import pulque
 from bench.broker import running_broker
 from bench.measure import Gate, run
@@ -16,12 +14,13 @@ from bench.options import Options, tell
 from bench.outcome import Aim, BenchFailedError, Section, Table
 from bench.peers import work_directory
 from bench.raw import RawClient
+from bench.system.tree_cpu import TreeCpu
 from pulque.model.batch import seed_of
 from pulque.model.ids import IdSource
 from pulque.model.pack import BatchPacker
 from pulque.wire.requests import Acks, Send, encode_request
 
-__all__ = ["measure", "tree_cpu_s"]
+__all__ = ["measure"]
 
 _SUBJECT = "history"
 _SIZE = 100
@@ -193,24 +192,12 @@ def _query(gate: Gate, *, where: str, count: int) -> dict[str, tuple[float, floa
 
 def _best(query: Any, times: int) -> tuple[float, float, int]:
     runs = []
-    for _ in range(times):
-        began, cpu_s = time.monotonic(), tree_cpu_s()
-        rows = query()
-        runs.append((time.monotonic() - began, tree_cpu_s() - cpu_s, rows))
+    with TreeCpu() as cpu:
+        for _ in range(times):
+            began, cpu_s = time.monotonic(), cpu.seconds()
+            rows = query()
+            runs.append((time.monotonic() - began, cpu.seconds() - cpu_s, rows))
     return min(runs, key=lambda one: one[1])
-
-
-def tree_cpu_s() -> float:
-    """CPU of this process, the JVM below it, and Spark's workers below that."""
-    here = psutil.Process()
-    total = 0.0
-    for process in (here, *here.children(recursive=True)):
-        try:
-            times = process.cpu_times()
-        except psutil.NoSuchProcess:
-            continue
-        total += times.user + times.system + times.children_user + times.children_system
-    return total
 
 
 def _row_source() -> Any:

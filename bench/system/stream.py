@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ _SUBJECT = "stream"
 _SIZE = 100
 _PER_S = 10_000
 _SENDS_PER_S = 20
-_WARM_UP = 10
+_WARM_UP = 5
 """Micro-batches that are not counted."""
 _SMALL_BATCH = 20
 _MIB = 2**20
@@ -37,7 +38,7 @@ _SINKS = ("noop", "pulque, exactly once")
 
 def measure(options: Options) -> Section:
     """Stream from a live broker while messages come; read segments of two sizes."""
-    seconds = 10 if options.is_quick else 30
+    seconds = 40 if options.is_quick else 60
     section = Section("stream", f"Spark streams of {_PER_S:,} messages/s, and a task's memory")
     times = {sink: _stream_for(section, sink, seconds) for sink in _SINKS}
     sizes_mib = (16, 64) if options.is_quick else (64, 1024)
@@ -205,7 +206,12 @@ def _read(gate: Gate, *, where: str) -> int:
 def _workers() -> list[psutil.Process]:
     """The processes that did tasks, and not those that planned them."""
     found = psutil.Process().children(recursive=True)
-    return [each for each in found if each.cmdline()[-1:] == ["pyspark.worker"]]
+    workers = []
+    for each in found:
+        with suppress(psutil.Error):  # it has ended
+            if each.cmdline()[-1:] == ["pyspark.worker"]:
+                workers.append(each)
+    return workers
 
 
 def _peak_bytes(process: psutil.Process) -> int:
