@@ -9,6 +9,7 @@ import pulque
 from pulque.admin.api_brokers import BrokersApi
 from pulque.admin.api_cluster import ClusterApi, HealthApi
 from pulque.admin.api_dead import DeadApi
+from pulque.admin.api_delayed import DelayedApi
 from pulque.admin.api_groups import GroupsApi
 from pulque.admin.api_subjects import SubjectsApi
 from pulque.admin.brokers import Brokers
@@ -46,7 +47,7 @@ def create_app(context: Context, hosts: Collection[str] = ()) -> FastAPI:
         responses=PROBLEMS,
         generate_unique_id_function=_name_of,
     )
-    parts = (SubjectsApi, GroupsApi, BrokersApi, DeadApi, ClusterApi)
+    parts = (SubjectsApi, GroupsApi, BrokersApi, DeadApi, DelayedApi, ClusterApi)
     for part in parts:
         app.include_router(part(context).router, prefix=PREFIX)
     app.include_router(HealthApi(context).router)
