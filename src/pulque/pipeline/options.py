@@ -12,7 +12,14 @@ from enum import Enum
 from typing import Any, NoReturn
 
 from pulque.errors import UsageError
-from pulque.model.names import PartitionName, parse_partition, parse_pattern, parse_subject
+from pulque.model.names import (
+    PartitionName,
+    parse_group,
+    parse_partition,
+    parse_pattern,
+    parse_subject,
+)
+from pulque.pipeline.brokers import held_name, split_held
 from pulque.pipeline.columns import ALL_COLUMNS, schema_of
 
 __all__ = ["At", "Place", "ReadOptions", "Selection", "WriteOptions"]
@@ -179,13 +186,19 @@ def _selection(given: Mapping[str, str]) -> Selection:
     if ways[0] == "subscribe":
         return Selection(subjects=tuple(parse_pattern(name) for name in _listed(value)))
     if ways[0] == "assign":
-        return Selection(partitions=tuple(parse_partition(name) for name in _listed(value)))
+        return Selection(partitions=tuple(map(_partition, _listed(value))))
     try:
         return Selection(expression=re.compile(value))
     except re.error as problem:
         raise UsageError(
             f"subscribePattern {value!r} is not a regular expression: {problem}"
         ) from None
+
+
+def _partition(text: str) -> PartitionName:
+    """Check a partition's name; that of a broker of a cluster is ``broker-1/orders``."""
+    place, partition = split_held(text)
+    return held_name(parse_group(place) if place else "", parse_partition(partition))
 
 
 def _listed(text: str) -> list[str]:
@@ -215,7 +228,7 @@ def _sequences(name: str, text: str) -> dict[PartitionName, int]:
     for partition, sequence in found.items():
         if not isinstance(sequence, int) or isinstance(sequence, bool) or sequence < _EARLIEST:
             _refuse_offsets(name, text)
-        sequences[parse_partition(partition)] = sequence
+        sequences[_partition(partition)] = sequence
     return sequences
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from pulque.errors import PulqueError
 from pulque.model.names import PartitionName
+from pulque.pipeline.brokers import split_held
 from pulque.pipeline.options import At, Place
 
 __all__ = [
@@ -41,6 +42,7 @@ class Range(NamedTuple):
     """Messages of one partition."""
 
     partition: PartitionName
+    """Of a cluster, as ``pulque.pipeline.brokers`` names it."""
     first: int
     end: int
 
@@ -75,7 +77,8 @@ def resolve(at: At, partition: PartitionName, bounds: Bounds, at_time: int | Non
             return bounds.end if at_time is None else at_time
         case Place.SEQUENCES:
             # A partition that is not named begins at its start, as one that comes later does.
-            sequence = (at.sequences or {}).get(partition, -2)
+            given = at.sequences or {}
+            sequence = given.get(partition, given.get(split_held(partition)[1], -2))
             if sequence < 0:
                 return bounds.start if sequence == -2 else bounds.end
             return sequence

@@ -128,7 +128,10 @@ class _Reader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
         with closing(_open(options)) as log:
-            ranges = [_range_of(log, options, name) for name in log.partitions(options.selection)]
+            names = log.partitions(options.selection)
+            if isinstance(log, LiveLog) and options.must_be_whole:
+                log.check_whole(names)
+            ranges = [_range_of(log, options, name) for name in names]
             return _plan(log, ranges, options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -29,6 +29,7 @@ import google_crc32c
 from pulque.errors import CorruptionError, UsageError
 from pulque.model.batch import HEADER, Flag, read_header, seal, seed_of
 from pulque.model.names import PartitionName
+from pulque.pipeline.brokers import split_held
 
 __all__ = ["Manifest", "PackedBatch", "Staged", "Staging", "stage"]
 
@@ -43,6 +44,7 @@ class PackedBatch:
     """A batch without a producer, and the partition it is packed for."""
 
     partition: PartitionName
+    """Of a cluster, as ``pulque.pipeline.brokers`` names it."""
     batch: bytes
 
 
@@ -230,7 +232,7 @@ def _numbered(packed: PackedBatch, producer: int, sequence: int) -> bytes:
     )
     header = header._replace(flags=header.flags | Flag.NAMED_PRODUCER)
     rest = HEADER.pack(*header)[4:] + packed.batch[HEADER.size :]
-    return seal(rest, seed_of(packed.partition))
+    return seal(rest, seed_of(split_held(packed.partition)[1]))
 
 
 def _sync(folder: Path) -> None:

@@ -4,7 +4,6 @@ A batch write sends as it goes: a task that is repeated sends again, and says so
 stream stages first and publishes by manifest, see ``pulque.pipeline.staging``.
 """
 
-import os
 import secrets
 import time
 from collections.abc import Iterator, Sequence
@@ -21,15 +20,20 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 import pulque
-from pulque.client.calls import Calls
 from pulque.client.lanes import pack_messages
 from pulque.client.options import AcksName
 from pulque.client.receipt import Outgoing
-from pulque.client.url import addresses_of
-from pulque.errors import ErrorCode, RemoteProtocolError, UsageError, error_from_wire
-from pulque.model.batch import seed_of
+from pulque.client.routes import Target, Targets
+from pulque.errors import (
+    ErrorCode,
+    RemoteProtocolError,
+    UnavailableError,
+    UsageError,
+    error_from_wire,
+)
 from pulque.model.ids import IdSource
-from pulque.model.names import PartitionName, Subject, level_partition
+from pulque.model.names import PartitionName
+from pulque.pipeline.brokers import BrokersOfUrl, held_name, split_held
 from pulque.pipeline.options import WriteOptions
 from pulque.pipeline.rows import check_schema, rows_of
 from pulque.pipeline.staging import PackedBatch, Staged, Staging, stage
@@ -110,19 +114,19 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Pack the rows of a task into batches, and leave them in a file."""
         query = _property(_QUERY)
-        with closing(_calls(self._options)) as calls:
-            calls.warm_up(_TIMEOUT_S)  # tells how large a message may be, before it is too late
-            packer = _Packer(self._options, calls.max_message)
+        with closing(BrokersOfUrl(self._options.url, timeout_s=_TIMEOUT_S)) as brokers:
+            packer = _Packer(self._options, brokers)
             return _StagedBatches(stage(self._staging, packer.pack(iterator), query=query))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Publish a micro-batch; a repeated one is published as it was the first time."""
-        with closing(_calls(self._options)) as calls:
+        with closing(BrokersOfUrl(self._options.url, timeout_s=_TIMEOUT_S)) as brokers:
             acks = Acks.DISK if self._options.acks == "disk" else Acks.MEMORY
 
-            def send(partition: PartitionName, batch: bytes) -> None:
+            def send(name: PartitionName, batch: bytes) -> None:
+                place, partition = split_held(name)
                 request = Send(acks, int(_TIMEOUT_S * 1000), ((partition, batch),))
-                calls.ask(request, _TIMEOUT_S, _check_stored)
+                brokers.at(place).ask(request, _TIMEOUT_S, _check_stored)
 
             Staging(self._staging).commit(batchId, _staged(messages), send)
 
@@ -133,40 +137,72 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 
 class _Packer:
-    """Packs rows into batches, one open batch for each partition."""
+    """Packs rows into batches, one open batch for each partition.
 
-    def __init__(self, options: WriteOptions, max_message: int) -> None:
+    Where a batch goes is decided here, and stays: whoever publishes it, however often, sends it to
+    the same broker, which stores it once.
+    """
+
+    def __init__(self, options: WriteOptions, brokers: BrokersOfUrl) -> None:
         self._options = options
-        self._max_message = max_message
+        self._brokers = brokers
         self._ids = IdSource(secrets.randbits(38))
-        self._open: dict[PartitionName, list[Outgoing]] = {}
-        self._sizes: dict[PartitionName, int] = {}
+        self._targets: dict[str, Targets] = {}
+        self._turns: dict[tuple[str, int], Target] = {}
+        """Where messages without an order key go until the next batch, by subject and priority."""
+        self._open: dict[Target, list[Outgoing]] = {}
+        self._sizes: dict[Target, int] = {}
 
     def pack(self, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[PackedBatch, int]]:
         for batch in batches:
             for row in rows_of(batch, self._options.subject):
-                partition = level_partition(Subject(row.subject), row.message.priority)
-                waiting = self._open.setdefault(partition, [])
+                target = self._target(row.subject, row.message)
+                waiting = self._open.setdefault(target, [])
                 waiting.append(row.message)
-                size = self._sizes.get(partition, 0) + len(row.message.body)
-                self._sizes[partition] = size
+                size = self._sizes.get(target, 0) + len(row.message.body)
+                self._sizes[target] = size
                 if len(waiting) >= self._options.max_batch or size >= _BATCH_BYTES:
-                    yield self._close(partition)
-        for partition in list(self._open):
-            yield self._close(partition)
+                    self._turns.pop((row.subject, row.message.priority), None)
+                    yield self._close(target)
+        for target in list(self._open):
+            yield self._close(target)
 
-    def _close(self, partition: PartitionName) -> tuple[PackedBatch, int]:
-        messages = self._open.pop(partition)
-        self._sizes.pop(partition)
-        packer = pack_messages(messages, self._max_message)
+    def _target(self, subject: str, message: Outgoing) -> Target:
+        targets = self._targets.get(subject)
+        if targets is None:
+            targets = self._targets[subject] = self._find(subject)
+        if message.order_key:
+            return targets.pick(message.order_key, message.priority)
+        turn = (subject, message.priority)
+        if turn not in self._turns:
+            self._turns[turn] = targets.pick(None, message.priority)
+        return self._turns[turn]
+
+    def _find(self, subject: str) -> Targets:
+        targets = Targets(self._brokers.route(subject, is_for_sending=True))
+        if targets.is_empty:
+            raise UnavailableError(f"no broker serves {subject} at present")
+        return targets
+
+    def _close(self, target: Target) -> tuple[PackedBatch, int]:
+        messages = self._open.pop(target)
+        self._sizes.pop(target)
+        packer = pack_messages(messages, self._max_message(target.place))
         now_ms = time.time_ns() // 1_000_000
         batch = packer.encode(
-            seed=seed_of(partition),
+            seed=target.seed,
             ids=self._ids.many(now_ms, len(messages)),
             created_at_ms=now_ms,
             priority=messages[0].priority,
         )
-        return PackedBatch(partition, batch), len(messages)
+        return PackedBatch(held_name(target.place, target.partition), batch), len(messages)
+
+    def _max_message(self, place: str) -> int:
+        """Return how large a message may be, before it is too late to say so."""
+        calls = self._brokers.at(place)
+        if not calls.max_message:
+            calls.warm_up(_TIMEOUT_S)
+        return calls.max_message
 
 
 def _in_parts(rows: Sequence[tuple[str, Outgoing]]) -> Iterator[list[tuple[str, list[Outgoing]]]]:
@@ -180,11 +216,6 @@ def _in_parts(rows: Sequence[tuple[str, Outgoing]]) -> Iterator[list[tuple[str, 
 
 def _staged(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
     return [each.staged for each in messages if isinstance(each, _StagedBatches)]
-
-
-def _calls(options: WriteOptions) -> Calls:
-    draw = secrets.SystemRandom().random
-    return Calls(addresses_of(options.url, os.environ), client="pulque-pipeline", draw=draw)
 
 
 def _check_stored(answer: Response) -> None:
