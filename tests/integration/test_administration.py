@@ -271,3 +271,63 @@ def test_the_lag_that_was_seen_twice_tells_how_fast_it_goes(cluster: Cluster) ->
     assert row["oldest_age_seconds"] > 0
     assert row["settled_per_second"] is not None
     assert row["sent_per_second"] == 0
+
+
+def reject_all(cluster: Cluster, count: int) -> None:
+    """Send messages to two brokers, and have a group reject them."""
+    for name in ("b1", "b2"):
+        cluster.add_broker(name)
+    with pulque.connect(cluster.url, timeout=LIMIT) as client:
+        for number in range(count):
+            client.send("orders", b"%d" % number)
+        with client.consumer("orders", "billing", consumer_id="c") as consumer:
+            seen = 0
+            while seen < count:
+                for message in consumer.pull(count, timeout=LIMIT):
+                    message.reject("never")
+                    seen += 1
+            consumer.settle(timeout=LIMIT)
+
+
+OF = ("orders", "--group", "billing")
+
+
+def test_commands_for_groups_cover_all_brokers(cluster: Cluster) -> None:
+    reject_all(cluster, 8)
+
+    (status,) = cluster.rows("status")
+    assert {row["broker_group"] for row in status["brokers"]} == {"b1", "b2"}
+    assert sum(row["messages_sent"] for row in status["brokers"]) == 8
+    assert {row["broker_group"] for row in cluster.rows("broker", "seal")} == {"b1", "b2"}
+    shown = cluster.rows("group", "show", "billing")
+    assert {row["broker_group"] for row in shown} == {"b1", "b2"}
+
+    unsaid = cluster.run("group", "reset", *OF, "--to", "0")
+    assert unsaid.returncode == 2
+    assert b"which broker?" in unsaid.stderr
+    plain = ("--partition", "orders")
+    (first,) = cluster.rows("group", "reset", *OF, *plain, "--to", "0", "--broker", "b1")
+    assert first["broker_group"] == "b1"
+    rows = cluster.rows("group", "reset", *OF, *plain, "--to", "earliest")
+    assert first["reread"] + sum(row["reread"] for row in rows) == 8
+
+
+def test_commands_for_dead_letters_cover_all_brokers(cluster: Cluster) -> None:
+    reject_all(cluster, 8)
+
+    deadline = time.monotonic() + LIMIT
+    while len(letters := cluster.rows("dead", "list", *OF)) < 8:
+        assert time.monotonic() < deadline, letters
+    assert sorted(int(each["body"]) for each in letters) == list(range(8))
+    one = letters[0]
+    which = ("orders", str(one["sequence"]), *OF[1:])
+    unsaid = cluster.run("dead", "show", *which)
+    assert unsaid.returncode == 2
+    assert b"which broker?" in unsaid.stderr
+    named = ("--broker", one["broker_group"])
+    (same,) = cluster.rows("dead", "show", *which, *named)
+    assert same["id"] == one["id"]
+    mine = cluster.rows("dead", "list", *OF, *named)
+    assert {each["broker_group"] for each in mine} == {one["broker_group"]}
+    assert cluster.rows("dead", "resend", *which, *named)[0]["resent"] == [one["sequence"]]
+    assert cluster.rows("dead", "purge", *OF, "--all")[0]["purged"] == 7

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,10 +10,21 @@ from pulque.cli.api import DEFAULT_ADMIN, Admin, open_admin
 from pulque.cli.exits import ExitCode
 from pulque.cli.messages import MessageOutput, message_fields, print_message
 from pulque.cli.options import OutputOption, Timeout, Url, open_client
-from pulque.cli.output import Output, instant, print_json, print_line, print_table, print_warning
+from pulque.cli.output import (
+    Output,
+    instant,
+    print_broker_table,
+    print_json,
+    print_line,
+    print_table,
+    print_warning,
+)
 from pulque.cli.send import parse_headers
 from pulque.errors import UsageError
 from pulque.model.message import Message
+
+if TYPE_CHECKING:
+    from pulque.client.dead import DeadLetters
 
 __all__ = ["app"]
 
@@ -24,6 +35,12 @@ Subject = Annotated[
 ]
 Group = Annotated[
     str, typer.Option("--group", help="Which group could not process them.", show_default=False)
+]
+Broker = Annotated[
+    str | None,
+    typer.Option(
+        "--broker", metavar="GROUP", help="Whose: the broker group, if several have letters."
+    ),
 ]
 _AT_ONCE = 1000
 
@@ -36,6 +53,7 @@ def list_letters(
     group: Group,
     first: Annotated[int, typer.Option("--from", min=0, help="The first sequence.")] = 0,
     number: Annotated[int, typer.Option("-n", min=1, help="At most so many.")] = 100,
+    broker: Broker = None,
     url: Url = None,
     timeout: Timeout = 10.0,
     output: OutputOption = Output.TABLE,
@@ -44,20 +62,23 @@ def list_letters(
     letters: list[Message] = []
     with open_client(context, url, timeout) as client:
         dead = client.dead(subject, group)
-        while len(letters) < number:
-            some = dead.list(first, min(number - len(letters), _AT_ONCE))
-            letters += some
-            if not some:
-                break
-            first = some[-1].sequence + 1
+        brokers = dead.brokers() if broker is None else [broker]
+        if first and len(brokers) > 1:
+            raise UsageError(
+                f"--from {first}: of which broker? each counts for itself; give --broker, one of "
+                f"{', '.join(brokers)}"
+            )
+        for each in brokers:
+            letters += _letters_of(dead, each, first, number)
         count = dead.count()
+    letters = sorted(letters, key=lambda letter: letter.stored_at_ms)[:number]
     if output is Output.JSON:
         for letter in letters:
             print_json(message_fields(letter))
         return
     if letters:
         columns = ("sequence", "id", "died", "attempts", "why", "last reason")
-        print_table(columns, [_row(letter) for letter in letters])
+        print_broker_table(columns, [_row(letter) for letter in letters])
     print_warning(f"{len(letters)} of {count} dead letters of {subject} for {group}")
 
 
@@ -99,6 +120,7 @@ def show(
     ],
     *,
     group: Group,
+    broker: Broker = None,
     url: Url = None,
     timeout: Timeout = 10.0,
     output: Annotated[
@@ -111,7 +133,7 @@ def show(
     Exits with 4 if it is not there, or was dealt with.
     """
     with open_client(context, url, timeout) as client:
-        letter = client.dead(subject, group).show(sequence)
+        letter = client.dead(subject, group).show(sequence, broker=broker)
     if letter is None:
         print_warning(f"dead letter {sequence} of {subject} for {group} is not there")
         raise typer.Exit(ExitCode.NOTHING)
@@ -152,6 +174,7 @@ def resend(  # one for each option
             metavar="NAME=VALUE", help="New headers, instead of its own. May be repeated."
         ),
     ] = None,
+    broker: Broker = None,
     url: Url = None,
     timeout: Timeout = 10.0,
     output: OutputOption = Output.TABLE,
@@ -164,15 +187,17 @@ def resend(  # one for each option
         raise UsageError("which dead letters? give their sequences, or --all")
     edited = _edited_body(body, file)
     headers = parse_headers(header) if header else None
-    if everything and (edited is not None or headers is not None):
-        raise UsageError("--body, --file and --header go with a single dead letter")
+    if everything and (edited, headers, broker) != (None, None, None):
+        raise UsageError(
+            "--body, --file and --header go with a single dead letter, --broker with sequences"
+        )
     with open_client(context, url, timeout) as client:
         dead = client.dead(subject, group)
         if everything:
             count = dead.resend_all()
             _print_count("resent", count, output)
             return
-        found = dead.resend(*(sequences or ()), body=edited, headers=headers)
+        found = dead.resend(*(sequences or ()), body=edited, headers=headers, broker=broker)
     if output is Output.JSON:
         print_json({name: list(value) for name, value in found._asdict().items()})
     else:
@@ -195,6 +220,7 @@ def purge(
         typer.Option(min=0, metavar="SEQUENCE", help="The last one to go.", show_default=False),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="All that there are.")] = False,
+    broker: Broker = None,
     url: Url = None,
     timeout: Timeout = 10.0,
     output: OutputOption = Output.TABLE,
@@ -203,8 +229,19 @@ def purge(
     if everything == (until is not None):
         raise UsageError("which dead letters? give --until SEQUENCE, or --all")
     with open_client(context, url, timeout) as client:
-        count = client.dead(subject, group).purge(until)
+        count = client.dead(subject, group).purge(until, broker=broker)
     _print_count("purged", count, output)
+
+
+def _letters_of(dead: "DeadLetters", broker: str, first: int, number: int) -> list[Message]:
+    letters: list[Message] = []
+    while len(letters) < number:
+        some = dead.list(first, min(number - len(letters), _AT_ONCE), broker=broker)
+        letters += some
+        if not some:
+            break
+        first = some[-1].sequence + 1
+    return letters
 
 
 def _print_count(what: str, count: int, output: Output) -> None:
@@ -217,6 +254,7 @@ def _print_count(what: str, count: int, output: Output) -> None:
 def _row(letter: Message) -> tuple[str, ...]:
     headers = letter.headers
     return (
+        letter.broker_group,
         str(letter.sequence),
         letter.id,
         instant(letter.stored_at_ms),

@@ -10,7 +10,7 @@ import typer
 from pulque.cli.api import DEFAULT_ADMIN, Admin, open_admin, path_of
 from pulque.cli.exits import ExitCode
 from pulque.cli.options import OutputOption, Timeout, Url, open_client
-from pulque.cli.output import Output, print_json, print_line, print_table
+from pulque.cli.output import Output, print_broker_table, print_json, print_line, print_table
 from pulque.client.filters import parse_filter
 from pulque.errors import UnknownGroupError, UsageError
 from pulque.settings.foreign import quoted
@@ -85,24 +85,26 @@ def show(
         for state in found:
             print_json(_fields(state))
         return
-    print_table(
+    print_broker_table(
         ("partition", "mode", "next", "end", "lag", "held"),
         [
-            (s.partition, s.mode, str(s.next_sequence), str(s.end), str(s.lag), str(s.held))
+            (s.broker_group, s.partition, s.mode, *map(str, (s.next_sequence, s.end)),
+             str(s.lag), str(s.held))
             for s in found
         ],
-    )
-    consumers = [(state.partition, each) for state in found for each in state.consumers]
+    )  # fmt: skip
+    consumers = [(state, each) for state in found for each in state.consumers]
     if consumers:
         print_line("")
         print_line("consumers:")
-        print_table(
+        print_broker_table(
             ("partition", "consumer", "held", "last heard"),
             [
-                (partition, each.consumer, str(each.held), _heard(each.silent))
-                for partition, each in consumers
+                (state.broker_group, state.partition, each.consumer, str(each.held),
+                 _heard(each.silent))
+                for state, each in consumers
             ],
-        )
+        )  # fmt: skip
 
 
 @app.command()
@@ -184,6 +186,12 @@ def reset(
     group: Annotated[str, typer.Option(help="Which group.", show_default=False)],
     to: Annotated[str, typer.Option(metavar="PLACE", help=f"{_WAYS}.", show_default=False)],
     partition: Annotated[str | None, typer.Option(help="Only this partition.")] = None,
+    broker: Annotated[
+        str | None,
+        typer.Option(
+            metavar="GROUP", help="Only this broker group's; a sequence needs it in a cluster."
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only say what would happen.")
     ] = False,
@@ -197,18 +205,22 @@ def reset(
     """
     place = parse_place(to, now_ms=time.time_ns() // 1_000_000)
     with open_client(context, url, timeout) as client:
-        rows = client.reset(subject, group, place, partition=partition, dry_run=dry_run)
+        rows = client.reset(
+            subject, group, place, partition=partition, broker=broker, dry_run=dry_run
+        )
     if output is Output.JSON:
         for row in rows:
             print_json(row._asdict())
         return
-    print_table(
-        ("partition", "now" if dry_run else "was", "target", "reread", "skipped", "taken back"),
+    was = "now" if dry_run else "was"
+    print_broker_table(
+        ("partition", was, "target", "reread", "skipped", "taken back"),
         [
-            (r.partition, *map(str, (r.position, r.target, r.reread, r.skipped, r.held)))
+            (r.broker_group, r.partition,
+             *map(str, (r.position, r.target, r.reread, r.skipped, r.held)))
             for r in rows
         ],
-    )
+    )  # fmt: skip
     print_line(_summary(group, rows, dry_run=dry_run))
 
 

@@ -38,6 +38,7 @@ def message_fields(message: Message) -> dict[str, object]:
         "id": message.id,
         "subject": message.subject,
         "partition": message.partition,
+        "broker_group": message.broker_group,
         "sequence": message.sequence,
         "key": message.key,
         "order_key": message.order_key,

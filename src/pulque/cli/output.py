@@ -19,6 +19,7 @@ __all__ = [
     "forget_stdout",
     "instant",
     "json_text",
+    "print_broker_table",
     "print_bytes",
     "print_json",
     "print_line",
@@ -69,6 +70,14 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         _print_folded(columns, cells)
     else:
         _print_plain([list(columns), *cells])
+
+
+def print_broker_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print rows that begin with their broker group; a lone broker's is left out."""
+    if any(row[0] for row in rows):
+        print_table(("broker group", *columns), rows)
+    else:
+        print_table(columns, [row[1:] for row in rows])
 
 
 def _print_folded(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

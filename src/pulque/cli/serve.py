@@ -96,13 +96,15 @@ def seal(
     timeout: Timeout = 10.0,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Close the open segment of a running broker's message log, so that it can be archived."""
+    """Close the open segment of each running broker's message log, so that it can be archived."""
     with open_client(context, url, timeout) as client:
-        end = int(client.seal())
-    if output is Output.JSON:
-        print_json({"end": end})
-    else:
-        print_line(f"sealed; the next segment begins at offset {end}")
+        ends = client.seal()
+    for broker, end in ends.items():
+        if output is Output.JSON:
+            print_json({"broker_group": broker, "end": end})
+        else:
+            whose = f" of {broker}" if broker else ""
+            print_line(f"sealed; the next segment{whose} begins at offset {end}")
 
 
 def _serve(loaded: "LoadedSettings[BrokerSettings]") -> None:

@@ -6,11 +6,11 @@ from typing import Any, TypeVar
 
 from pulque.client.aio_dead import Asker, DeadLetters
 from pulque.client.dead import Letters
-from pulque.client.everybody import Said, of_all
+from pulque.client.everybody import Said, of_all, of_one
 from pulque.client.groups import GroupState, PartitionReset, groups_of, reset_request, resets_of
 from pulque.client.looking import report_of, sealed_end_of
 from pulque.client.wishes import ModeName, RetryPolicy, StartAt, change_request, changed_of
-from pulque.errors import RejectedError
+from pulque.errors import PulqueError, RejectedError
 from pulque.model.names import EVERYTHING
 from pulque.wire.requests import Groups, Request, Seal, Status
 from pulque.wire.responses import Response
@@ -36,8 +36,14 @@ class Administration:
         self, subject: str, request: Request, convert: Callable[[Response], T]
     ) -> list[tuple[str, T]]:
         """Ask all brokers that serve a subject or a pattern."""
+        return await self._ask_each(await self._askers(subject), request, convert)
+
+    @staticmethod
+    async def _ask_each(
+        askers: Mapping[str, Asker], request: Request, convert: Callable[[Response], T]
+    ) -> list[tuple[str, T]]:
         said: list[Said[T]] = []
-        for broker, ask in (await self._askers(subject)).items():
+        for broker, ask in askers.items():
             try:
                 said.append((broker, convert(await ask(request))))
             except RejectedError as error:
@@ -51,6 +57,7 @@ class Administration:
         to: StartAt,
         *,
         partition: str | None = None,
+        broker: str | None = None,
         dry_run: bool = False,
     ) -> list[PartitionReset]:
         """Have a group go on from another place; return what that means for each partition.
@@ -64,14 +71,25 @@ class Administration:
             to: ``"earliest"``, ``"latest"``, a ``datetime`` with a time zone (the first message
                 stored at or after it, to the millisecond), or a sequence.
             partition: Only this partition.
+            broker: Only this broker group's; needed for a sequence, if several have the subject.
             dry_run: Only say what would happen.
 
         Raises:
             UnknownGroupError: The group never consumed the subject here.
             UnknownSubjectError: There is no such subject or partition here.
+            UsageError: The broker is not there, or it is not said of which one a sequence is.
         """
+        askers = await self._askers(subject)
+        if broker is not None or isinstance(to, int):
+            chosen = of_one(askers, broker, f"a reset of {group}")
+            askers = {chosen: askers[chosen]}
+        if len(askers) > 1 and not dry_run:
+            # Nothing is done if one of them would refuse.
+            look = reset_request(subject, group, to, partition, dry_run=True)
+            willing = await self._ask_each(askers, look, resets_of)
+            askers = {name: askers[name] for name, _ in willing}
         request = reset_request(subject, group, to, partition, dry_run=dry_run)
-        found = await self._ask_all(subject, request, resets_of)
+        found = await self._ask_each(askers, request, resets_of)
         return [row._replace(broker_group=broker) for broker, rows in found for row in rows]
 
     async def groups(
@@ -128,9 +146,26 @@ class Administration:
         await self._ask_all(subject, request, changed_of)
 
     async def status(self) -> dict[str, Any]:
-        """Return how the broker is doing; fields are added without notice."""
+        """Return how the server of the URL is doing; fields are added without notice."""
         return await self._ask(Status(), self._timeout, report_of)
 
-    async def seal(self) -> int:
-        """Close the broker's open segment, so that it can be archived; return where it ends."""
-        return await self._ask(Seal(), self._timeout, sealed_end_of)
+    async def statuses(self) -> dict[str, dict[str, Any]]:
+        """Return how each broker of a cluster is doing, by broker group.
+
+        One that does not answer has nothing but an ``error``. A lone broker's name is empty.
+        """
+        found: dict[str, dict[str, Any]] = {}
+        for broker, ask in (await self._askers(EVERYTHING)).items():
+            try:
+                found[broker] = report_of(await ask(Status()))
+            except PulqueError as error:
+                found[broker] = {"error": str(error)}
+        return found
+
+    async def seal(self) -> dict[str, int]:
+        """Close the open segment of every broker, so that it can be archived.
+
+        Returns:
+            Where the next segment of each begins, by broker group. A lone broker's name is empty.
+        """
+        return dict(await self._ask_all(EVERYTHING, Seal(), sealed_end_of))

@@ -27,6 +27,10 @@ class DeadLetters:
         self._letters = letters
         self._find_askers = find_askers
 
+    async def brokers(self) -> "builtins.list[str]":
+        """Return the broker groups that may have some; that of a lone broker is empty."""
+        return [*await self._find_askers()]
+
     async def count(self) -> int:
         """Return how many nobody has dealt with."""
         return sum(found for _, found in await self._talk_to_all(self._letters.count))

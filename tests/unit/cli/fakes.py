@@ -113,5 +113,5 @@ class FakeClient(_Closing):
         groups = [{"group": "g", "lag": 2}, {"group": "h", "lag": 0}]
         return {"pid": 7, "groups": groups, "message_log": {"end": 5}, "subscriptions": []}
 
-    def seal(self) -> int:
-        return 99
+    def seal(self) -> dict[str, int]:
+        return {"b1": 99}

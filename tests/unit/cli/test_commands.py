@@ -257,7 +257,7 @@ def test_status_is_tables_or_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_seal_tells_where_the_next_segment_begins(capsys: pytest.CaptureFixture[str]) -> None:
     assert command(FakeClient(), "broker", "seal", "-o", "json") == 0
-    assert json.loads(capsys.readouterr().out) == {"end": 99}
+    assert json.loads(capsys.readouterr().out) == {"broker_group": "b1", "end": 99}
 
 
 def test_config_show_tells_value_and_origin_of_every_setting(

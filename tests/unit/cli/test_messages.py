@@ -15,6 +15,7 @@ def test_json_has_every_field_of_a_message() -> None:
         "id": message.id,
         "subject": "orders",
         "partition": "orders",
+        "broker_group": "",
         "sequence": 3,
         "key": "k",
         "order_key": "o",

@@ -230,7 +230,7 @@ def test_the_environment_names_the_broker(
     monkeypatch.setenv("PULQUE_URL", broker.url)
 
     with pulque.connect() as client:
-        assert client.seal() == 17
+        assert client.seal() == {"": 17}
 
 
 def test_a_wrong_setting_is_refused() -> None:
