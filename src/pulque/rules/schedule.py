@@ -73,14 +73,33 @@ class Schedule:
             bucket = self._buckets.get((partition, tick))
             if bucket is None:
                 bucket = self._new_bucket(partition, tick)
-            if bucket and bucket[-1] >= sequence:
-                self._insert(partition, bucket, sequence)
-            else:
-                bucket.append(sequence)
-                self._counts[partition] = self._counts.get(partition, 0) + 1
+            self._put(partition, bucket, sequence)
             changed.add(tick)
             sequence += 1
         self._changed.update((partition, tick) for tick in changed)
+
+    def extend(
+        self, partition: PartitionId, due_ms: int, sequences: "Sequence[ConsumeSequence]"
+    ) -> None:
+        """Take note of messages that are due at one time, in ascending order."""
+        tick = _tick_of(due_ms)
+        bucket = self._buckets.get((partition, tick))
+        if bucket is None:
+            bucket = self._new_bucket(partition, tick)
+        if bucket and bucket[-1] >= sequences[0]:
+            for sequence in sequences:
+                self._put(partition, bucket, sequence)
+        else:
+            bucket.extend(sequences)
+            self._counts[partition] = self._counts.get(partition, 0) + len(sequences)
+        self._changed.add((partition, tick))
+
+    def take(self, now_ms: int, most: int) -> Due | None:
+        """Return some messages whose time has come, as ``due`` does, and forget them."""
+        found = self.due(now_ms, most)
+        if found is not None:
+            self.remove(found.partition, found.due_ms, found.sequences)
+        return found
 
     def due(self, now_ms: int, most: int) -> Due | None:
         """Return some messages whose time has come, of one partition; None if there are none.
@@ -178,6 +197,13 @@ class Schedule:
             self._queued.add((tick, partition))
             heappush(self._ticks, (tick, partition))
         return bucket
+
+    def _put(self, partition: PartitionId, bucket: "array[int]", sequence: int) -> None:
+        if bucket and bucket[-1] >= sequence:
+            self._insert(partition, bucket, sequence)
+        else:
+            bucket.append(sequence)
+            self._counts[partition] = self._counts.get(partition, 0) + 1
 
     def _insert(self, partition: PartitionId, bucket: "array[int]", sequence: int) -> None:
         """Add what does not come in order; what is there already is not added again."""

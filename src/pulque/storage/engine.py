@@ -201,6 +201,10 @@ class Engine:
         """Look how much room there is, and refuse or accept sends accordingly."""
         self._room.check()
 
+    def promise_room(self, size: int) -> None:
+        """Keep room for bytes that will be written elsewhere for what is stored already."""
+        self._room.promised = size
+
     @property
     def is_full(self) -> bool:
         """Whether sends are refused for want of room."""

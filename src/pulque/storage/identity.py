@@ -14,8 +14,8 @@ __all__ = ["FORMAT", "Identity"]
 FORMAT = 1
 _FORMAT_FILE = "format.json"
 _START_FILE = "start"
-_NEIGHBOURS = ("lock", f"{_FORMAT_FILE}.tmp", "meta")
-"""What may be there before: ``pulque up`` keeps its meta server's files inside."""
+_NEIGHBOURS = ("lock", f"{_FORMAT_FILE}.tmp", "meta", "delay")
+"""What may be there before: ``pulque up`` keeps the files of its other servers inside."""
 _ID_BYTES = 8
 _REMEDY = (
     "restore it from a backup, or write a number there that is higher than all before, "

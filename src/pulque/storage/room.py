@@ -32,6 +32,8 @@ class Room:
         self._check_every = min(_CHECKED_EVERY, self._reserve // 4)
         self.is_full = False
         """Whether sends are refused."""
+        self.promised = 0
+        """Bytes that will be written elsewhere for what is stored already."""
         if files.free_bytes() < _NEEDED_TO_START:
             self.throw_ballast()
 
@@ -44,7 +46,7 @@ class Room:
     def check(self) -> None:
         """Look at the disk."""
         self._unchecked = 0
-        self.is_full = self._files.free_bytes() < self._reserve
+        self.is_full = self._files.free_bytes() - self.promised < self._reserve
         if not self.is_full and not self._has_ballast:
             self._take_ballast()
 
