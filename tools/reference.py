@@ -18,6 +18,7 @@ from pulque.admin.app import openapi
 from pulque.broker.config import BrokerSettings
 from pulque.cli.app import app
 from pulque.cli.exits import ExitCode
+from pulque.delay.config import DelaySettings
 from pulque.meta.config import MetaSettings
 from pulque.settings.schema import Setting, environment_name, settings_of, show_value
 from pulque.settings.sections import ServerSettings
@@ -65,6 +66,7 @@ def _commands() -> Iterator[str]:
         "| `PULQUE_STATE_DIR` | Where consumers keep their ids between runs. |",
         "| `PULQUE_BROKER__…` | [Settings](settings.md) of `pulque up` and `pulque broker`. |",
         "| `PULQUE_META__…` | [Settings](settings.md#of-a-meta-server) of `pulque meta`. |",
+        "| `PULQUE_DELAY__…` | [Settings](settings.md#of-a-delay-server) of `pulque delay`. |",
         "| `NO_COLOR` | If it is set, nothing is coloured. |",
         "",
         "## Exit codes",
@@ -135,6 +137,14 @@ def _settings() -> Iterator[str]:
         "",
     )
     yield from _sections(MetaSettings)
+    yield from (
+        "# Of a delay server",
+        "",
+        f"For `pulque delay`; in the environment {environment_name(DelaySettings, 'listen.port')}",
+        "and so on. `pulque config show --server delay` prints what is in force.",
+        "",
+    )
+    yield from _sections(DelaySettings)
 
 
 def _sections(model: type[ServerSettings]) -> Iterator[str]:

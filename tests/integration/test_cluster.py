@@ -232,7 +232,7 @@ def test_up_with_brokers_is_a_cluster_of_processes_that_end_together(
     process = up(tmp_path, "--brokers", "2")
     try:
         children = children_of(process.pid)
-        assert len(children) == 3
+        assert len(children) == 4, "a meta server, two brokers and a delay server"
         assert process.url.count(",") == 1
         with pulque.connect(process.url, timeout=20) as client:
             for each in range(10):

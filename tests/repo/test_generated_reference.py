@@ -6,6 +6,7 @@ import pytest
 
 from pulque.broker.config import BrokerSettings
 from pulque.cli.exits import ExitCode
+from pulque.delay.config import DelaySettings
 from pulque.meta.config import MetaSettings
 from pulque.settings.schema import settings_of
 from tools.reference import pages
@@ -23,7 +24,8 @@ def test_the_committed_page_is_up_to_date(page: tuple[object, str]) -> None:
 def test_every_setting_has_a_row() -> None:
     rows = re.findall(r"^\| `([\w.]+)` \|", SETTINGS[1], re.MULTILINE)
 
-    assert rows == [*settings_of(BrokerSettings), *settings_of(MetaSettings)]
+    servers = (BrokerSettings, MetaSettings, DelaySettings)
+    assert rows == [key for each in servers for key in settings_of(each)]
 
 
 def test_every_command_and_exit_code_is_there() -> None:
@@ -34,6 +36,7 @@ def test_every_command_and_exit_code_is_there() -> None:
         "pulque broker",
         "pulque broker seal",
         "pulque meta",
+        "pulque delay",
         "pulque send",
         "pulque pull",
         "pulque tail",

@@ -16,6 +16,7 @@ from pulque.cli import (
     client,
     cluster,
     dead,
+    delay,
     delayed,
     group,
     inspect,
@@ -54,6 +55,8 @@ app.command()(serve.up)
 broker.add_commands(serve.broker_app)
 app.add_typer(serve.broker_app, name="broker")
 app.command()(meta)
+delayed.add_commands(delay.app)
+app.add_typer(delay.app, name="delay")
 app.command()(send)
 app.command()(pull)
 app.command()(tail)
@@ -64,9 +67,6 @@ app.add_typer(client.app, name="client")
 app.add_typer(subject.app, name="subject")
 app.add_typer(group.app, name="group")
 app.add_typer(dead.app, name="dead")
-delay_app = typer.Typer(help="Messages that are due later.", rich_markup_mode=None)
-delayed.add_commands(delay_app)
-app.add_typer(delay_app, name="delay")
 app.add_typer(inspect.app, name="log")
 app.add_typer(pipeline.app, name="pipeline")
 app.add_typer(bench.app, name="bench")

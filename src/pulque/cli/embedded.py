@@ -1,4 +1,4 @@
-"""A meta server and a broker in one process: what ``pulque up`` runs."""
+"""A meta server, a broker and a delay server in one process: what ``pulque up`` runs."""
 
 import asyncio
 import os
@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 from pulque.broker.config import BrokerSettings
 from pulque.broker.server import Broker
-from pulque.cli.ports import port_below
+from pulque.cli.ports import port_above, port_below
+from pulque.delay.config import DelaySettings
+from pulque.delay.server import DelayServer
 from pulque.meta.config import MetaSettings
 from pulque.meta.server import MetaServer
 from pulque.net.process import allow_descriptors, loop_factory
@@ -20,13 +22,15 @@ __all__ = ["run_embedded"]
 
 _META_DIRECTORY = "meta"
 """Where the meta server's files are, inside the broker's data directory."""
+_DELAY_DIRECTORY = "delay"
+"""Likewise the delay server's."""
 
 
 def run_embedded(settings: BrokerSettings, *, on_ready: Callable[[str], None]) -> None:
-    """Run both until SIGTERM or SIGINT.
+    """Run all of them until SIGTERM or SIGINT.
 
     Args:
-        settings: The broker's. Those of the meta server come from the environment.
+        settings: The broker's. Those of the others come from the environment.
         on_ready: Called with the broker's URL once it serves; it is the home of clients.
 
     Raises:
@@ -49,21 +53,41 @@ async def _serve(settings: BrokerSettings, on_ready: Callable[[str], None]) -> N
             return
         address = url.removeprefix("pulque://")
         cluster = settings.cluster.model_copy(update={"meta": (address,)})
-        await _serve_broker(settings.model_copy(update={"cluster": cluster}), on_ready)
+        settings = settings.model_copy(update={"cluster": cluster})
+        await _serve_broker(settings, address, on_ready)
     finally:
         await meta.stop()
 
 
-async def _serve_broker(settings: BrokerSettings, on_ready: Callable[[str], None]) -> None:
+async def _serve_broker(
+    settings: BrokerSettings, meta: str, on_ready: Callable[[str], None]
+) -> None:
     broker = Broker(settings)
     _on_signals(broker.stop)
     asyncio.get_running_loop().set_exception_handler(broker.callback_failed)
     await broker.start()
     try:
-        on_ready(broker.url)
-        await broker.stopped()
+        await _serve_delay(settings, meta, broker, on_ready)
     finally:
         await broker.close()
+
+
+async def _serve_delay(
+    settings: BrokerSettings, meta: str, broker: Broker, on_ready: Callable[[str], None]
+) -> None:
+    """Run a delay server beside a broker until one of them stops."""
+    delay = DelayServer(_delay_settings(settings, meta))
+    await delay.start()
+    tasks = [asyncio.ensure_future(each.stopped()) for each in (broker, delay)]
+    try:
+        on_ready(broker.url)
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await delay.close()
 
 
 def _on_signals(stop: Callable[[], None]) -> None:
@@ -94,3 +118,15 @@ def _meta_settings(settings: BrokerSettings) -> MetaSettings:
         "listen.port": port_below(settings.listen.host, settings.listen.port),
     }
     return load_settings(MetaSettings, environ=os.environ, flags={}, fallbacks=fallbacks).settings
+
+
+def _delay_settings(settings: BrokerSettings, meta: str) -> DelaySettings:
+    """Return the settings of the delay server: a port near by, and room beside the messages."""
+    fallbacks = {
+        "storage.directory": str(settings.storage.directory / _DELAY_DIRECTORY),
+        "storage.reserve": str(int(settings.storage.reserve)),
+        "listen.host": settings.listen.host,
+        "listen.port": port_above(settings.listen.host, settings.listen.port),
+        "cluster.meta": meta,
+    }
+    return load_settings(DelaySettings, environ=os.environ, flags={}, fallbacks=fallbacks).settings

@@ -1,8 +1,7 @@
 """A small cluster of real processes on this machine: what ``pulque up --brokers 3`` runs.
 
-One meta server and several brokers, each started as ``pulque meta`` and ``pulque broker`` would
-be by hand. Any of them may be killed to see what happens; the others go on. None outlives the
-process that started them.
+One meta server, several brokers and a delay server, each started as by hand. Any of them may be
+killed to see what happens; the others go on. None outlives the process that started them.
 """
 
 import asyncio
@@ -14,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from pulque.cli.ports import port_below
+from pulque.cli.ports import port_above, port_below
 from pulque.errors import UnavailableError
 
 __all__ = ["run_local_cluster"]
@@ -99,6 +98,15 @@ class _LocalCluster:
             for number in range(1, brokers + 1)
         ]
         urls = await asyncio.gather(*started)
+        await self._start(
+            "delay-1",
+            {
+                "--data": self._directory / "delay-1",
+                "--meta": address,
+                "--port": port_above("127.0.0.1", port),
+                "--set": "name=delay-1",
+            },
+        )
         return f"pulque://{','.join(url.removeprefix('pulque://') for url in urls)}"
 
     async def _start(

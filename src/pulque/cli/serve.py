@@ -40,7 +40,8 @@ def up(
             min=1,
             max=16,
             metavar="N",
-            help="Run a small cluster: a meta server and N brokers, each a process of its own.",
+            help="Run a small cluster: a meta server, N brokers and a delay server, each in a "
+            "process of its own.",
             show_default=False,
         ),
     ] = None,
@@ -49,7 +50,7 @@ def up(
     config: ConfigFile = None,
     set_values: SetOption = None,
 ) -> None:
-    """Start all that exists so far, in one process: a meta server and a broker.
+    """Start all that there is, in one process: a meta server, a broker and a delay server.
 
     Keeps everything in ./pulque-data unless told otherwise. Prints one line when it serves,
     "ready pulque://127.0.0.1:7450", and stops cleanly on ctrl-C or SIGTERM. With cluster.meta set,

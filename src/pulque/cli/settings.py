@@ -23,14 +23,17 @@ from pulque.errors import ConfigError
 
 if TYPE_CHECKING:
     from pulque.broker.config import BrokerSettings
+    from pulque.delay.config import DelaySettings
     from pulque.meta.config import MetaSettings
     from pulque.settings.sources import Given, LoadedSettings
 
 __all__ = [
+    "DEFAULT_DELAY_DIRECTORY",
     "DEFAULT_DIRECTORY",
     "DEFAULT_META_DIRECTORY",
     "app",
     "flags_of",
+    "load_delay",
     "load_for_command",
     "load_meta",
 ]
@@ -41,15 +44,20 @@ DEFAULT_DIRECTORY = "pulque-data"
 DEFAULT_META_DIRECTORY = "pulque-meta"
 """Where ``pulque meta`` keeps the cluster if it is told nothing."""
 
+DEFAULT_DELAY_DIRECTORY = "pulque-delay"
+"""Where ``pulque delay`` keeps messages if it is told nothing."""
+
 
 class _Server(StrEnum):
     BROKER = "broker"
     META = "meta"
+    DELAY = "delay"
 
 
 class _Shown(StrEnum):
     BROKER = "broker"
     META = "meta"
+    DELAY = "delay"
     CLUSTER = "cluster"
 
 
@@ -57,11 +65,13 @@ _ShownOption = Annotated[
     _Shown,
     typer.Option(
         "--server",
-        help="Whose settings: those of a broker, of `meta`, or of a running cluster (--admin).",
+        help="Whose settings: those of a broker, of `meta`, of `delay`, or of a running cluster "
+        "(--admin).",
     ),
 ]
 _ServerOption = Annotated[
-    _Server, typer.Option("--server", help="Whose settings: those of a broker, or of `meta`.")
+    _Server,
+    typer.Option("--server", help="Whose settings: those of a broker, of `meta` or of `delay`."),
 ]
 
 app = typer.Typer(help="Show and check settings.", rich_markup_mode=None)
@@ -82,8 +92,8 @@ def show(
     """Print every setting that would be in force, and where it came from.
 
     Without --config these are the settings of `pulque up`, with it those of `pulque broker`; with
-    --server meta those of `pulque meta`; with --server cluster those that `pulque config set`
-    can change while a cluster runs.
+    --server meta or delay those of these commands; with --server cluster those that `pulque
+    config set` can change while a cluster runs.
     """
     if server is _Shown.CLUSTER:
         print_settings(open_admin(admin, timeout).get("/config")["items"], output)
@@ -129,7 +139,23 @@ def check(
 def _load(
     server: _Server, config: Path | None, flags: dict[str, "Given"]
 ) -> "LoadedSettings[Any]":
-    return load_meta(config, flags) if server is _Server.META else load_for_command(config, flags)
+    if server is _Server.META:
+        return load_meta(config, flags)
+    if server is _Server.DELAY:
+        return load_delay(config, flags)
+    return load_for_command(config, flags)
+
+
+def load_delay(config: Path | None, flags: dict[str, "Given"]) -> "LoadedSettings[DelaySettings]":
+    """Load the settings of ``pulque delay``."""
+    with importing():
+        from pulque.delay.config import DelaySettings
+        from pulque.settings.sources import load_settings
+
+    fallbacks = {} if config else {"storage.directory": DEFAULT_DELAY_DIRECTORY}
+    return load_settings(
+        DelaySettings, file=config, environ=os.environ, flags=flags, fallbacks=fallbacks
+    )
 
 
 def load_meta(config: Path | None, flags: dict[str, "Given"]) -> "LoadedSettings[MetaSettings]":

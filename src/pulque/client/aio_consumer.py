@@ -183,9 +183,9 @@ class Consumer:
         while not self._is_closed:
             found = inlets.next_batch()
             if found is not None:
-                _, batch = found
+                inlet, batch = found
                 if prefetch:
-                    inlets.ask_ahead(want or self._pace.want)
+                    inlet.ask_ahead(want or self._pace.want)
                 self._handed = batch.end - batch.start
                 self._handed_at = time.monotonic()
                 return found

@@ -37,10 +37,6 @@ class ConsumerBrokers(Protocol):
     """What a consumer needs to know of the brokers behind its client."""
 
     @property
-    def is_known(self) -> bool:
-        """Whether anybody was connected to, so that it is known who they are."""
-
-    @property
     def is_cluster(self) -> bool:
         """Whether there may be more brokers than the one that was connected to."""
 
@@ -102,7 +98,7 @@ class Inlets:
         """Lives as long as the inlets: a consumer that nobody holds is closed with its client."""
         self._on_abandoned: Callable[[], None] | None = None
         self._arrived = asyncio.Event()
-        if brokers.is_known and not brokers.is_cluster:
+        if not brokers.is_cluster:
             self._only = self._add(HOME, is_late=False)
 
     # ── what the consumer shows ────────────────────────────────────────────────────────────
@@ -203,8 +199,6 @@ class Inlets:
 
     async def _exchange_many(self, deadline: float, want: int) -> None:
         await self._follow_route(deadline)
-        if self._only is not None:
-            return
         inlets = list(self._inlets.values())
         self._arrived.clear()
         has_room = [each.keep_going(want, deadline) for each in inlets]
@@ -262,9 +256,7 @@ class Inlets:
             return
         self._is_routed = True
         for place in places:
-            inlet = self._add(place, is_late=False)
-            if not self._brokers.is_cluster:
-                self._only = inlet
+            self._add(place, is_late=False)
 
     def _add(self, place: str, *, is_late: bool) -> Inlet:
         adopting = Adopting(place, self._key, self._plan.options, self._brokers)

@@ -16,16 +16,7 @@ UNKNOWN = -1
 class Subscription:
     """What this consumer holds of one partition."""
 
-    __slots__ = (
-        "asked",
-        "expected",
-        "floor",
-        "held",
-        "on_the_way",
-        "partition",
-        "settled",
-        "settling",
-    )
+    __slots__ = ("asked", "expected", "floor", "held", "on_the_way", "partition", "settled")
 
     def __init__(self, partition: PartitionName) -> None:
         self.partition = partition
@@ -39,17 +30,6 @@ class Subscription:
         """What was settled when the pull on its way was asked."""
         self.held: deque[ReceivedBatch | Hole] = deque()
         self.on_the_way: Settle | None = None
-        self.settling = 0
-        """How many messages it is for."""
-
-    def sent(self, settle: Settle, messages: int) -> None:
-        """Take in that a settle for so many messages is on its way."""
-        self.on_the_way, self.settling = settle, messages
-        self.asked = settle.last + 1
-
-    def nothing_on_the_way(self) -> None:
-        """Take in that the settle was answered, or does not count any more."""
-        self.on_the_way, self.settling = None, 0
 
     def forget(self) -> int:
         """Abandon everything and begin anew; return how many are abandoned."""
@@ -60,7 +40,7 @@ class Subscription:
         self.held.clear()
         self.expected = FROM_SETTLED
         self.settled = self.asked = self.floor = UNKNOWN
-        self.nothing_on_the_way()
+        self.on_the_way = None
         return lost
 
     def finish(self, tenure: Tenure, pull: int) -> None:
@@ -71,7 +51,7 @@ class Subscription:
             if isinstance(batch, ReceivedBatch) and is_it:
                 batch.states[index] = ACKED
         # What was asked says that it is nacked: it is asked anew.
-        self.nothing_on_the_way()
+        self.on_the_way = None
 
     def lose_below(self, pull: int) -> int:
         """Abandon what the broker gave to others: all before ``pull``."""
@@ -86,7 +66,7 @@ class Subscription:
             self.held.popleft()
         self.settled = self.asked = pull
         self.expected = max(self.expected, pull)
-        self.nothing_on_the_way()
+        self.on_the_way = None
         return lost
 
     def lose_from(self, pull: int) -> int:

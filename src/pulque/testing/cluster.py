@@ -8,7 +8,8 @@
         cluster["broker-1"].restart()
         cluster.add_broker("broker-4")
 
-Each server is known by its name: ``meta-1`` …, ``broker-1`` …; each can be killed, stopped, paused
+Each server is known by its name: ``meta-1`` …, ``broker-1`` …, and delay servers by those that
+``add_delay`` gives them; each can be killed, stopped, paused
 (``send_signal``) and restarted on its own, on the same port and data.
 """
 
@@ -32,7 +33,9 @@ _PAUSE_S = 0.05
 
 
 class ClusterProcesses:
-    """Meta servers and brokers, each a process. Made by ``start``; used by one thread.
+    """Meta servers, brokers and delay servers, each a process. Made by ``start``.
+
+    Used by one thread.
 
     Args:
         folder: Where their settings, data and logs go.
@@ -55,6 +58,8 @@ class ClusterProcesses:
         """The meta servers by their names."""
         self.brokers: dict[str, ServerProcess] = {}
         """The brokers by their names."""
+        self.delays: dict[str, ServerProcess] = {}
+        """The delay servers by their names."""
         self._database = database or f"sqlite:///{folder / 'meta.sqlite'}"
         self._environ = environ
         self._timeout = timeout
@@ -102,11 +107,11 @@ class ClusterProcesses:
 
     def __getitem__(self, name: str) -> ServerProcess:
         """Return a server by its name."""
-        return {**self.metas, **self.brokers}[name]
+        return {**self.metas, **self.brokers, **self.delays}[name]
 
     def __iter__(self) -> Iterator[str]:
         """Yield the names of all servers."""
-        return iter({**self.metas, **self.brokers})
+        return iter({**self.metas, **self.brokers, **self.delays})
 
     @property
     def url(self) -> str:
@@ -152,14 +157,35 @@ class ClusterProcesses:
         self.brokers[name] = process
         return process
 
+    def add_delay(self, name: str, settings: Sections | None = None) -> ServerProcess:
+        """Start one more delay server and wait until it serves, and meta servers know it."""
+        told = settings or {}
+        metas = [meta.url.removeprefix("pulque://") for meta in self.metas.values()]
+        sections = {
+            **told,
+            "name": name,
+            "storage": {
+                "directory": str(self.folder / name),
+                "reserve": "1MiB",
+                **told.get("storage", {}),
+            },
+            "cluster": {"meta": metas, **told.get("cluster", {})},
+        }
+        process = self._process("delay", name, sections)
+        self.delays[name] = process
+        process.restart()
+        self.wait_until_known()
+        return process
+
     def wait_until_known(self) -> None:
-        """Wait until every meta server that runs has all brokers that run in its routes.
+        """Wait until every meta server that runs has all others that run in its routes.
 
         Raises:
             BrokerProcessError: That takes too long.
         """
         deadline = time.monotonic() + self._timeout
-        wanted = {name for name, broker in self.brokers.items() if broker.is_running}
+        servers = {**self.brokers, **self.delays}
+        wanted = {name for name, server in servers.items() if server.is_running}
         for name, meta in self.metas.items():
             while meta.is_running and (missing := wanted - _serving(meta)):
                 if time.monotonic() > deadline:
@@ -167,9 +193,10 @@ class ClusterProcesses:
                 time.sleep(_PAUSE_S)
 
     def close(self) -> None:
-        """Stop all of them: brokers first, so that each can say that it leaves."""
+        """Stop all of them: meta servers last, so that each can say that it leaves."""
         with ExitStack() as stack:
-            for process in [*self.metas.values(), *self.brokers.values()]:
+            servers = (self.metas, self.brokers, self.delays)
+            for process in [each for some in servers for each in some.values()]:
                 stack.callback(process.close)
 
     def __enter__(self) -> Self:
@@ -197,7 +224,7 @@ class ClusterProcesses:
 
 
 def _serving(meta: ServerProcess) -> set[str]:
-    """Return the brokers that a meta server has in its routes."""
+    """Return the servers that a meta server has in its routes."""
     with connect(meta.url) as client:
         servers: list[dict[str, Any]] = client.status()["servers"]
     return {str(each["name"]) for each in servers if each["is_serving"]}

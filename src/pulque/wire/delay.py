@@ -227,7 +227,7 @@ class ScheduledMessage(NamedTuple):
     partition: PartitionName
     """Where it goes when it is due: its subject, or the retry partition of one group."""
     size: int
-    """Bytes that it takes in the schedule."""
+    """Bytes of its keys, tags, headers and body."""
     batch: bytes
     """The message itself as a batch of one, for that partition; empty if not asked for."""
 

@@ -1,0 +1,30 @@
+"""What the parts of a delay server have at hand."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+from pulque.clock import Clock
+from pulque.errors import PulqueError
+
+__all__ = ["Around"]
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """The world around the data path."""
+
+    clock: Clock
+    scheduler: Executor
+    """The thread that works on schedule logs."""
+    noter: Executor
+    """The thread that works on dispatch logs."""
+    reader: Executor
+    """Threads that read, and that wait for the disk."""
+    lock: asyncio.Lock
+    """Held while schedule logs grow."""
+    warn: Callable[..., None]
+    """Logs an event with its fields."""
+    fail: Callable[[PulqueError], None]
+    """Called when the disk failed and the server must stop."""

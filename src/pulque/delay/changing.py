@@ -1,0 +1,183 @@
+"""Cancelling messages that wait, and moving them to another time."""
+
+import asyncio
+
+import numpy as np
+
+from pulque.clock import Clock
+from pulque.delay.dispatch import Dispatcher
+from pulque.delay.looking import Found, Looker
+from pulque.delay.notebook import Notebook
+from pulque.delay.placing import MOVED_PREFIX
+from pulque.delay.receive import DueLimits, Receiver
+from pulque.delay.store import ScheduleStore
+from pulque.delay.tick_index import RowState, TickIndex
+from pulque.errors import InvalidRequestError, PulqueError, error_from_wire
+from pulque.model.batch import seed_of
+from pulque.model.pack import ProducedBy
+from pulque.storage.dispatch_log import Kind, encode_note
+from pulque.storage.message_table import MessageTable
+from pulque.wire.delay import ANY_DUE, MAX_LISTED, Fate, Move, Ticket
+from pulque.wire.responses import Outcome
+
+__all__ = ["Changer"]
+
+
+class Changer:
+    """Changes what is scheduled. One request after the other."""
+
+    def __init__(  # noqa: PLR0913  # what it needs, and nothing else
+        self,
+        store: ScheduleStore,
+        looker: Looker,
+        notebook: Notebook,
+        receiver: Receiver,
+        dispatcher: Dispatcher,
+        *,
+        clock: Clock,
+        due: DueLimits,
+    ) -> None:
+        self._store = store
+        self._looker = looker
+        self._notebook = notebook
+        self._receiver = receiver
+        self._replayer = receiver.replayer
+        self._moving = dispatcher.moving
+        self._live = dispatcher.indexes
+        self._clock = clock
+        self._due = due
+        self._turn = asyncio.Lock()
+        self.cancelled = 0
+        self.moved = 0
+
+    async def cancel(self, tickets: tuple[Ticket, ...]) -> tuple[Fate, ...]:
+        """Cancel messages; return what became of each, once that is on disk.
+
+        Raises:
+            InvalidRequestError: There are too many.
+        """
+        _check(len(tickets))
+        async with self._turn:
+            await self._replayer.caught_up()
+            fates = []
+            noted: list[asyncio.Future[None]] = []
+            for ticket in tickets:
+                fate, found = await self._find(ticket.id, ticket.due_ms)
+                if found is not None:
+                    # Both at once: in between its time could come.
+                    found.tick.mark(np.array([found.row]), RowState.CANCELLED)
+                    noted.append(self._note(*found))
+                    fate = Fate.CANCELLED
+                fates.append(fate)
+            for each in noted:
+                await each
+            self.cancelled += len(noted)
+            return tuple(fates)
+
+    def _note(self, index: TickIndex, row: int) -> asyncio.Future[None]:
+        size = self._store.ticks[index.tick].size
+        runs = index.runs_of(np.array([row]))
+        return self._notebook.note(index.tick, encode_note(Kind.CANCELLED, size, runs))
+
+    async def reschedule(self, moves: tuple[Move, ...]) -> tuple[Fate, ...]:
+        """Move messages; return what became of each, once that is on disk.
+
+        Raises:
+            RejectedError: There are too many, or a time is too far ahead.
+        """
+        _check(len(moves))
+        last_ms = self._clock.now_ms() + self._due.longest_delay_ms
+        for each in moves:
+            if not 0 < each.new_due_ms <= last_ms:
+                raise InvalidRequestError(
+                    f"a message is to be due at {each.new_due_ms} ms; 1 to {last_ms} are allowed"
+                )
+        async with self._turn:
+            await self._replayer.caught_up()
+            return tuple([await self._move(each) for each in moves])
+
+    async def _move(self, move: Move) -> Fate:
+        fate, found = await self._find(move.id, move.due_ms)
+        if found is None:
+            return fate
+        if int(found.tick.due_ms[found.row]) == move.new_due_ms:
+            return Fate.MOVED  # it was, and the answer was lost
+        table = await self._looker.table_of(*found)
+        if table is None:
+            return Fate.UNKNOWN
+        found = found._replace(tick=self._live.get(found.tick.tick, found.tick))
+        if found.state > RowState.NEAR:
+            return Fate.TOO_LATE  # it became due meanwhile
+        await self._store_moved(found, table, max(move.new_due_ms, self._clock.now_ms()))
+        self.moved += 1
+        return Fate.MOVED
+
+    async def _store_moved(self, found: Found, table: MessageTable, due_ms: int) -> None:
+        index, row = found
+        rows = np.array([row])
+        before = found.state
+        moving = self._moving.setdefault(index.tick, set())
+        moving.add(row)
+        index.mark(rows, RowState.MOVED)
+        partition = index.partition_of(row)
+        table.columns["due_at_ms"] = np.array([due_ms], np.int64)
+        batch = table.packed(
+            0,
+            1,
+            seed=seed_of(f"{MOVED_PREFIX}{partition}"),
+            has_due=True,
+            produced_by=ProducedBy(index.runs_of(rows)[0].place, 0, index.tick),
+        )
+        waiter = _Stored()
+        try:
+            self._receiver.move(partition, batch, waiter)
+            await waiter.stored
+        except PulqueError:
+            for each in (index, self._live.get(index.tick, index)):
+                each.mark(rows, RowState.WAITING if before == RowState.NEAR else before)
+                each.approach(each.near_ms)
+            raise
+        else:
+            await self._replayer.caught_up()
+        finally:
+            moving.discard(row)
+
+    async def _find(self, message_id: bytes, due_ms: int) -> tuple[Fate, Found | None]:
+        """Return a message that waits, or else what became of it."""
+        found = await self._looker.find(message_id, due_ms)
+        states = [each.state for each in found]
+        for each in reversed(found):
+            if each.state <= RowState.NEAR:
+                return Fate.UNKNOWN, each
+        if due_ms != ANY_DUE and RowState.MOVED in states:
+            return await self._find(message_id, ANY_DUE)
+        return self._fate(states, due_ms), None
+
+    def _fate(self, states: list[RowState], due_ms: int) -> Fate:
+        if RowState.CANCELLED in states:
+            return Fate.ALREADY_CANCELLED
+        if RowState.TAKEN in states or RowState.DONE in states:
+            return Fate.TOO_LATE
+        # What was due in a tick that is over is gone with it.
+        return Fate.TOO_LATE if 0 < due_ms <= self._clock.now_ms() else Fate.UNKNOWN
+
+
+class _Stored:
+    """Waits for the outcome of a batch."""
+
+    def __init__(self) -> None:
+        self.stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def put(self, index: int, outcome: Outcome) -> None:
+        del index
+        if outcome.code:
+            self.stored.set_exception(error_from_wire(outcome.code, outcome.text))
+        else:
+            self.stored.set_result(None)
+
+
+def _check(count: int) -> None:
+    if not 1 <= count <= MAX_LISTED:
+        raise InvalidRequestError(
+            f"{count} messages in one request; 1 to {MAX_LISTED} are allowed"
+        )

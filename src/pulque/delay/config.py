@@ -1,0 +1,238 @@
+"""The settings of a delay server: read once, never changed, every one explained."""
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import ByteSize, Field, field_validator, model_validator
+
+from pulque.client.url import META_PORT, Address, parse_address
+from pulque.errors import ConfigError, InvalidNameError
+from pulque.model.names import parse_group
+from pulque.settings.sections import ListenSection, LogSection, Section, ServerSettings
+from pulque.settings.units import Duration, Listed, Number, Size, show_duration, show_size
+
+__all__ = [
+    "DELAY_PORT",
+    "DelayLimitsSection",
+    "DelaySettings",
+    "DelayStorageSection",
+    "DeliverySection",
+    "JoinSection",
+    "ScheduleSection",
+]
+
+DELAY_PORT = 7460
+_KIB = 1024
+_MIB = 1024**2
+_GIB = 1024**3
+_TIB = 1024**4
+_MILLISECOND = timedelta(milliseconds=1)
+_SECOND = timedelta(seconds=1)
+_MINUTE = timedelta(minutes=1)
+_HOUR = timedelta(hours=1)
+_DAY = timedelta(days=1)
+_TWO_YEARS = 2 * 366 * _DAY
+
+
+class DelayListenSection(ListenSection):
+    """Where a delay server can be reached."""
+
+    port: Annotated[Number, Field(ge=0, le=65535)] = Field(
+        default=DELAY_PORT,
+        description="The TCP port. 0 takes any free one; the ready line tells which.",
+    )
+
+
+class DelayStorageSection(Section):
+    """Where delayed messages rest."""
+
+    directory: Path = Field(
+        description="Holds all logs; made if it is not there. One delay server owns it."
+    )
+    segment_size: Annotated[Size, Field(ge=64 * _KIB, le=16 * _GIB)] = Field(
+        default=ByteSize(64 * _MIB),
+        description="A segment of the message log is sealed at this size. It is deleted once all "
+        "of it is in the schedule logs.",
+    )
+    reserve: Annotated[Size, Field(ge=_MIB, le=_TIB)] = Field(
+        default=ByteSize(64 * _MIB),
+        description="Sends are refused while the disk has less room than this, so that what is "
+        "there can be dispatched.",
+    )
+    sync_interval: Annotated[Duration, Field(ge=_MILLISECOND, le=_MINUTE)] = Field(
+        default=500 * _MILLISECOND,
+        description="What was confirmed from memory is synced to disk this often.",
+    )
+    checkpoint_interval: Annotated[Duration, Field(ge=_SECOND, le=_DAY)] = Field(
+        default=_MINUTE,
+        description="A checkpoint is written this often, if anything happened. Recovery replays "
+        "the message log from there.",
+    )
+
+
+class ScheduleSection(Section):
+    """How delayed messages are kept until they are due."""
+
+    tick: Annotated[Duration, Field(ge=5 * _MINUTE, le=_HOUR)] = Field(
+        default=_HOUR,
+        description="Messages are kept in one file for each span of this length. It has to be a "
+        "whole part of an hour.",
+    )
+    longest_delay: Annotated[Duration, Field(ge=_SECOND, le=10 * 366 * _DAY)] = Field(
+        default=_TWO_YEARS,
+        description="A message may be due at most this far ahead; one that is later is refused.",
+    )
+
+    @field_validator("tick")
+    @classmethod
+    def _divides_an_hour(cls, tick: timedelta) -> timedelta:
+        if _HOUR % tick or tick % _MINUTE:
+            raise ValueError(
+                f"{show_duration(tick)} is no part of an hour in whole minutes: 5 m, 6 m, 10 m, "
+                "12 m, 15 m, 20 m, 30 m and 1 h are"
+            )
+        return tick
+
+
+class DeliverySection(Section):
+    """How messages that are due get to brokers."""
+
+    batch_messages: Annotated[Number, Field(ge=1, le=10_000)] = Field(
+        default=10_000, description="The most messages that go to a broker in one batch."
+    )
+    batch_size: Annotated[Size, Field(ge=_KIB, le=16 * _MIB)] = Field(
+        default=ByteSize(4 * _MIB),
+        description="The most bytes that go to a broker in one batch; a single larger message "
+        "goes alone.",
+    )
+    timeout: Annotated[Duration, Field(ge=100 * _MILLISECOND, le=_HOUR)] = Field(
+        default=10 * _SECOND, description="A broker has to answer within this time."
+    )
+    patience: Annotated[Duration, Field(ge=_SECOND, le=365 * _DAY)] = Field(
+        default=5 * _MINUTE,
+        description="A batch whose outcome is not known, as its broker went away, is sent to the "
+        "same broker again for this long, which stores it once. After that it goes to another "
+        "one, and may be there twice.",
+    )
+
+
+class DelayLimitsSection(Section):
+    """How much clients may ask of the delay server."""
+
+    max_message: Annotated[Size, Field(ge=_KIB, le=16 * _MIB)] = Field(
+        default=ByteSize(4 * _MIB),
+        description="The largest message: key, tags, headers and body together. Brokers have to "
+        "take as large ones.",
+    )
+    max_batch: Annotated[Size, Field(ge=_KIB, le=16 * _MIB)] = Field(
+        default=ByteSize(16 * _MIB), description="The largest batch, as it travels."
+    )
+    max_connections: Annotated[Number, Field(ge=1, le=1_000_000)] = Field(
+        default=10_000, description="Clients at one time; one more is refused."
+    )
+    max_partitions: Annotated[Number, Field(ge=1, le=10_000_000)] = Field(
+        default=100_000,
+        description="The most subjects that messages may be delayed for (1 KiB of memory each).",
+    )
+    max_in_flight: Annotated[Size, Field(ge=_MIB, le=64 * _GIB)] = Field(
+        default=ByteSize(64 * _MIB),
+        description="Bytes of batches that wait to be written, synced or put into the schedule; "
+        "beyond it, sends are refused as overloaded until some are done.",
+    )
+    index_memory: Annotated[Size, Field(ge=_MIB, le=64 * _GIB)] = Field(
+        default=ByteSize(64 * _MIB),
+        description="Memory for the indexes of ticks that somebody asked about, besides those "
+        "that are due.",
+    )
+
+    @model_validator(mode="after")
+    def _fits(self) -> "DelayLimitsSection":
+        if self.max_message > self.max_batch:
+            raise ValueError(
+                f"max_message ({show_size(self.max_message)}) is over "
+                f"max_batch ({show_size(self.max_batch)}): such a message would fit into no batch"
+            )
+        return self
+
+
+class JoinSection(Section):
+    """Which cluster the delay server belongs to."""
+
+    meta: Listed = Field(
+        default=(),
+        description="The meta servers, as `host:port` (the usual port is 7440). The delay server "
+        "registers at each of them, and asks them where messages go that are due.",
+    )
+    advertise: str = Field(
+        default="",
+        description="Where clients reach the delay server, as `host:port` or `host`, if that is "
+        "not where it listens.",
+    )
+
+    @property
+    def meta_addresses(self) -> tuple[Address, ...]:
+        """Where the meta servers listen."""
+        return tuple(map(_address, self.meta))
+
+    @field_validator("meta")
+    @classmethod
+    def _are_addresses(cls, addresses: tuple[str, ...]) -> tuple[str, ...]:
+        if len({_address(each) for each in addresses}) < len(addresses):
+            raise ValueError("a meta server is named twice")
+        return addresses
+
+    @field_validator("advertise")
+    @classmethod
+    def _is_an_address(cls, address: str) -> str:
+        if address:
+            _address(address)
+        return address
+
+
+class DelaySettings(ServerSettings):
+    """All that a delay server can be told."""
+
+    server = "delay"
+
+    name: str = Field(
+        default="delay",
+        description="The delay server's own name, which no other server of its cluster has; it "
+        "is spelled like a subject.",
+    )
+    listen: DelayListenSection = Field(
+        default=DelayListenSection(), description="Where the delay server can be reached."
+    )
+    storage: DelayStorageSection = Field(description="Where delayed messages rest.")
+    schedule: ScheduleSection = Field(
+        default=ScheduleSection(),
+        description="How delayed messages are kept until they are due.",
+    )
+    delivery: DeliverySection = Field(
+        default=DeliverySection(), description="How messages that are due get to brokers."
+    )
+    limits: DelayLimitsSection = Field(
+        default=DelayLimitsSection(),
+        description="How much clients may ask of the delay server.",
+    )
+    cluster: JoinSection = Field(
+        default=JoinSection(), description="Which cluster the delay server belongs to."
+    )
+    log: LogSection = Field(
+        default=LogSection(), description="What the delay server says about itself, on stderr."
+    )
+
+    @field_validator("name")
+    @classmethod
+    def _is_a_name(cls, name: str) -> str:
+        try:
+            return parse_group(name)
+        except InvalidNameError as error:
+            raise ValueError(str(error).replace("group", "name", 1)) from None
+
+
+def _address(text: str) -> Address:
+    try:
+        return parse_address(text, default_port=META_PORT)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None

@@ -1,0 +1,468 @@
+"""Due → a broker.
+
+The indexes of ticks that have begun, or are about to, are in memory. What is due is taken out of
+them, read from the schedule logs, and sent in batches: partitions side by side, the batches of one
+partition one after the other, in the order of due times.
+
+Every batch is numbered, and written down with its number, its broker and its messages before it is
+sent for the first time (``storage/dispatch_log.py``). While nobody knows whether the broker stored
+it, the same batch goes to the same broker again, which stores each number once.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pulque.delay.adopting import adoption_of
+from pulque.delay.around import Around
+from pulque.delay.brokers import Taker
+from pulque.delay.lateness import Lateness
+from pulque.delay.notebook import Notebook
+from pulque.delay.store import ScheduleStore, open_intents
+from pulque.delay.targets import Way, partition_at, target_of_key
+from pulque.delay.tick_index import Rows, RowState, TickIndex
+from pulque.errors import (
+    DisconnectedError,
+    OverloadedError,
+    PulqueError,
+    RejectedError,
+    StorageFullError,
+    UnavailableError,
+)
+from pulque.model.batch import Flag, seed_of
+from pulque.model.names import PartitionName
+from pulque.model.pack import ProducedBy
+from pulque.model.routes import PartitionRoute
+from pulque.storage.dispatch_log import Intent, Kind, Noted, encode_intent, encode_note
+from pulque.storage.message_table import MessageTable
+from pulque.storage.schedule_log import Entry
+from pulque.wire.adopt import Adopt
+
+__all__ = ["Delivery", "Dispatcher"]
+
+_LEAD_MS = 60_000
+"""The index of a tick is loaded this long before it begins."""
+_NEAR_MS = 10_000
+_LOOK_MS = 2000
+"""So often what is due soon goes into the wheels."""
+_LONGEST_SLEEP_S = 0.05
+"""So often the clock is looked at: somebody may have set it."""
+_STEP_MS = 1000
+_MOST_ROWS = 4_000_000
+"""Of all ticks in memory, before another one is loaded that is overdue."""
+_MOST_READ = 16 * 1024 * 1024
+_AT_ONCE = 64
+_MOST_ADOPTED = 100
+_FIRST_WAIT_S = 0.1
+_LONGEST_WAIT_S = 5.0
+_INCARNATION = 1
+_ORDER_KEYS = int(Flag.ORDER_KEYS)
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """How messages go to brokers."""
+
+    name: str
+    """The delay server's."""
+    producer_id: int
+    """What brokers know it by."""
+    batch_messages: int
+    batch_bytes: int
+    patience_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """Messages of one tick that are due."""
+
+    index: TickIndex
+    rows: Rows
+    intent: Intent | None = None
+    """If they were on their way when the server stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Parcel:
+    """One batch that is written down, and may be sent."""
+
+    index: TickIndex
+    rows: Rows
+    """What is in it."""
+    table: MessageTable
+    start: int
+    end: int
+    """Messages ``start..end`` of the table."""
+    intent: Intent
+
+
+class _Lane(Way):
+    """All that goes to one partition, in order."""
+
+    def __init__(self, partition: PartitionName) -> None:
+        super().__init__(partition)
+        self.items: deque[_Item] = deque()
+        self.is_working = False
+        self.turn = 0
+
+
+class Dispatcher:
+    """Sends what is due."""
+
+    def __init__(
+        self,
+        store: ScheduleStore,
+        notebook: Notebook,
+        brokers: Taker,
+        delivery: Delivery,
+        around: Around,
+        sequences: Mapping[tuple[str, str], int],
+    ) -> None:
+        self._store = store
+        self._notebook = notebook
+        self._brokers = brokers
+        self._delivery = delivery
+        self._clock = around.clock
+        self._scheduler = around.scheduler
+        self._reader = around.reader
+        self._lock = around.lock
+        self._warn = around.warn
+        self.sequences = dict(sequences)
+        """For each broker group and partition, the number of the next batch."""
+        self.indexes: dict[int, TickIndex] = {}
+        """Of the ticks that have begun, or are about to."""
+        self.moving: dict[int, set[int]] = {}
+        """Rows of ticks that are being moved to another time, which no log says yet."""
+        self._numbers: dict[int, int] = {}
+        self._lanes: dict[PartitionName, _Lane] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._slots = asyncio.Semaphore(_AT_ONCE)
+        self._failure: BaseException | None = None
+        self._looked_ms = 0
+        self._wall_ms, self._steady_ms = self._clock.now_ms(), self._clock.monotonic_ms()
+        self._wake = asyncio.Event()
+        self.dispatched = 0
+        self.refused = 0
+        self.lost = 0
+        self.steps = 0
+        self.lateness = Lateness()
+
+    # -- taking ------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Dispatch until cancelled.
+
+        Raises:
+            PulqueError: The disk failed.
+        """
+        while True:
+            if self._failure is not None:
+                raise self._failure
+            now_ms = self._clock.now_ms()
+            self._watch_clock(now_ms)
+            await self.look(now_ms)
+            for tick in sorted(self.indexes):
+                index = self.indexes.get(tick)
+                while index is not None and (found := index.take(now_ms)) is not None:
+                    self._put(found[0], _Item(index, found[1]))
+            self._wake.clear()
+            try:
+                async with asyncio.timeout(_LONGEST_SLEEP_S):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+
+    async def close(self) -> None:
+        """Give up what is under way; it goes on after a restart."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def extend(self, added: Mapping[int, Sequence[Entry]]) -> None:
+        """Take in what was added to schedule logs."""
+        for tick, entries in added.items():
+            index = self.indexes.get(tick)
+            if index is not None:
+                index.add(entries)
+            elif tick <= self._clock.now_ms() + _LEAD_MS:
+                self._looked_ms = 0
+        self._wake.set()
+
+    def _watch_clock(self, now_ms: int) -> None:
+        steady_ms = self._clock.monotonic_ms()
+        step_ms = (now_ms - self._wall_ms) - (steady_ms - self._steady_ms)
+        self._wall_ms, self._steady_ms = now_ms, steady_ms
+        if abs(step_ms) >= _STEP_MS:
+            self.steps += 1
+            self._looked_ms = 0
+            self._warn("clock_stepped", by_ms=step_ms, now_ms=now_ms)
+
+    async def look(self, now_ms: int) -> None:
+        """Load the ticks that have begun or are about to, and fill the wheels."""
+        steady_ms = self._clock.monotonic_ms()
+        if self._looked_ms and steady_ms - self._looked_ms < _LOOK_MS:
+            return
+        self._looked_ms = max(steady_ms, 1)
+        ticks = list(self._store.ticks)  # grows in another thread
+        for tick in sorted(ticks):
+            if tick > now_ms + _LEAD_MS:
+                break
+            rows = sum(index.count for index in self.indexes.values())
+            if tick not in self.indexes and (rows < _MOST_ROWS or not self.indexes):
+                await self._load(tick)
+        for index in self.indexes.values():
+            index.approach(now_ms + _NEAR_MS)
+
+    async def _load(self, tick: int) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._notebook.drained()
+            async with self._lock:
+                index, noted = await loop.run_in_executor(
+                    self._scheduler, self._store.load_index, tick
+                )
+                if self._notebook.is_idle:  # else it may have been cancelled meanwhile
+                    self.indexes[tick] = index
+                    break
+        moving = np.array(sorted(self.moving.get(tick, ())), np.int64)
+        index.mark(moving, RowState.MOVED)
+        self._resume(index, noted)
+
+    def _resume(self, index: TickIndex, noted: Noted) -> None:
+        """Send again what was on its way when the server stopped."""
+        self._numbers[index.tick] = noted.last_number
+        for intent in open_intents(noted):
+            rows = index.rows_of(intent.runs)
+            if len(rows):
+                self._put(index.partition_of(int(rows[0])), _Item(index, rows, intent))
+
+    def _put(self, partition: PartitionName, item: _Item) -> None:
+        lane = self._lanes.get(partition)
+        if lane is None:
+            lane = self._lanes[partition] = _Lane(partition)
+        lane.items.append(item)
+        if not lane.is_working:
+            lane.is_working = True
+            task = asyncio.create_task(self._work(lane))
+            self._tasks.add(task)
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._failure = task.exception()
+            self._wake.set()
+
+    async def _work(self, lane: _Lane) -> None:
+        while lane.items:
+            item = lane.items.popleft()
+            async with self._slots:
+                await self._dispatch(lane, item)
+        lane.is_working = False
+        self._lanes.pop(lane.partition, None)
+
+    # -- reading -----------------------------------------------------------------------------
+
+    async def _dispatch(self, lane: _Lane, item: _Item) -> None:
+        index, rows = item.index, item.rows
+        places, order = index.where(rows)
+        if item.intent is None and len(rows) > 1 and sum(size for _, size in places) > _MOST_READ:
+            half = len(rows) // 2
+            await self._dispatch(lane, _Item(index, rows[:half]))
+            await self._dispatch(lane, _Item(index, rows[half:]))
+            return
+        loop = asyncio.get_running_loop()
+        entries = await loop.run_in_executor(self._reader, self._store.read, index.tick, places)
+        if any(entry is None for entry in entries):
+            await self._without_damaged(lane, item, places, entries)
+            return
+        batches = [entry.batch for entry in entries if entry is not None]
+        table = await loop.run_in_executor(
+            self._reader, lambda: MessageTable.of(batches).taken(order)
+        )
+        await self._deliver_all(lane, item, table)
+
+    async def _without_damaged(
+        self,
+        lane: _Lane,
+        item: _Item,
+        places: list[tuple[int, int]],
+        entries: list[Entry | None],
+    ) -> None:
+        """Go on with what can be read."""
+        gone = [place for place, entry in zip(places, entries, strict=True) if entry is None]
+        is_lost = np.isin(item.index.offsets_of(item.rows), [offset for offset, _ in gone])
+        lost = item.rows[is_lost]
+        item.index.mark(lost, RowState.LOST)
+        self.lost += len(lost)
+        self._warn("dispatch_impossible", partition=lane.partition, messages=len(lost))
+        if item.intent is not None:
+            # Whether the broker has the batch is not known, and it cannot be made again.
+            self._note(item.index, Kind.ABANDONED, item.intent.number)
+        left = item.rows[~is_lost]
+        if len(left):
+            await self._dispatch(lane, _Item(item.index, left))
+
+    # -- sending -----------------------------------------------------------------------------
+
+    async def _deliver_all(self, lane: _Lane, item: _Item, table: MessageTable) -> None:
+        index, rows = item.index, item.rows
+        if item.intent is not None:
+            parcel = _Parcel(index, rows, table, 0, len(rows), item.intent)
+            if not await self._send(lane, parcel, None):
+                await self._deliver_all(lane, _Item(index, rows), table)
+            return
+        most = _MOST_ADOPTED if lane.group is not None else self._delivery.batch_messages
+        pieces = table.pieces(0, len(rows), most=most, most_bytes=self._delivery.batch_bytes)
+        for start, end in pieces:
+            at = start
+            while at < end:
+                at = await self._deliver(lane, item, table, at, end)
+
+    async def _deliver(
+        self, lane: _Lane, item: _Item, table: MessageTable, start: int, end: int
+    ) -> int:
+        """Send a piece, or as much of it as goes to one broker; return what comes next."""
+        wait_s = _FIRST_WAIT_S
+        while True:
+            try:
+                target, stop = await self._target(lane, table, start, end)
+            except PulqueError as error:
+                self._complain(lane, error)
+            else:
+                rows = item.rows[start:stop]
+                intent = self._intend(lane, item.index, rows, target)
+                await self._notebook.note(item.index.tick, encode_intent(intent))
+                parcel = _Parcel(item.index, rows, table, start, stop, intent)
+                if await self._send(lane, parcel, target):
+                    return stop
+            wait_s = await self._back_off(wait_s)
+
+    def _intend(self, lane: _Lane, index: TickIndex, rows: Rows, target: PartitionRoute) -> Intent:
+        """Give a batch its number."""
+        partition = partition_at(target, lane)
+        key = (target.broker_group, partition)
+        sequence = self.sequences.get(key, 0)
+        self.sequences[key] = sequence + 1
+        number = self._numbers[index.tick] = self._numbers.get(index.tick, 0) + 1
+        durable = self._store.ticks[index.tick].size
+        return Intent(
+            number, sequence, durable, target.broker_group, partition, index.runs_of(rows)
+        )
+
+    async def _send(self, lane: _Lane, parcel: _Parcel, target: PartitionRoute | None) -> bool:
+        """Send a batch until its outcome is known; say whether it was accepted.
+
+        Args:
+            lane: What it belongs to.
+            parcel: The batch.
+            target: Where to; None if it may have been sent before, to wherever its broker is now.
+        """
+        intent = parcel.intent
+        was_sent = target is None
+        began_ms = self._clock.monotonic_ms()
+        wait_s = _FIRST_WAIT_S
+        while True:
+            try:
+                target = target or await self._target_named(lane, intent)
+                await self._brokers.reach(target)
+                was_sent = True
+                await self._put_at(lane, parcel, target)
+            except (RejectedError, StorageFullError, OverloadedError) as error:
+                self.refused += 1
+                self._complain(lane, error)
+                break
+            except PulqueError as error:
+                self._complain(lane, error)
+                if not was_sent and isinstance(error, DisconnectedError):
+                    break
+                if self._clock.monotonic_ms() - began_ms > self._delivery.patience_ms:
+                    self._give_up(lane, parcel)
+                    break
+            else:
+                self._accepted(parcel)
+                return True
+            target = None
+            wait_s = await self._back_off(wait_s)
+        self._note(parcel.index, Kind.ABANDONED, intent.number)
+        return False
+
+    def _give_up(self, lane: _Lane, parcel: _Parcel) -> None:
+        self._warn(
+            "dispatch_may_double",
+            partition=lane.partition,
+            broker_group=parcel.intent.broker_group,
+            messages=len(parcel.rows),
+        )
+
+    async def _put_at(self, lane: _Lane, parcel: _Parcel, target: PartitionRoute) -> None:
+        if lane.group is not None:
+            for row in range(parcel.start, parcel.end):
+                await self._brokers.adopt(target, self._adoption(lane, parcel.table, row))
+            return
+        intent, delivery = parcel.intent, self._delivery
+        batch = parcel.table.packed(
+            parcel.start,
+            parcel.end,
+            seed=seed_of(intent.partition),
+            has_due=False,
+            produced_by=ProducedBy(
+                delivery.producer_id, _INCARNATION, intent.sequence, named=True
+            ),
+        )
+        await self._brokers.send(target, intent.partition, batch)
+
+    def _adoption(self, lane: _Lane, table: MessageTable, row: int) -> Adopt:
+        """Return what puts a message into the retries of one group, once."""
+        batch = table.packed(row, row + 1, seed=seed_of(lane.partition), has_due=False)
+        due_ms = int(table.columns["due_at_ms"][row])
+        return adoption_of(batch, lane.partition, due_ms, self._delivery.name)
+
+    def _accepted(self, parcel: _Parcel) -> None:
+        index, rows = parcel.index, parcel.rows
+        self._note(index, Kind.DONE, parcel.intent.number)
+        index.mark(rows, RowState.DONE)
+        self.dispatched += len(rows)
+        self.lateness.add(self._clock.now_ms() - index.due_ms[rows])
+
+    def _note(self, index: TickIndex, kind: Kind, number: int) -> None:
+        self._notebook.note_soon(index.tick, encode_note(kind, number))
+
+    # -- where to ----------------------------------------------------------------------------
+
+    async def _target(
+        self, lane: _Lane, table: MessageTable, start: int, end: int
+    ) -> tuple[PartitionRoute, int]:
+        """Return where the next messages go, and how many of them go there."""
+        route = await self._brokers.route(lane.subject)
+        writable = [each for each in route.partitions if each.is_writable]
+        if not writable:
+            raise UnavailableError(f"no broker takes messages of {lane.subject} now")
+        if table.flags & _ORDER_KEYS and len(route.partitions) > 1 and lane.group is None:
+            return target_of_key(route.partitions, table, start, end)
+        lane.turn += 1
+        return writable[lane.turn % len(writable)], end
+
+    async def _target_named(self, lane: _Lane, intent: Intent) -> PartitionRoute:
+        """Return where the broker is that a batch was sent to."""
+        route = await self._brokers.route(lane.subject)
+        for each in route.partitions:
+            if each.broker_group == intent.broker_group:
+                return each
+        raise UnavailableError(f"broker group {intent.broker_group} is away")
+
+    def _complain(self, lane: _Lane, error: PulqueError) -> None:
+        self._brokers.forget(lane.subject)
+        self._warn("dispatch_delayed", partition=lane.partition, reason=str(error))
+
+    async def _back_off(self, wait_s: float) -> float:
+        """Let others have their turn for a while; return how long to wait the next time."""
+        self._slots.release()
+        try:
+            await asyncio.sleep(wait_s)
+        finally:
+            await self._slots.acquire()
+        return min(wait_s * 2, _LONGEST_WAIT_S)

@@ -1,0 +1,145 @@
+"""What a delay server does by the clock: checkpoints, retention, room on the disk."""
+
+import asyncio
+
+from pulque.delay.around import Around
+from pulque.delay.dispatch import Dispatcher
+from pulque.delay.looking import Looker
+from pulque.delay.notebook import Notebook
+from pulque.delay.recovery import Recovered, encode_sequences
+from pulque.delay.store import Extent
+from pulque.errors import PulqueError, StorageFullError
+from pulque.rules.ticks import LONGEST_TICK_MS
+from pulque.serving.commit import Committer
+
+__all__ = ["Housekeeper"]
+
+_TICK_S = 0.25
+_SWEEP_MS = 60_000
+_LEAST_MS = 1000
+
+
+class Housekeeper:
+    """Runs beside the data path on the same event loop; disk work goes to threads."""
+
+    def __init__(  # noqa: PLR0913  # what it needs, and nothing else
+        self,
+        recovered: Recovered,
+        committer: Committer,
+        notebook: Notebook,
+        dispatcher: Dispatcher,
+        looker: Looker,
+        around: Around,
+        *,
+        checkpoint_ms: int,
+    ) -> None:
+        self._engine = recovered.engine
+        self._store = recovered.store
+        self._dedup = recovered.dedup
+        self._extent = recovered.extent
+        self._committer = committer
+        self._notebook = notebook
+        self._dispatcher = dispatcher
+        self._looker = looker
+        self._around = around
+        self._checkpoint_ms = checkpoint_ms
+        self._checkpoint_at_ms = self._sweep_at_ms = around.clock.monotonic_ms()
+        self._turn = asyncio.Lock()
+        self.checkpoints = 0
+        self.removed_ticks = 0
+
+    async def run(self) -> None:
+        """Keep house until cancelled."""
+        while True:
+            await asyncio.sleep(_TICK_S)
+            try:
+                await self.tick()
+            except StorageFullError as error:
+                self._around.warn("housekeeping_delayed", reason=str(error))
+
+    async def tick(self) -> None:
+        """Do what is due now."""
+        now_ms = self._around.clock.monotonic_ms()
+        self._engine.check_room()
+        waited_ms = now_ms - self._checkpoint_at_ms
+        has_changed = self._store.replayed > self._extent.replayed or bool(self._over())
+        is_urgent = self._has_sealed() and waited_ms >= _LEAST_MS
+        if has_changed and (waited_ms >= self._checkpoint_ms or is_urgent):
+            await self.checkpoint()
+        if now_ms - self._sweep_at_ms >= _SWEEP_MS:
+            self._sweep_at_ms = now_ms
+            self._dedup.forget_idle(self._around.clock.now_ms())
+
+    def _has_sealed(self) -> bool:
+        """Whether a segment of the message log could go after a checkpoint."""
+        segments = self._engine.segments
+        return len(segments) > 1 and self._store.replayed >= segments[0].end
+
+    def _over(self) -> list[int]:
+        """Return the ticks that are dispatched as a whole, and to which nothing comes any more."""
+        now_ms = self._around.clock.now_ms()
+        return [
+            tick
+            for tick, index in self._dispatcher.indexes.items()
+            if tick + LONGEST_TICK_MS <= now_ms
+            and index.is_over
+            and tick in self._store.ticks
+            and index.end >= self._store.ticks[tick].size
+        ]
+
+    async def checkpoint(self) -> None:
+        """Write a checkpoint of now, and remove what only an older one needed.
+
+        Raises:
+            StorageFullError: There is no room for it.
+        """
+        async with self._turn:
+            self._checkpoint_at_ms = self._around.clock.monotonic_ms()
+            over = self._over()
+            await self._notebook.drained()
+            async with self._around.lock:
+                extent = self._store.extent(over)
+            await self._write(extent)
+            self.checkpoints += 1
+            await self._remove_segments(extent.replayed)
+            for tick in over:
+                await self._remove_tick(tick, extent.replayed)
+
+    async def _write(self, extent: Extent) -> None:
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._around.reader, self._store.sync, extent)
+        self._committer.flush()
+        changes: dict[bytes, bytes | None] = {**self._dedup.encode_changes()}
+        changes.update(encode_sequences(self._dispatcher.sequences))
+        changes.update(extent.changes(self._extent.sizes))
+        job = self._engine.begin_checkpoint(changes)
+        # The engine keeps what it was given, even if the writing fails.
+        self._extent = extent
+        try:
+            await loop.run_in_executor(self._around.reader, job.run)
+        except StorageFullError:
+            self._engine.abandon_checkpoint()
+            raise
+        except PulqueError as error:
+            self._around.fail(error)
+            raise
+        self._engine.finish_checkpoint(job)
+
+    async def _remove_segments(self, replayed: int) -> None:
+        loop = asyncio.get_running_loop()
+        engine = self._engine
+        while len(engine.segments) > 1 and engine.segments[0].end <= replayed:
+            await loop.run_in_executor(self._around.reader, engine.remove_oldest().run)
+
+    async def _remove_tick(self, tick: int, replayed: int) -> None:
+        loop = asyncio.get_running_loop()
+        async with self._around.lock:
+            found, index = self._store.ticks.get(tick), self._dispatcher.indexes.get(tick)
+            if found is None or index is None or found.replayed > replayed or not index.is_over:
+                return  # something came meanwhile
+            if index.end < found.size or not self._notebook.is_idle:
+                return
+            del self._dispatcher.indexes[tick]
+            self._looker.forget(tick)
+            await loop.run_in_executor(self._around.scheduler, self._store.remove, tick)
+            self.removed_ticks += 1

@@ -1,0 +1,86 @@
+"""From a data directory to the state of a delay server.
+
+The checkpoint says how far the message log is in the schedule, and how large the schedule logs
+were then. What is beyond that is looked at; the rest, however much it is, is not.
+"""
+
+from dataclasses import dataclass, field
+
+from pulque.delay.placing import MOVED_PREFIX
+from pulque.delay.replay import replay_rest
+from pulque.delay.store import Extent, ScheduleStore, next_sequences
+from pulque.model.batch import read_header
+from pulque.rules.dedup import Dedup
+from pulque.storage.engine import Engine
+from pulque.storage.files import FileSystem
+from pulque.storage.index import Entry
+from pulque.storage.listener import Listener
+from pulque.storage.options import StorageOptions
+from pulque.storage.partitions import Partition
+
+__all__ = ["Recovered", "encode_sequences", "recover"]
+
+_PREFIX = b"next."
+
+
+@dataclass(slots=True)
+class _Observer:
+    """Watches the message log while it is replayed."""
+
+    dedup: Dedup = field(default_factory=Dedup)
+    extent: Extent = field(default_factory=lambda: Extent(0, 0, {}))
+    sequences: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    def checkpoint_loaded(self, state: dict[bytes, bytes]) -> None:
+        """Start from what a checkpoint holds."""
+        self.dedup.load(state)
+        self.extent = Extent.load(state)
+        for key, value in state.items():
+            if key.startswith(_PREFIX):
+                group, _, partition = key[len(_PREFIX) :].decode().partition("\0")
+                self.sequences[group, partition] = int.from_bytes(value, "little")
+
+    def batch_stored(self, partition: Partition, entry: Entry, batch: bytes) -> None:
+        """Take in one batch, as after a live append."""
+        if not partition.name.startswith(MOVED_PREFIX):
+            header = read_header(batch)
+            self.dedup.stored(partition.id, header, entry.first_sequence, entry.stored_at_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """The state of a delay server."""
+
+    engine: Engine
+    store: ScheduleStore
+    dedup: Dedup
+    sequences: dict[tuple[str, str], int]
+    """For each broker group and partition, the number of the next batch."""
+    extent: Extent
+    """What the checkpoint says."""
+    batches: int
+    """How many batches of the message log were put into the schedule."""
+
+
+def recover(
+    files: FileSystem, options: StorageOptions, listener: Listener, tick_ms: int, now_ms: int
+) -> Recovered:
+    """Open a data directory and bring it to where it was."""
+    observer = _Observer()
+    engine = Engine(files, options, listener, observer, now_ms)
+    store = ScheduleStore(files, listener, tick_ms)
+    noted = store.recover(observer.extent)
+    sequences = observer.sequences
+    for key, number in next_sequences(noted).items():
+        sequences[key] = max(sequences.get(key, 0), number)
+    was_tick_ms = observer.extent.tick_ms or tick_ms
+    batches = replay_rest(engine, store, listener, was_tick_ms)
+    return Recovered(engine, store, observer.dedup, sequences, observer.extent, batches)
+
+
+def encode_sequences(sequences: dict[tuple[str, str], int]) -> dict[bytes, bytes | None]:
+    """Return the numbers of the next batches, for a checkpoint."""
+    return {
+        _PREFIX + "\0".join(key).encode(): number.to_bytes(8, "little")
+        for key, number in sequences.items()
+    }

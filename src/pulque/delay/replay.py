@@ -1,0 +1,198 @@
+"""Message log → schedule logs, all the time: what was sent is put into its tick.
+
+How far this lags behind is bounded: beyond a limit sends are refused. In recovery the same is done
+with what the last checkpoint does not have.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+from pulque.delay.around import Around
+from pulque.delay.notebook import Notebook
+from pulque.delay.placing import Moved, Replayed
+from pulque.delay.store import ScheduleStore
+from pulque.errors import StorageFullError
+from pulque.model.batch import seed_of, verify_crc
+from pulque.model.positions import MessageOffset
+from pulque.model.record import RecordType
+from pulque.storage.dispatch_log import Kind, Run, encode_note
+from pulque.storage.engine import Engine
+from pulque.storage.listener import Listener
+from pulque.storage.message_log import Appended
+from pulque.storage.schedule_log import Entry
+from pulque.storage.segment import Damage, walk
+
+__all__ = ["Replayer", "moved_notes", "replay_rest"]
+
+_STEP_BYTES = 32 * 1024 * 1024
+_PAUSE_S = 0.005
+"""So that what comes at the same time goes into the schedule together."""
+_TRY_AGAIN_S = 1.0
+
+
+class Replayer:
+    """Puts what is in the message log into the schedule."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        store: ScheduleStore,
+        notebook: Notebook,
+        around: Around,
+        *,
+        added: Callable[[dict[int, list[Entry]]], None],
+    ) -> None:
+        self._engine = engine
+        self._store = store
+        self._notebook = notebook
+        self._around = around
+        self._added = added
+        self._unplaced: deque[Appended] = deque()
+        self._has_work = asyncio.Event()
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
+        self.waiting_bytes = 0
+        """Of batches that are not in the schedule yet."""
+
+    def put(self, appended: Appended) -> None:
+        """Take note of a batch that the message log was given, in its order."""
+        self._unplaced.append(appended)
+        self.waiting_bytes += len(appended.batch)
+        self._is_idle.clear()
+
+    def drop(self, appended: Appended) -> None:
+        """Take note that a batch could not be written."""
+        if appended in self._unplaced:
+            self._unplaced.remove(appended)
+            self.waiting_bytes -= len(appended.batch)
+            if not self._unplaced:
+                self._is_idle.set()
+
+    def wake(self) -> None:
+        """Take note that something was written, or is on disk."""
+        self._has_work.set()
+
+    async def caught_up(self) -> None:
+        """Wait until all that was written by now is in the schedule."""
+        await self._is_idle.wait()
+
+    async def run(self) -> None:
+        """Replay until cancelled.
+
+        Raises:
+            StorageError: The disk failed.
+        """
+        while True:
+            batches = self._take()
+            if batches:
+                await self._step(batches)
+            else:
+                if not self._unplaced:
+                    self._is_idle.set()
+                await self._has_work.wait()
+                self._has_work.clear()
+                await asyncio.sleep(_PAUSE_S)
+
+    def _take(self) -> list[Appended]:
+        """Return what can be put into the schedule now."""
+        unplaced, synced = self._unplaced, self._engine.synced
+        taken: list[Appended] = []
+        size = 0
+        while unplaced and unplaced[0].is_written and size < _STEP_BYTES:
+            # What has to survive a power cut is not delivered before it does.
+            if unplaced[0].wants_disk and unplaced[0].end > synced:
+                break
+            taken.append(unplaced.popleft())
+            size += len(taken[-1].batch)
+        return taken
+
+    async def _step(self, batches: list[Appended]) -> None:
+        replayed = [
+            Replayed(each.partition.name, each.entry.offset, each.end, each.batch)
+            for each in batches
+        ]
+        work = partial(self._store.replay, replayed, batches[-1].end)
+        async with self._around.lock:
+            added, moved = await self._patiently(work)
+            self._added(added)
+            for tick, record in moved_notes(self._store, moved):
+                await self._notebook.note(tick, record)
+        self.waiting_bytes -= sum(len(each.batch) for each in batches)
+        if not self._unplaced:
+            self._is_idle.set()
+
+    async def _patiently(
+        self, work: Callable[[], tuple[dict[int, list[Entry]], list[Moved]]]
+    ) -> tuple[dict[int, list[Entry]], list[Moved]]:
+        """Do something in the thread of schedule logs; without room, wait until there is some."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                return await loop.run_in_executor(self._around.scheduler, work)
+            except StorageFullError as error:
+                self._around.warn("schedule_delayed", reason=str(error))
+                await asyncio.sleep(_TRY_AGAIN_S)
+
+
+def moved_notes(store: ScheduleStore, moved: Sequence[Moved]) -> list[tuple[int, bytes]]:
+    """Return what dispatch logs have to say of messages that were moved away."""
+    return [
+        (each.tick, encode_note(Kind.MOVED, store.ticks[each.tick].size, [Run(each.place, 1)]))
+        for each in moved
+        if each.tick in store.ticks
+    ]
+
+
+def replay_rest(engine: Engine, store: ScheduleStore, listener: Listener, tick_ms: int) -> int:
+    """Put into the schedule what the message log has beyond the last checkpoint.
+
+    Args:
+        engine: Has the message log.
+        store: The schedule.
+        listener: Is told of damage.
+        tick_ms: How long ticks were then.
+
+    Returns:
+        How many batches there were.
+    """
+    count = size = 0
+    step: list[Replayed] = []
+    for each in _rest(engine, store.replayed, listener):
+        step.append(each)
+        size += len(each.batch)
+        count += 1
+        if size > _STEP_BYTES:
+            _replay_step(store, step, step[-1].end, tick_ms)
+            step, size = [], 0
+    _replay_step(store, step, engine.end, tick_ms)
+    return count
+
+
+def _replay_step(store: ScheduleStore, step: list[Replayed], end: int, tick_ms: int) -> None:
+    _, moved = store.replay(step, end, was_tick_ms=tick_ms)
+    for tick, record in moved_notes(store, moved):
+        store.note({tick: record}, is_durable=True)
+
+
+def _rest(engine: Engine, start: int, listener: Listener) -> Iterator[Replayed]:
+    names = {p.id: p.name for p in engine.partitions.by_id.values()}
+    for segment in engine.segments:
+        if segment.end <= start:
+            continue
+        for found in walk(segment, MessageOffset(max(start, segment.base))):
+            if isinstance(found, Damage):
+                size = found.end - found.offset
+                listener.corruption_found(segment.path, found.offset, size, found.reason)
+                continue
+            envelope, batch = found
+            if envelope.type is not RecordType.BATCH:
+                continue
+            name = names.get(envelope.partition)
+            if name is None or not verify_crc(batch, seed_of(name)):
+                reason = "the crc of a batch does not match"
+                listener.corruption_found(segment.path, envelope.offset, envelope.size, reason)
+                continue
+            end = envelope.offset + envelope.size
+            yield Replayed(name, envelope.offset, end, batch)

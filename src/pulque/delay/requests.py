@@ -1,0 +1,227 @@
+"""From frames to the parts of the delay server and back."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+
+from pulque.delay.changing import Changer
+from pulque.delay.joining import Joining
+from pulque.delay.looking import Looker
+from pulque.delay.receive import Receiver
+from pulque.errors import (
+    OverloadedError,
+    ProtocolError,
+    PulqueError,
+    ReadOnlyError,
+    RemoteProtocolError,
+    RequestTimeoutError,
+    UnavailableError,
+    UnsupportedError,
+)
+from pulque.model.names import PartitionName, Pattern, parse_pattern
+from pulque.model.routes import PartitionRoute, RouteKind
+from pulque.model.routes import Route as RouteOf
+from pulque.net.server import Connection
+from pulque.wire.delay import (
+    Cancel,
+    Cancelled,
+    Reschedule,
+    Rescheduled,
+    Scheduled,
+    ScheduledListed,
+)
+from pulque.wire.frame import Frame
+from pulque.wire.requests import Acks, Hello, Request, Route, Send, Status, decode_request
+from pulque.wire.responses import (
+    Outcome,
+    Response,
+    Routed,
+    Sent,
+    StatusReport,
+    Welcome,
+    encode_error,
+    encode_response,
+)
+from pulque.wire.single import encode_single_stored, read_single_send
+from pulque.wire.versions import agree
+
+__all__ = ["DelayHandler"]
+
+_MOST_WAITING = 1000
+_DISK = int(Acks.DISK)
+
+
+class _Answerer:
+    """Where the answer to one request goes."""
+
+    __slots__ = ("_connection", "_request_id")
+
+    def __init__(self, connection: Connection, request_id: int) -> None:
+        self._connection = connection
+        self._request_id = request_id
+
+    def answer(self, response: Response) -> None:
+        """Send the answer."""
+        self._connection.send(encode_response(response, self._request_id, 0))
+
+    def refuse(self, error: PulqueError) -> None:
+        """Send an error."""
+        self._connection.send([encode_error(error, self._request_id, 0)])
+
+    def put(self, index: int, outcome: Outcome) -> None:
+        """Send the outcome of a send that has one batch."""
+        del index
+        if outcome.code:
+            self.answer(Sent((outcome,)))
+            return
+        answer = encode_single_stored(
+            is_duplicate=outcome.is_duplicate,
+            first_sequence=outcome.first_sequence,
+            stored_at_ms=outcome.stored_at_ms,
+            request_id=self._request_id,
+            epoch=0,
+        )
+        self._connection.send([answer])
+
+
+class DelayHandler:
+    """Answers every opcode that a delay server knows."""
+
+    def __init__(
+        self,
+        welcome: Welcome,
+        receiver: Receiver,
+        changer: Changer,
+        looker: Looker,
+        joining: Joining,
+        *,
+        status: Callable[[], bytes],
+    ) -> None:
+        self._welcome = welcome
+        self._receiver = receiver
+        self._changer = changer
+        self._looker = looker
+        self._joining = joining
+        self._status = status
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def handle(self, connection: Connection, frame: Frame) -> None:
+        """Answer a frame, now or when there is something to answer."""
+        answerer = _Answerer(connection, frame.request_id)
+        try:
+            if not connection.is_welcome:
+                self._greet(connection, decode_request(frame), answerer)
+                return
+            single = read_single_send(frame)
+            if single is None:
+                self._dispatch(connection, decode_request(frame), answerer)
+                return
+            self._check_send(connection, single.timeout_ms)
+            self._receiver.take_in(
+                single.partition, single.batch, answerer, 0, wants_disk=single.acks == _DISK
+            )
+        except ProtocolError as error:
+            connection.refuse(error, frame.request_id)
+        except PulqueError as error:
+            answerer.refuse(error)
+
+    def pause(self, connection: Connection) -> None:
+        """Write what a connection sent, now that all its requests are handled."""
+        self._receiver.pause(connection)
+
+    def closed(self, connection: Connection) -> None:
+        """Nothing waits for a connection only."""
+
+    async def close(self) -> None:
+        """Give up what is under way."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _greet(self, connection: Connection, request: Request, answerer: _Answerer) -> None:
+        if not isinstance(request, Hello):
+            raise RemoteProtocolError("the first frame on a connection must be a Hello")
+        if request.mechanism:
+            raise UnsupportedError(
+                f"authentication by {request.mechanism!r} is not known; this server knows none"
+            )
+        version = agree(request.min_version, request.max_version)
+        connection.welcome()
+        answerer.answer(replace(self._welcome, version=version, cluster=self._joining.cluster))
+
+    def _dispatch(self, connection: Connection, request: Request, answerer: _Answerer) -> None:
+        match request:
+            case Send():
+                self._check_send(connection, request.timeout_ms)
+                self._receiver.send(request, answerer.answer)
+            case Cancel():
+                self._begin(connection, answerer, self._cancel(request))
+            case Reschedule():
+                self._begin(connection, answerer, self._reschedule(request))
+            case Scheduled():
+                self._begin(connection, answerer, self._listed(request))
+            case Route():
+                answerer.answer(Routed(self._route(request)))
+            case Status():
+                answerer.answer(StatusReport(self._status()))
+            case Hello():
+                raise RemoteProtocolError("a second Hello on one connection")
+            case _:
+                raise UnsupportedError(
+                    f"this is a delay server; {type(request).__name__} is for brokers and meta "
+                    "servers"
+                )
+
+    def _check_send(self, connection: Connection, timeout_ms: int) -> None:
+        waited_ms = connection.waited_ms
+        if waited_ms and waited_ms > timeout_ms > 0:
+            raise RequestTimeoutError(
+                f"a send with a limit of {timeout_ms} ms waited {waited_ms} ms for its turn; "
+                "nothing of it was stored"
+            )
+        if self._joining.is_read_only:
+            raise ReadOnlyError("this delay server takes no messages, by command")
+
+    async def _listed(self, request: Scheduled) -> ScheduledListed:
+        await self._receiver.replayer.caught_up()
+        return await self._looker.listed(request)
+
+    async def _cancel(self, request: Cancel) -> Cancelled:
+        return Cancelled(await self._changer.cancel(request.tickets))
+
+    async def _reschedule(self, request: Reschedule) -> Rescheduled:
+        return Rescheduled(await self._changer.reschedule(request.moves))
+
+    def _route(self, request: Route) -> RouteOf:
+        """Say that delayed messages come here; of all else nothing is known."""
+        pattern = Pattern(parse_pattern(request.subject))
+        if request.kind is not RouteKind.DELAYED:
+            raise UnsupportedError("this is a delay server; ask a meta server who serves subjects")
+        here = PartitionRoute(PartitionName(pattern), self._welcome.broker, "", 0)
+        return RouteOf(pattern, 0, (here,))
+
+    def _begin(
+        self,
+        connection: Connection,
+        answerer: _Answerer,
+        work: Coroutine[None, None, Response],
+    ) -> None:
+        if connection.waiting >= _MOST_WAITING:
+            work.close()
+            raise OverloadedError(f"{connection.waiting} requests of this connection wait already")
+        connection.waiting += 1
+
+        async def do() -> None:
+            try:
+                answerer.answer(await work)
+            except PulqueError as error:
+                answerer.refuse(error)
+            except asyncio.CancelledError:
+                answerer.refuse(UnavailableError("the delay server stops"))
+                raise
+            finally:
+                connection.waiting -= 1
+
+        task = asyncio.create_task(do())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,426 @@
+"""Puts the parts of a delay server together, in order, and starts them. Holds no logic."""
+
+import asyncio
+import contextlib
+import json
+import signal
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from hashlib import blake2b
+from typing import Any, Protocol
+
+import structlog
+
+from pulque.client.url import Address, parse_address
+from pulque.clock import Clock, SystemClock
+from pulque.delay.around import Around
+from pulque.delay.brokers import Brokers, Taker
+from pulque.delay.changing import Changer
+from pulque.delay.config import DelaySettings
+from pulque.delay.dispatch import Delivery, Dispatcher
+from pulque.delay.housekeeping import Housekeeper
+from pulque.delay.joining import Joining
+from pulque.delay.looking import Looker
+from pulque.delay.notebook import Notebook
+from pulque.delay.receive import DueLimits, Receiver
+from pulque.delay.recovery import Recovered, recover
+from pulque.delay.replay import Replayer
+from pulque.delay.requests import DelayHandler
+from pulque.errors import ConfigError, PulqueError, StorageError
+from pulque.model.positions import Epoch, Tenure
+from pulque.model.routes import Role
+from pulque.net.process import allow_descriptors, loop_factory
+from pulque.net.server import ConnectionLimits, FrameServer
+from pulque.serving.batches import SendLimits
+from pulque.serving.commit import Committer
+from pulque.serving.listener import LoggingListener
+from pulque.settings.logs import configure_logging
+from pulque.storage.files import FileSystem, OsFileSystem
+from pulque.storage.options import StorageOptions
+from pulque.wire.frame import MAX_PAYLOAD
+from pulque.wire.registration import Register, ServerState
+from pulque.wire.responses import Welcome
+from pulque.wire.versions import NEWEST
+
+__all__ = ["DelayServer", "run_delay"]
+
+_READERS = 3
+_MOST_BALLAST = 4 * 1024 * 1024
+_SEND_BUFFER = 8 * 1024 * 1024
+_HANDSHAKE_MS = 5000
+_FRAME_MS = 10_000
+_IDLE_MS = 120_000
+_CATCH_UP_S = 5.0
+
+
+def run_delay(settings: DelaySettings, *, on_ready: Callable[[str], None]) -> None:
+    """Run a delay server until SIGTERM or SIGINT.
+
+    Args:
+        settings: The delay server's.
+        on_ready: Called with its URL once it serves.
+
+    Raises:
+        PulqueError: It cannot start, or its disk failed.
+    """
+    configure_logging(settings.log)
+    allow_descriptors()
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(_serve(settings, on_ready))
+
+
+async def _serve(settings: DelaySettings, on_ready: Callable[[str], None]) -> None:
+    server = DelayServer(settings)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, server.stop)
+    await server.start()
+    try:
+        on_ready(server.url)
+        await server.stopped()
+    finally:
+        await server.close()
+
+
+class DataDirectory(FileSystem, Protocol):
+    """Files that one server at a time may have."""
+
+    def lock(self) -> None: ...
+
+    def unlock(self) -> None: ...
+
+
+class DelayServer:
+    """One delay server on one data directory. Lives in one event loop.
+
+    Args:
+        settings: All that it is told.
+        clock: The machine's, if not given.
+        files: The directory that the settings name, if not given.
+        brokers: Who takes messages that are due; those of the cluster, if not given.
+    """
+
+    def __init__(
+        self,
+        settings: DelaySettings,
+        clock: Clock | None = None,
+        files: DataDirectory | None = None,
+        brokers: Taker | None = None,
+    ) -> None:
+        self._settings = settings
+        self._clock = clock or SystemClock()
+        self._files = files
+        self._given_brokers = brokers
+        self._log = structlog.get_logger(component="delay")
+        self._listener = LoggingListener(self._log)
+        self._stop = asyncio.Event()
+        self._failure: PulqueError | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._address = Address("", 0)
+        self.url = ""
+
+    async def start(self) -> None:
+        """Recover, serve, and make itself known to its cluster.
+
+        Raises:
+            PulqueError: It cannot; nothing runs then.
+        """
+        began_ms = self._clock.monotonic_ms()
+        recovered = self._recover()
+        self._build(recovered)
+        self._tasks = [asyncio.create_task(self._supervise(self._notebook.run()))]
+        await self._housekeeper.checkpoint()
+        for work in (self._replayer.run(), self._dispatcher.run(), self._housekeeper.run()):
+            self._tasks.append(asyncio.create_task(self._supervise(work)))
+        host, port = await self._listen()
+        self.url = f"pulque://{Address(host, port)}"
+        told = self._settings.cluster.advertise
+        self._address = parse_address(told, default_port=port) if told else Address(host, port)
+        self._log.info(
+            "delay_server_started",
+            url=self.url,
+            start=recovered.engine.start_count,
+            replayed_batches=recovered.batches,
+            ticks=len(recovered.store.ticks),
+            recovery_ms=self._clock.monotonic_ms() - began_ms,
+        )
+        try:
+            await self._joining.start()
+        except BaseException:
+            await self.close()
+            raise
+
+    def _recover(self) -> Recovered:
+        settings = self._settings
+        if self._files is None:
+            settings.storage.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._files = OsFileSystem(str(settings.storage.directory))
+        self._files.lock()
+        return recover(
+            self._files,
+            _options(settings),
+            self._listener,
+            _ms(settings.schedule.tick),
+            self._clock.now_ms(),
+        )
+
+    def _build(self, recovered: Recovered) -> None:
+        """Make the parts and put them together."""
+        settings, clock = self._settings, self._clock
+        engine, store = recovered.engine, recovered.store
+        self._engine, self._store = engine, store
+        scheduler = ThreadPoolExecutor(1, "pulque-schedule")
+        noter = ThreadPoolExecutor(1, "pulque-dispatch")
+        reader = ThreadPoolExecutor(_READERS, "pulque-disk")
+        self._executors = (scheduler, noter, reader)
+        around = Around(
+            clock, scheduler, noter, reader, asyncio.Lock(), self._log.warning, self._fail
+        )
+        self._committer = Committer(
+            engine,
+            sync_interval_s=settings.storage.sync_interval.total_seconds(),
+            wake=lambda _: self._replayer.wake(),
+            fail=self._fail,
+            answered=self._answered,
+        )
+        assert self._files is not None  # noqa: S101  # the state was recovered from them
+        self._joining = Joining(
+            settings.cluster.meta_addresses,
+            self._files,
+            name=settings.name,
+            describe=self._describe,
+            warn=self._log.warning,
+        )
+        self._notebook = Notebook(store, around.noter, around.warn)
+        self._brokers: Taker = self._given_brokers or Brokers(
+            self._joining.links,
+            settings.name,
+            clock,
+            timeout_s=settings.delivery.timeout.total_seconds(),
+        )
+        delivery = _delivery(settings, engine.identity.id)
+        self._dispatcher = Dispatcher(
+            store, self._notebook, self._brokers, delivery, around, recovered.sequences
+        )
+        self._replayer = Replayer(
+            engine, store, self._notebook, around, added=self._dispatcher.extend
+        )
+        due = DueLimits(
+            _ms(settings.schedule.longest_delay), store.tick_ms, settings.limits.max_partitions
+        )
+        self._receiver = Receiver(
+            engine,
+            recovered.dedup,
+            self._committer,
+            self._replayer,
+            clock=clock,
+            limits=_send_limits(settings),
+            due=due,
+        )
+        looker = Looker(store, self._dispatcher, around, settings.limits.index_memory)
+        self._changer = Changer(
+            store, looker, self._notebook, self._receiver, self._dispatcher, clock=clock, due=due
+        )
+        self._housekeeper = Housekeeper(
+            recovered,
+            self._committer,
+            self._notebook,
+            self._dispatcher,
+            looker,
+            around,
+            checkpoint_ms=_ms(settings.storage.checkpoint_interval),
+        )
+        tenure = Tenure(Epoch(0), engine.start_count)
+        welcome = Welcome(
+            NEWEST,
+            settings.name,
+            tenure,
+            MAX_PAYLOAD,
+            settings.limits.max_message,
+            0,
+            due.longest_delay_ms,
+            Role.DELAY,
+        )
+        self._handler = DelayHandler(
+            welcome, self._receiver, self._changer, looker, self._joining, status=self._report
+        )
+        self._server = FrameServer(
+            self._handler, _connection_limits(settings), clock, self._log.info
+        )
+
+    def _describe(self, state: ServerState) -> Register:
+        if state is ServerState.READY and self._engine.is_full:
+            state = ServerState.FULL
+        return Register(
+            self._joining.cluster,
+            self._settings.name,
+            self._settings.name,
+            Role.DELAY,
+            *self._address,
+            self._engine.identity.id,
+            self._engine.start_count,
+            self._clock.now_ms(),
+            state,
+            len(self._engine.partitions.by_id),
+            self._engine.end - self._engine.segments[0].base,
+        )
+
+    def status(self) -> dict[str, Any]:
+        """Return how the delay server is doing."""
+        ticks = list(self._store.ticks.values())
+        dispatcher, receiver = self._dispatcher, self._receiver
+        return {
+            "delay": self._settings.name,
+            "cluster": {"id": self._joining.cluster, "meta": self._joining.registered_at},
+            "start": self._engine.start_count,
+            "connections": len(self._server.connections),
+            "is_full": self._engine.is_full,
+            "received": {
+                "messages": receiver.messages,
+                "batches": receiver.batches,
+                "refused": receiver.refused,
+            },
+            "schedule": {
+                "ticks": len(ticks),
+                "bytes": sum(each.size for each in ticks),
+                "messages": sum(each.messages for each in ticks),
+                "damaged": self._store.damaged,
+                "lag_bytes": self._replayer.waiting_bytes,
+            },
+            "dispatch": {
+                "dispatched": dispatcher.dispatched,
+                "refused": dispatcher.refused,
+                "lost": dispatcher.lost,
+                "clock_steps": dispatcher.steps,
+                "lateness_ms": dispatcher.lateness.report(),
+            },
+            "changed": {"cancelled": self._changer.cancelled, "moved": self._changer.moved},
+            "checkpoints": self._housekeeper.checkpoints,
+            "removed_ticks": self._housekeeper.removed_ticks,
+        }
+
+    def _report(self) -> bytes:
+        return json.dumps(self.status()).encode()
+
+    async def checkpoint(self) -> None:
+        """Write a checkpoint now, and remove what is not needed any more."""
+        await self._housekeeper.checkpoint()
+
+    def stop(self) -> None:
+        """Ask the delay server to stop."""
+        self._stop.set()
+
+    async def stopped(self) -> None:
+        """Wait until the delay server is asked to stop, or has to.
+
+        Raises:
+            PulqueError: Its disk failed.
+        """
+        await self._stop.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    async def close(self) -> None:
+        """Stop serving, sync, write a checkpoint, and give the directory back."""
+        await self._joining.close()
+        self._server.stop_listening()
+        await self._handler.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_CATCH_UP_S):
+                await self._replayer.caught_up()
+        notes, *others = self._tasks
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await self._dispatcher.close()
+        await self._brokers.close()
+        await self._committer.close()
+        await self._server.close()
+        if self._failure is None:
+            try:
+                await self._housekeeper.checkpoint()
+            except StorageError as error:
+                self._log.warning("last_checkpoint_failed", reason=str(error))
+        notes.cancel()
+        await asyncio.gather(notes, return_exceptions=True)
+        for executor in self._executors:
+            executor.shutdown()
+        self._engine.close()
+        if self._files is not None:
+            self._files.unlock()
+        self._log.info("delay_server_stopped")
+
+    async def _listen(self) -> tuple[str, int]:
+        listen = self._settings.listen
+        try:
+            return await self._server.listen(listen.host, listen.port)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen on {listen.host}:{listen.port}: {error.strerror}"
+            ) from error
+
+    async def _supervise(self, work: Coroutine[None, None, None]) -> None:
+        """Run a task that must not end; if it does, the server stops and says why."""
+        try:
+            await work
+        except asyncio.CancelledError:
+            raise
+        except PulqueError as error:
+            self._fail(error)
+        except Exception as error:  # noqa: BLE001  # the root of a task
+            self._log.exception("task_failed")
+            self._fail(StorageError(f"an inner task failed: {error!r}"))
+
+    def _answered(self) -> None:
+        self._server.write_out()
+        self._replayer.wake()
+
+    def _fail(self, error: PulqueError) -> None:
+        """Stop taking writes: the process ends and recovers from its logs."""
+        if self._failure is None:
+            self._log.error("delay_server_failed", reason=str(error))
+            self._failure = error
+        self._stop.set()
+
+
+def _options(settings: DelaySettings) -> StorageOptions:
+    storage = settings.storage
+    return StorageOptions(
+        segment_bytes=storage.segment_size,
+        tail_cache_bytes=0,
+        reserve_bytes=storage.reserve,
+        ballast_bytes=min(storage.reserve // 4, _MOST_BALLAST),
+    )
+
+
+def _delivery(settings: DelaySettings, directory: str) -> Delivery:
+    delivery = settings.delivery
+    digest = blake2b(f"delay {directory}".encode(), digest_size=8).digest()
+    return Delivery(
+        settings.name,
+        int.from_bytes(digest, "little") | 1,
+        delivery.batch_messages,
+        delivery.batch_size,
+        _ms(delivery.patience),
+    )
+
+
+def _send_limits(settings: DelaySettings) -> SendLimits:
+    limits = settings.limits
+    return SendLimits(limits.max_batch, limits.max_message, limits.max_in_flight)
+
+
+def _connection_limits(settings: DelaySettings) -> ConnectionLimits:
+    return ConnectionLimits(
+        settings.limits.max_connections,
+        MAX_PAYLOAD,
+        _SEND_BUFFER,
+        _HANDSHAKE_MS,
+        _FRAME_MS,
+        _IDLE_MS,
+    )
+
+
+def _ms(duration: timedelta) -> int:
+    return duration // timedelta(milliseconds=1)

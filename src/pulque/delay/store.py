@@ -1,0 +1,331 @@
+"""The ticks of a delay server on disk: their schedule logs, and their dispatch logs.
+
+Two threads work here, one on schedule logs and one on dispatch logs; each does one thing after the
+other.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from struct import Struct
+from typing import NamedTuple
+
+from pulque.delay.placing import Moved, Placed, Replayed, place, unmoved
+from pulque.delay.tick_index import TickIndex
+from pulque.storage.dispatch_log import DispatchLog, Intent, Noted
+from pulque.storage.files import Buffer, FileSystem
+from pulque.storage.listener import Listener
+from pulque.storage.schedule_log import (
+    SCHEDULE,
+    Entry,
+    TickFile,
+    encode_entry,
+    tick_name,
+    tick_named,
+)
+
+__all__ = ["Extent", "ScheduleStore", "Tick", "next_sequences", "open_intents"]
+
+_TICK_KEY = Struct("<6sq")
+_TICK = Struct("<QQ")
+_PREFIX = b"tick. "
+_REPLAYED_KEY = b"replayed"
+_REPLAYED = Struct("<QI")
+
+
+@dataclass(slots=True)
+class Tick:
+    """One tick that has a schedule log."""
+
+    tick: int
+    size: int = 0
+    """Bytes of its schedule log."""
+    messages: int = 0
+    """How many came into it, as far as known."""
+    replayed: int = 0
+    """The message log is replayed into it up to here."""
+    synced: int = 0
+    """Bytes of its schedule log that are on disk."""
+    noted_end: int = 0
+    """Bytes of its dispatch log."""
+    last_number: int = 0
+    """Of the batches in its dispatch log."""
+
+
+class Extent(NamedTuple):
+    """What a checkpoint says about the schedule."""
+
+    replayed: int
+    """The message log is replayed up to here."""
+    tick_ms: int
+    """How long ticks were; 0 if nothing is known."""
+    sizes: dict[int, tuple[int, int]]
+    """Bytes and messages, by tick."""
+
+    def changes(self, before: Mapping[int, tuple[int, int]]) -> dict[bytes, bytes | None]:
+        """Return what differs from the last checkpoint."""
+        position = _REPLAYED.pack(self.replayed, self.tick_ms)
+        changed: dict[bytes, bytes | None] = {_REPLAYED_KEY: position}
+        for tick, found in self.sizes.items():
+            if before.get(tick) != found:
+                changed[_TICK_KEY.pack(_PREFIX, tick)] = _TICK.pack(*found)
+        for tick in before.keys() - self.sizes.keys():
+            changed[_TICK_KEY.pack(_PREFIX, tick)] = None
+        return changed
+
+    @classmethod
+    def load(cls, state: Mapping[bytes, bytes]) -> "Extent":
+        """Return what a checkpoint holds."""
+        replayed = tick_ms = 0
+        sizes: dict[int, tuple[int, int]] = {}
+        for key, value in state.items():
+            if key == _REPLAYED_KEY:
+                replayed, tick_ms = _REPLAYED.unpack(value)
+            elif key[:6] == _PREFIX and len(key) == _TICK_KEY.size:
+                size, messages = _TICK.unpack(value)
+                sizes[_TICK_KEY.unpack(key)[1]] = (size, messages)
+        return cls(replayed, tick_ms, sizes)
+
+
+class ScheduleStore:
+    """Schedule and dispatch logs of all ticks."""
+
+    def __init__(self, files: FileSystem, listener: Listener, tick_ms: int) -> None:
+        self._files = files
+        self._listener = listener
+        self.tick_ms = tick_ms
+        self.ticks: dict[int, Tick] = {}
+        self.replayed = 0
+        """The message log is replayed up to here."""
+        self.damaged = 0
+        """How many schedule logs were missing or cut short when the server started."""
+        self._is_torn = False
+        """The last replay stopped half-way."""
+        self._logs_made = 1
+        self._notes_made = 1
+        self._names_synced = (0, 0)
+        files.make_directory(SCHEDULE)
+
+    # -- recovery ----------------------------------------------------------------------------
+
+    def recover(self, extent: Extent) -> list[tuple[int, Noted]]:
+        """Bring all ticks to where they were; return what the dispatch logs of them say."""
+        self.replayed = extent.replayed
+        noted = self._recover_notes()
+        names = self._files.list(SCHEDULE)
+        for name in names:
+            tick = tick_named(name)
+            if tick is not None:
+                self._recover_tick(tick, extent, noted.get(tick))
+            elif tick_named(name, "dispatch") is None:
+                path = f"{SCHEDULE}/{name}"
+                self._listener.corruption_found(path, 0, 0, "no schedule log is named like this")
+        for tick in extent.sizes.keys() - self.ticks.keys():
+            self.damaged += 1
+            size = extent.sizes[tick][0]
+            self._listener.corruption_found(tick_name(tick), 0, size, "the file is gone")
+        for tick in noted.keys() - self.ticks.keys():
+            # Its schedule log was removed, as all of it was over.
+            self._files.remove(tick_name(tick, "dispatch"))
+        return [(tick, found) for tick, found in noted.items() if tick in self.ticks]
+
+    def _recover_notes(self) -> dict[int, Noted]:
+        found = {}
+        for name in self._files.list(SCHEDULE):
+            tick = tick_named(name, "dispatch")
+            if tick is not None:
+                found[tick] = DispatchLog(self._files, tick, self._listener).load()
+        return found
+
+    def _recover_tick(self, tick: int, extent: Extent, noted: Noted | None) -> None:
+        file = TickFile(self._files, tick, self._listener)
+        known, messages = extent.sizes.get(tick, (0, 0))
+        opened = self._files.open(file.path)
+        size = opened.size()
+        opened.close()
+        if size != known and file.tick_inside() != tick:
+            self._set_aside(file)
+            return
+        made = Tick(tick, size, messages, 0, known)
+        if size < known:
+            self.damaged += 1
+            reason = "the file ends before what was written"
+            self._listener.corruption_found(file.path, size, known - size, reason)
+        elif size > known:
+            durable = 0 if noted is None else noted.durable
+            made.size, made.replayed = file.recover(known, durable)
+        if noted is not None:
+            made.noted_end, made.last_number = noted.end, noted.last_number
+        self.ticks[tick] = made
+
+    def _set_aside(self, file: TickFile) -> None:
+        """Keep a file that somebody renamed, where it is in nobody's way."""
+        self.damaged += 1
+        reason = (
+            f"an entry of {tick_name(file.tick_inside())} lies here: the file is kept as "
+            f"{file.path}.misnamed; give it its name back and restart"
+        )
+        self._listener.corruption_found(file.path, 0, 0, reason)
+        self._files.rename(file.path, f"{file.path}.misnamed")
+
+    # -- replay ------------------------------------------------------------------------------
+
+    def replay(
+        self, batches: Iterable[Replayed], end: int, *, was_tick_ms: int = 0
+    ) -> tuple[dict[int, list[Entry]], list[Moved]]:
+        """Put batches of the message log into their ticks.
+
+        Args:
+            batches: In the order of the message log.
+            end: Where the last of them ends.
+            was_tick_ms: In recovery, how long ticks were: some batches may be there already.
+
+        Returns:
+            What was added to each tick, and what was moved out of where.
+
+        Raises:
+            StorageError: Some of them may be in their ticks; the same call puts in the others.
+        """
+        covered: dict[int, int] | None = None
+        if was_tick_ms or self._is_torn:
+            covered = {
+                t.tick: t.replayed for t in self.ticks.values() if t.replayed > self.replayed
+            }
+        self._is_torn = True
+        found = [unmoved(each) for each in batches]
+        placed = place([each for each, _ in found], was_tick_ms or self.tick_ms, covered)
+        added = {tick: self._append(tick, entries, end) for tick, entries in placed.items()}
+        self.replayed = end
+        self._is_torn = False
+        return added, [moved for _, moved in found if moved is not None]
+
+    def _append(self, tick: int, placed: list[Placed], end: int) -> list[Entry]:
+        found = self.ticks.get(tick)
+        if found is None:
+            found = Tick(tick)
+            self._logs_made += 1
+        buffers: list[Buffer] = []
+        entries: list[Entry] = []
+        offset, last = found.size, len(placed) - 1
+        for i, (partition, batch, first_ms, last_ms) in enumerate(placed):
+            replayed = end if i == last else 0
+            head, _ = made = encode_entry(
+                batch,
+                partition,
+                offset=offset,
+                tick=tick,
+                replayed=replayed,
+                dues_ms=(first_ms, last_ms),
+            )
+            buffers += made
+            size = len(head) + len(batch)
+            count = int.from_bytes(batch[8:12], "little")
+            entries.append(
+                Entry(offset, size, partition, count, first_ms, last_ms, replayed, batch)
+            )
+            offset += size
+        found.size = TickFile(self._files, tick, self._listener).append(buffers, found.size)
+        found.messages += sum(entry.count for entry in entries)
+        found.replayed = end
+        self.ticks[tick] = found
+        return entries
+
+    # -- reading -----------------------------------------------------------------------------
+
+    def load_index(self, tick: int) -> tuple[TickIndex, Noted]:
+        """Return all that a tick holds, and what its dispatch log says became of it."""
+        index = TickIndex(tick)
+        found = self.ticks[tick]
+        index.add(TickFile(self._files, tick, self._listener).entries(end=found.size))
+        noted = DispatchLog(self._files, tick, self._listener).load()
+        index.apply(noted)
+        return index, noted
+
+    def extend_index(self, index: TickIndex) -> None:
+        """Take into an index what was added to its tick since."""
+        file = TickFile(self._files, index.tick, self._listener)
+        index.add(file.entries(index.end, end=self.ticks[index.tick].size))
+
+    def read(self, tick: int, places: list[tuple[int, int]]) -> list[Entry | None]:
+        """Return entries of a tick by offset and size; None for those that are damaged."""
+        return TickFile(self._files, tick, self._listener).read(places)
+
+    # -- writing down ------------------------------------------------------------------------
+
+    def note(self, records: Mapping[int, bytes], *, is_durable: bool) -> None:
+        """Write records to dispatch logs.
+
+        Args:
+            records: By tick.
+            is_durable: Whether they must survive a power cut, and what they are about before them.
+
+        Raises:
+            StorageError: They may be there in part.
+        """
+        for tick, data in records.items():
+            found = self.ticks[tick]
+            log = DispatchLog(self._files, tick, self._listener)
+            if not found.noted_end:
+                self._notes_made += 1
+            found.noted_end = log.append(data, found.noted_end)
+            if is_durable:
+                self._sync(found)
+                log.sync()
+        if is_durable:
+            self._sync_names()
+
+    def extent(self, over: Iterable[int]) -> Extent:
+        """Return what a checkpoint of now is to say.
+
+        Args:
+            over: Ticks that are to be removed.
+        """
+        gone = set(over)
+        sizes = {t.tick: (t.size, t.messages) for t in self.ticks.values() if t.tick not in gone}
+        return Extent(self.replayed, self.tick_ms, sizes)
+
+    def sync(self, extent: Extent) -> None:
+        """Have all that a checkpoint says on disk. May be called from any thread."""
+        for tick in extent.sizes:
+            found = self.ticks.get(tick)
+            if found is not None:
+                self._sync(found)
+        self._sync_names()
+
+    def remove(self, tick: int) -> None:
+        """Remove a tick, all of which is over.
+
+        Its schedule log goes first, so that it never comes back without the other one.
+        """
+        self.ticks.pop(tick, None)
+        for suffix in ("log", "dispatch"):
+            path = tick_name(tick, suffix)
+            if self._files.exists(path):
+                self._files.remove(path)
+                self._files.sync_directory(SCHEDULE)
+
+    def _sync(self, found: Tick) -> None:
+        size = found.size
+        if found.synced < size:
+            TickFile(self._files, found.tick, self._listener).sync()
+            found.synced = max(found.synced, size)
+
+    def _sync_names(self) -> None:
+        made = (self._logs_made, self._notes_made)
+        if made != self._names_synced:
+            self._files.sync_directory(SCHEDULE)
+            self._names_synced = made
+
+
+def next_sequences(noted: Iterable[tuple[int, Noted]]) -> dict[tuple[str, str], int]:
+    """Return for each broker group and partition the number of the next batch."""
+    found: dict[tuple[str, str], int] = {}
+    for _, each in noted:
+        for intent in each.intents.values():
+            key = (intent.broker_group, intent.partition)
+            found[key] = max(found.get(key, 0), intent.sequence + 1)
+    return found
+
+
+def open_intents(noted: Noted) -> list[Intent]:
+    """Return the batches whose outcome is not known, in the order in which they went."""
+    return [intent for number, intent in sorted(noted.intents.items()) if number not in noted.done]

@@ -1,0 +1,63 @@
+"""Where messages that are due go: which partition of which broker."""
+
+from collections.abc import Sequence
+
+import google_crc32c
+
+from pulque.errors import UnavailableError
+from pulque.model.names import (
+    DEFAULT_LEVEL,
+    PartitionName,
+    Subject,
+    level_of,
+    level_partition,
+    owner_of,
+    subject_of,
+)
+from pulque.model.routes import SLOTS, PartitionRoute
+from pulque.storage.message_table import MessageTable
+
+__all__ = ["Way", "partition_at", "target_of_key"]
+
+
+class Way:
+    """What follows from the partition that messages were sent to."""
+
+    def __init__(self, partition: PartitionName) -> None:
+        self.partition = partition
+        self.subject: Subject = subject_of(partition)
+        self.level = level_of(partition)
+        self.group = owner_of(partition)
+        """Whose retries it is for; None for everybody's."""
+
+
+def partition_at(target: PartitionRoute, way: Way) -> PartitionName:
+    if way.group is not None or way.level == DEFAULT_LEVEL:
+        return target.partition
+    return level_partition(subject_of(target.partition), way.level)
+
+
+def target_of_key(
+    partitions: Sequence[PartitionRoute], table: MessageTable, start: int, end: int
+) -> tuple[PartitionRoute, int]:
+    """Return where the order key of the first message belongs, and how many others with it."""
+    chosen = _of_slot(partitions, _slot_of(table, start))
+    if not chosen.is_writable:
+        raise UnavailableError(f"{chosen.partition} at {chosen.broker_group} takes no messages")
+    stop = start + 1
+    while stop < end and _of_slot(partitions, _slot_of(table, stop)) == chosen:
+        stop += 1
+    return chosen, stop
+
+
+def _slot_of(table: MessageTable, row: int) -> int:
+    at = int(table.starts[row]) + int(table.filled("key_size")[row])
+    key = bytes(table.data[at : at + int(table.columns["order_key_size"][row])])
+    return int(google_crc32c.value(key)) % SLOTS
+
+
+def _of_slot(partitions: Sequence[PartitionRoute], slot: int) -> PartitionRoute:
+    for each in partitions:
+        if each.slots.start <= slot < each.slots.end:
+            return each
+    raise UnavailableError(f"no partition holds the order keys of slot {slot}")

@@ -1,0 +1,249 @@
+"""What a delay server keeps on disk, and for how long; and what it does with what is damaged."""
+
+import asyncio
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from pulque.errors import ErrorCode
+from pulque.storage.schedule_log import tick_named
+from pulque.testing.clock import ManualClock
+from pulque.testing.files import Cut, MemoryFileSystem
+from pulque.wire.requests import Acks
+from tests.unit.delay.running import (
+    FakeBrokers,
+    RunningDelay,
+    StartDelay,
+    delayed_batch,
+    eventually,
+)
+
+SECOND = 1000
+HOUR = 3_600_000
+DAY = 24 * HOUR
+
+
+def segments(running: RunningDelay) -> list[Path]:
+    return sorted(Path(running.settings.storage.directory, "messages").glob("*.log"))
+
+
+@pytest.mark.accepts("001-34", "001-35", "001-40", "001-42")
+async def test_each_tick_has_one_file_with_full_messages(
+    start_delay: StartDelay, clock: ManualClock
+) -> None:
+    running = await start_delay()
+    now = clock.now_ms()
+    for turn in range(3):
+        await running.send([(b"hour %d turn %d" % (i, turn), now + i * HOUR) for i in range(4)])
+    await running.caught_up()
+    files = running.schedule("*.log")
+
+    assert [tick_named(path.name) for path in files] == [
+        now - now % HOUR + i * HOUR for i in range(4)
+    ]
+    for i, path in enumerate(files):
+        data = path.read_bytes()
+        assert all(b"hour %d turn %d" % (i, turn) in data for turn in range(3))
+
+
+@pytest.mark.accepts("001-36")
+async def test_files_are_bounded_by_the_longest_delay(
+    start_delay: StartDelay, clock: ManualClock
+) -> None:
+    running = await start_delay(schedule={"longest_delay": "2d"})
+    now = clock.now_ms()
+    await running.send([(b"x", now + i * 600_000) for i in range(-300, 289)])
+    late, _ = delayed_batch([(b"x", now + 2 * DAY + 61 * SECOND)])
+    outcome = await running.send_batch(late)
+
+    assert outcome.code == ErrorCode.INVALID_REQUEST
+    assert "172861 s ahead; at most 172800 s are allowed" in outcome.text
+    assert len(running.schedule("*.log")) <= 2 * 24 + 2
+
+
+@pytest.mark.accepts("001-39", "001-41", "001-43", "004-68")
+async def test_the_message_log_can_go_once_it_is_in_the_schedule(
+    start_delay: StartDelay, clock: ManualClock, brokers: FakeBrokers
+) -> None:
+    running = await start_delay(storage={"segment_size": "64KiB"})
+    due = clock.now_ms() + DAY
+    for _ in range(10):
+        await running.send([(b"x" * 20_000, due)])
+    await running.checkpointed()
+
+    assert len(segments(running)) == 1
+    running = await start_delay(storage={"segment_size": "64KiB"})
+    clock.set_now_ms(due)
+    await eventually(lambda: len(brokers.accepted) == 10)
+
+
+@pytest.mark.accepts("001-44")
+async def test_files_of_ticks_that_are_over_go(
+    start_delay: StartDelay, clock: ManualClock, brokers: FakeBrokers
+) -> None:
+    running = await start_delay()
+    now = clock.now_ms()
+    await running.send([(b"%d" % i, now + i * HOUR + SECOND) for i in range(3)])
+    clock.set_now_ms(now + HOUR + 2 * SECOND)
+    await eventually(lambda: running.server.status()["dispatch"]["dispatched"] == 2)
+    await running.checkpointed()
+    assert [path.suffix for path in running.schedule("*")] == [".dispatch", ".log", ".log"]
+    clock.set_now_ms(now + 4 * HOUR)
+    await eventually(lambda: running.server.status()["dispatch"]["dispatched"] == 3)
+    await running.checkpointed()
+
+    assert running.schedule("*") == []
+    running = await start_delay()
+    assert running.server.status()["schedule"]["damaged"] == 0
+    assert brokers.bodies == [b"0", b"1", b"2"]
+
+
+async def test_what_was_sent_by_killed_servers_is_there(
+    start_delay: StartDelay, clock: ManualClock, brokers: FakeBrokers
+) -> None:
+    files = MemoryFileSystem()
+    running = await start_delay(files=files)
+    await running.send([(b"%d" % i, clock.now_ms() + i * HOUR) for i in range(1, 30)])
+    left = files.after_power_cut(files.operations, Cut.KEPT, Random(1))
+    await start_delay(files=left)
+    clock.advance(2 * DAY)
+    await eventually(lambda: len(brokers.accepted) == 29)
+
+    assert sorted(map(int, brokers.bodies)) == list(range(1, 30))
+
+
+async def damaged(
+    start_delay: StartDelay, clock: ManualClock, brokers: FakeBrokers
+) -> tuple[RunningDelay, list[Path]]:
+    """Stop a delay server that has three messages in each of three hours."""
+    running = await start_delay()
+    now = clock.now_ms()
+    for turn in range(3):
+        await running.send([(b"%d/%d" % (i, turn), now + i * HOUR) for i in (1, 2, 3)])
+        await running.caught_up()  # so that each has an entry of its own
+    await running.close()
+    return running, running.schedule("*.log")
+
+
+async def test_a_flipped_bit_takes_one_entry_and_is_told(
+    start_delay: StartDelay,
+    clock: ManualClock,
+    brokers: FakeBrokers,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _, files = await damaged(start_delay, clock, brokers)
+    data = bytearray(files[1].read_bytes())
+    at = data.find(b"2/1")
+    data[at] ^= 1
+    files[1].write_bytes(data)
+    await start_delay()
+    clock.advance(5 * HOUR)
+    await eventually(lambda: len(brokers.accepted) == 8)
+    told = capsys.readouterr().out
+
+    assert b"2/1" not in brokers.bodies
+    assert "corruption_found" in told
+    assert "20261116T1100Z.log" in told
+    assert "crc of 1 messages of orders does not match" in told
+
+
+@pytest.mark.parametrize("cut", [1, 30, 100])
+async def test_a_file_that_was_cut_loses_its_end_and_is_told(
+    start_delay: StartDelay,
+    clock: ManualClock,
+    brokers: FakeBrokers,
+    capsys: pytest.CaptureFixture[str],
+    cut: int,
+) -> None:
+    _, files = await damaged(start_delay, clock, brokers)
+    files[0].write_bytes(files[0].read_bytes()[:-cut])
+    running = await start_delay()
+    assert running.server.status()["schedule"]["damaged"] == 1
+    clock.advance(5 * HOUR)
+    await eventually(lambda: len(brokers.accepted) == 8)
+
+    assert b"1/2" not in brokers.bodies
+    assert "the file ends before what was written" in capsys.readouterr().out
+
+
+async def test_a_deleted_file_is_told_and_the_rest_goes_on(
+    start_delay: StartDelay,
+    clock: ManualClock,
+    brokers: FakeBrokers,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _, files = await damaged(start_delay, clock, brokers)
+    files[1].unlink()
+    running = await start_delay()
+    clock.advance(5 * HOUR)
+    await eventually(lambda: len(brokers.accepted) == 6)
+    told = capsys.readouterr().out
+
+    assert "20261116T1100Z.log" in told
+    assert "the file is gone" in told
+    assert running.server.status()["schedule"]["damaged"] == 1
+
+
+async def test_a_file_of_another_tick_is_told_and_not_delivered_early(
+    start_delay: StartDelay,
+    clock: ManualClock,
+    brokers: FakeBrokers,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _, files = await damaged(start_delay, clock, brokers)
+    files[2].rename(files[2].with_name("20261116T0900Z.log"))
+    (files[0].parent / "notes.txt").write_text("?")
+    running = await start_delay()
+    clock.advance(HOUR)
+    await eventually(lambda: len(brokers.accepted) == 3)
+    told = capsys.readouterr().out
+
+    assert all(body.startswith(b"1/") for body in brokers.bodies)
+    assert "an entry of schedule/20261116T1200Z.log lies here" in told
+    assert "no schedule log is named like this" in told
+    (kept,) = running.schedule("*.misnamed")
+    await running.close()
+    kept.rename(files[2])
+    await start_delay()
+    clock.advance(2 * HOUR)
+    await eventually(lambda: len(brokers.accepted) == 9)
+
+
+async def test_a_full_disk_refuses_sends_serves_on_and_recovers(
+    start_delay: StartDelay, clock: ManualClock, brokers: FakeBrokers
+) -> None:
+    files = MemoryFileSystem()
+    files.room = 8 * 1024 * 1024
+    running = await start_delay(files=files, storage={"reserve": "2MiB"})
+    due = clock.now_ms() + 10 * SECOND
+    sent = 0
+    while True:
+        batch, _ = delayed_batch([(b"x" * 200_000, due)], first_id=sent)
+        outcome = await running.send_batch(batch, acks=Acks.MEMORY)
+        if outcome.code:
+            break
+        sent += 1
+    assert outcome.code == ErrorCode.STORAGE_FULL
+    clock.advance(11 * SECOND)
+    await eventually(lambda: len(brokers.accepted) == sent)
+    files.room = 64 * 1024 * 1024
+    async with asyncio.timeout(20):
+        while (await running.send_batch(batch)).code:  # noqa: ASYNC110  # as a producer does
+            await asyncio.sleep(0.05)
+    await eventually(lambda: len(brokers.accepted) == sent + 1)
+
+
+async def test_ticks_of_another_length_before_are_served(
+    start_delay: StartDelay, clock: ManualClock, brokers: FakeBrokers
+) -> None:
+    running = await start_delay()
+    now = clock.now_ms()
+    ids = await running.send([(b"a", now + 20 * 60 * SECOND), (b"b", now + 40 * 60 * SECOND)])
+    running = await start_delay(schedule={"tick": "5m"})
+    await running.send([(b"c", now + 30 * 60 * SECOND)])
+    await running.cancel((ids[1], now + 40 * 60 * SECOND))
+    clock.advance(HOUR)
+    await eventually(lambda: len(brokers.accepted) == 2)
+
+    assert sorted(brokers.bodies) == [b"a", b"c"]
