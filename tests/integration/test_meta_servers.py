@@ -266,6 +266,35 @@ async def test_a_meta_server_that_starts_without_its_database_waits_for_it(
     assert (await route(raw, "orders")).partitions
 
 
+async def test_a_meta_server_that_starts_without_its_database_goes_on_with_what_it_knew(
+    start_meta: StartMeta, postgres: Postgres, connect: Connect, tmp_path: Path
+) -> None:
+    url = postgres.new_database()
+    arguments = ("--database", url, "--data", str(tmp_path / "own"), *CALM)
+    process = start_meta(*arguments, password=postgres.password)
+    raw = await connect(process)
+    await register(raw, "b1", "b2")
+    before = await route(raw, "orders")
+    assert process.stop() == 0
+    postgres.stop()
+    try:
+        process.restart()
+        raw = await connect(process)
+        assert await route(raw, "orders") == before
+        await register(raw, "b1")
+        with pytest.raises(UnavailableError, match="database of the meta servers is away"):
+            await route(raw, "new")
+        assert "going_on_with_what_was_known_last" in process.stderr
+    finally:
+        postgres.start()
+
+    async def is_back() -> bool:
+        return bool((await raw.status())["as_of_ms"] is None)
+
+    await eventually(is_back, limit_s=60)
+    assert (await route(raw, "new")).partitions
+
+
 async def test_a_password_is_taken_from_a_file_and_never_told(
     start_meta: StartMeta, postgres: Postgres, tmp_path: Path, connect: Connect
 ) -> None:

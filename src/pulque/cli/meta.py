@@ -13,7 +13,7 @@ __all__ = ["meta"]
 
 MetaDirectory = Annotated[
     str | None,
-    typer.Option("--data", metavar="DIR", help="Where the SQLite file goes (storage.directory)."),
+    typer.Option("--data", metavar="DIR", help="Where its files go (storage.directory)."),
 ]
 DatabaseUrl = Annotated[
     str | None,
@@ -33,9 +33,10 @@ def meta(
 ) -> None:
     """Run a meta server: brokers register there, and clients learn who serves what.
 
-    Keeps what it knows in ./pulque-meta unless told otherwise; several share one PostgreSQL. A
-    password comes from PULQUE_META__DATABASE__PASSWORD or database.password_file. Prints one line
-    when it serves, "ready pulque://127.0.0.1:7440", and stops cleanly on ctrl-C or SIGTERM.
+    Keeps what it knows in ./pulque-meta unless told otherwise; several share one PostgreSQL, and
+    keep in --data what they knew last, to be started while it is away. The password comes from
+    PULQUE_META__DATABASE__PASSWORD or database.password_file. Prints one line when it serves,
+    "ready pulque://127.0.0.1:7440", and stops cleanly on ctrl-C or SIGTERM.
     """
     with importing():
         from pulque.meta.server import run_meta

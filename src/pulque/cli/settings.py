@@ -42,6 +42,7 @@ DEFAULT_DIRECTORY = "pulque-data"
 """Where ``pulque up`` keeps messages if it is told nothing."""
 
 DEFAULT_META_DIRECTORY = "pulque-meta"
+_META_DATABASE = "PULQUE_META__DATABASE__URL"
 """Where ``pulque meta`` keeps the cluster if it is told nothing."""
 
 DEFAULT_DELAY_DIRECTORY = "pulque-delay"
@@ -164,7 +165,8 @@ def load_meta(config: Path | None, flags: dict[str, "Given"]) -> "LoadedSettings
         from pulque.meta.config import MetaSettings
         from pulque.settings.sources import load_settings
 
-    fallbacks = {} if config else {"storage.directory": DEFAULT_META_DIRECTORY}
+    has_place = config or "database.url" in flags or _META_DATABASE in os.environ
+    fallbacks = {} if has_place else {"storage.directory": DEFAULT_META_DIRECTORY}
     return load_settings(
         MetaSettings, file=config, environ=os.environ, flags=flags, fallbacks=fallbacks
     )

@@ -42,12 +42,13 @@ class MetaListenSection(ListenSection):
 
 
 class MetaStorageSection(Section):
-    """Where the meta server keeps what it knows, if not in a database elsewhere."""
+    """Where the meta server keeps what it knows."""
 
     directory: Path | None = Field(
         default=None,
-        description="Holds `meta.sqlite`, unless `database.url` names another database; made if "
-        "it is not there. One of the two has to be given.",
+        description="Holds `meta.sqlite`; made if it is not there. If `database.url` names "
+        "another database, it holds what was known last instead, so that the meta server can be "
+        "started while that is away. One of the two has to be given.",
     )
 
 
@@ -199,7 +200,7 @@ class MetaSettings(ServerSettings):
     )
     storage: MetaStorageSection = Field(
         default=MetaStorageSection(),
-        description="Where the meta server keeps what it knows, if not in a database elsewhere.",
+        description="Where the meta server keeps what it knows.",
     )
     database: DatabaseSection = Field(
         default=DatabaseSection(), description="Where the cluster is written down."

@@ -80,6 +80,17 @@ class Directory:
         self.revision = max(self.revision, changes.revision)
         return None if self.look() or is_marked else set(changes.subjects)
 
+    def forget(self) -> None:
+        """Take in that all of this was of another cluster."""
+        for known in (self.servers, self.marks, self.subjects, self.policies):
+            known.clear()
+        self.read_only = set()
+        self._partitions.clear()
+        self._routes.clear()
+        self._marks_version += 1
+        self.revision = -1
+        self.look()
+
     def put(self, server: Server) -> None:
         """Take in a server that registered."""
         self.servers[server.name] = server

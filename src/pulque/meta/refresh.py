@@ -2,14 +2,18 @@
 
 import asyncio
 import contextlib
+from pathlib import Path
 
 from pulque.errors import ConfigError, UnavailableError
 from pulque.meta.parts import Parts
+from pulque.meta.recollection import read_recollection, recollect, write_recollection
 from pulque.model.names import Subject
 
 __all__ = ["Refresher"]
 
 _SLOWEST_S = 5.0
+_WRITE_EVERY_MS = 5000
+_NEVER = -1
 
 
 class Refresher:
@@ -19,9 +23,13 @@ class Refresher:
         parts: What is to be up to date, and who is told.
         refresh_s: How often to look at the database.
         beat_s: How often to count heartbeats there.
+        file: Where to write down what is known, for a start while the database is away; None
+            if nowhere.
     """
 
-    def __init__(self, parts: Parts, *, refresh_s: float, beat_s: float) -> None:
+    def __init__(
+        self, parts: Parts, *, refresh_s: float, beat_s: float, file: Path | None = None
+    ) -> None:
         self._store = parts.store
         self._directory = parts.directory
         self._watches = parts.watches
@@ -34,8 +42,14 @@ class Refresher:
         self._heard_here: set[str] = set()
         self._reading = asyncio.Lock()
         self._is_stopping = asyncio.Event()
+        self._file = file
+        self._is_open = False
+        self._is_written = True
+        self._write_at_ms = 0
         self.cluster = ""
-        """The id of the cluster; empty until the database was read."""
+        """The id of the cluster; empty until it is known."""
+        self.recalled_ms: int | None = None
+        """As of when things are known, if not from the database, which was never read yet."""
         self.away: str = ""
         """Why the database cannot be used now; empty if it can."""
 
@@ -52,15 +66,48 @@ class Refresher:
         """
         async with self._reading:
             try:
-                if not self.cluster:
-                    self.cluster = await self._store.open()
-                changes = await self._store.changes(self._directory.revision)
+                if not self._is_open:
+                    self._opened(await self._store.open())
+                # What was only remembered may be wrong: then everything is read.
+                is_true = self.recalled_ms is None
+                since = self._directory.revision if is_true else _NEVER
+                changes = await self._store.changes(since)
             except UnavailableError as error:
                 self._is_away(str(error))
                 raise
             self._is_back()
+            self.recalled_ms = None
         if changes is not None:
+            self._is_written = False
             self._tell(self._directory.apply(changes))
+
+    def recall(self) -> None:
+        """Go on with what was written down last, as the database cannot be read."""
+        if self._file is None:
+            return
+        try:
+            found = read_recollection(self._file)
+        except (OSError, ValueError) as error:
+            self._warn("last_known_not_readable", file=str(self._file), reason=str(error))
+            return
+        if found is None or self._directory.is_loaded:
+            return
+        self.cluster, self.recalled_ms = found.cluster, found.at_ms
+        self._directory.apply(found.known)
+        self._warn(
+            "going_on_with_what_was_known_last",
+            cluster=found.cluster,
+            as_of_ms=found.at_ms,
+            servers=len(found.known.servers),
+            subjects=len(found.known.subjects),
+        )
+
+    def _opened(self, cluster: str) -> None:
+        if self.cluster not in {"", cluster}:
+            self._warn("last_known_of_another_cluster", found=self.cluster, cluster=cluster)
+            self._directory.forget()
+        self.cluster = cluster
+        self._is_open = True
 
     async def run(self) -> None:
         """Refresh again and again, count heartbeats, and notice who is silent, until stopped."""
@@ -80,8 +127,25 @@ class Refresher:
                 self._is_away(str(error))
             self.look()
             self._online.forget_silent()
+            await self._write_down()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._is_stopping.wait(), pause_s)
+
+        self._write_at_ms = 0
+        await self._write_down()
+
+    async def _write_down(self) -> None:
+        """Keep what is known for the next start, if it differs, but not all the time."""
+        now_ms = self._clock.monotonic_ms()
+        if self._file is None or self._is_written or now_ms < self._write_at_ms:
+            return
+        self._write_at_ms = now_ms + _WRITE_EVERY_MS
+        self._is_written = True
+        found = recollect(self.cluster, self._directory, self._clock.now_ms())
+        try:
+            await asyncio.to_thread(write_recollection, self._file, found)
+        except OSError as error:
+            self._warn("last_known_not_written", file=str(self._file), reason=str(error))
 
     def stop(self) -> None:
         """Have ``run`` end when it is done with what it does."""

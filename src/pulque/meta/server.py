@@ -1,10 +1,10 @@
 """Puts the parts of a meta server together, in order, and starts them. Holds no logic."""
 
 import asyncio
-import contextlib
 import json
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
@@ -18,6 +18,7 @@ from pulque.meta.database import Database, check_directory, parse_database_url
 from pulque.meta.directory import Directory
 from pulque.meta.online import OnlineClients
 from pulque.meta.parts import Background, Parts
+from pulque.meta.recollection import FILE
 from pulque.meta.refresh import Refresher
 from pulque.meta.registrar import Registrar
 from pulque.meta.requests import MetaHandler
@@ -104,16 +105,19 @@ class MetaServer:
     async def start(self) -> str:
         """Open the database and serve; return the URL.
 
-        A database that is away is no reason not to: it is read as soon as it is back, and until
-        then everything is refused with an error that says so.
+        A database that is away is no reason not to: it is read as soon as it is back. Until then
+        it goes on with what it knew last, if that is written down (``storage.directory``); else
+        everything is refused with an error that says so.
 
         Raises:
             ConfigError: The settings cannot be used, or the tables are of a newer version.
         """
         refresher = self._build()
-        with contextlib.suppress(UnavailableError):
-            # The log says it; the refresher goes on trying.
+        try:
             await refresher.refresh()
+        except UnavailableError:
+            # The log says it; the refresher goes on trying.
+            refresher.recall()
         self._background.start(refresher.run())
         host, port = await self._listen()
         shown = f"[{host}]" if ":" in host else host
@@ -154,6 +158,7 @@ class MetaServer:
             refresh_s=settings.database.refresh.total_seconds(),
             # Twice as often: what another meta server heard must be seen before it is too late.
             beat_s=beat_s / 2,
+            file=_last_known(settings),
         )
         registrar = Registrar(parts, refresher, self._background, settings)
         subjects = Subjects(parts, refresher, self._background, settings)
@@ -209,8 +214,14 @@ class MetaServer:
         self._log.error("task_failed", exc_info=error)
 
 
+def _last_known(settings: MetaSettings) -> Path | None:
+    """Return where to write down what is known, if the database is elsewhere."""
+    directory = settings.storage.directory
+    return directory / FILE if directory is not None and settings.database.url else None
+
+
 def _database(settings: MetaSettings) -> Database:
-    if not settings.database.url and settings.storage.directory is not None:
+    if settings.storage.directory is not None:
         check_directory(settings.storage.directory)
     return Database(
         parse_database_url(settings.database_url()),

@@ -19,6 +19,7 @@ def status_report(parts: Parts, refresher: Refresher, registrar: Registrar) -> d
         "role": "meta",
         "cluster": refresher.cluster,
         "database": refresher.away or "ok",
+        "as_of_ms": refresher.recalled_ms,
         "subjects": len(directory.subjects),
         "clients": len(parts.online),
         "watches": parts.watches.waiting,
