@@ -13,9 +13,8 @@ from pulque.errors import InvalidRequestError, UnavailableError
 from pulque.model.cluster import Placement, Serving
 from pulque.model.names import Pattern, Subject, parse_partition, subject_of
 from pulque.model.routes import SLOTS, PartitionRoute, Slots
+from pulque.rules.ranges import MOST_PARTITIONS, open_places, split
 from pulque.rules.routing import (
-    MOST_PARTITIONS,
-    extend,
     place,
     place_on,
     route_of_delays,
@@ -30,9 +29,10 @@ subjects = st.from_regex(r"[a-z]{1,8}(\.[a-z]{1,4})?", fullmatch=True).map(Subje
 
 
 def owners(placed: tuple[Placement, ...]) -> list[int]:
-    """Return, for each slot, how many partitions it belongs to: counted one by one."""
+    """Return, for each slot, how many partitions take its messages: counted one by one."""
+    taking = [each for each in placed if not each.is_closed]
     return [
-        sum(each.slots.start <= slot < each.slots.end for each in placed) for slot in range(SLOTS)
+        sum(each.slots.start <= slot < each.slots.end for each in taking) for slot in range(SLOTS)
     ]
 
 
@@ -45,14 +45,15 @@ def test_each_slot_has_one_partition_however_a_subject_is_extended(
     assert owners(placed) == [1] * SLOTS
 
     for added in more:
-        before, placed = placed, extend(subject, placed, added)
+        count = len(open_places(placed)) + len(added)
+        before, placed = placed, split(subject, placed, count, added)
 
         assert owners(placed) == [1] * SLOTS
-        assert [each[:2] for each in placed[: len(before)]] == [each[:2] for each in before]
-        assert [each.broker_group for each in placed[len(before) :]] == added
-        for old, new in zip(before, placed, strict=False):
-            assert old.slots.start == new.slots.start
-            assert new.slots.end <= old.slots.end
+        assert [each[:3] for each in placed[: len(before)]] == [each[:3] for each in before]
+        # The first part of each stays where it is, and the others go where they are told to.
+        closed = [new for old, new in zip(before, placed, strict=False) if new != old]
+        here = Counter(each.broker_group for each in placed[len(before) :])
+        assert here == Counter(added) + Counter(each.broker_group for each in closed)
 
 
 @given(subject=subjects, first=groups, more=groups)
@@ -60,7 +61,7 @@ def test_each_slot_has_one_partition_however_a_subject_is_extended(
 def test_a_group_and_a_name_are_one_partition(
     subject: Subject, first: list[str], more: list[str]
 ) -> None:
-    placed = extend(subject, place_on(subject, first), more)
+    placed = split(subject, place_on(subject, first), len(first) + len(more), more)
 
     assert len({each[:2] for each in placed}) == len(placed)
     for each in placed:
@@ -89,21 +90,10 @@ def test_no_broker_is_a_reason_to_try_again() -> None:
 
 @pytest.mark.accepts("002-10", "002-14", "002-06")
 def test_the_default_route_has_two_halves() -> None:
-    assert place(Subject("order.book"), ["a", "b", "c"], {"c": 9}) in (
+    placed = place(Subject("order.book"), ["a", "b", "c"], {"c": 9})
+    assert tuple(each[:3] for each in placed) in (
         (("order.book", "a", (0, 512)), ("order.book", "b", (512, 1024))),
         (("order.book", "b", (0, 512)), ("order.book", "a", (512, 1024))),
-    )
-
-
-@pytest.mark.accepts("002-13")
-def test_two_become_four() -> None:
-    two = place_on(Subject("order.book"), ["b1", "b2"])
-
-    assert extend(Subject("order.book"), two, ["b1", "b2"]) == (
-        ("order.book", "b1", (0, 256)),
-        ("order.book", "b2", (512, 768)),
-        ("order.book#1", "b1", (256, 512)),
-        ("order.book#2", "b2", (768, 1024)),
     )
 
 
@@ -123,13 +113,6 @@ def test_four_partitions_by_hand_on_two_groups() -> None:
 def test_too_few_and_too_many_partitions_are_refused(count: int) -> None:
     with pytest.raises(InvalidRequestError, match=f"would have {count} partitions"):
         place_on(Subject("orders"), ["a"] * count)
-
-
-def test_no_extension_goes_beyond_the_limit() -> None:
-    full = place_on(Subject("orders"), ["a"] * MOST_PARTITIONS)
-
-    with pytest.raises(InvalidRequestError):
-        extend(Subject("orders"), full, ["b"])
 
 
 # -- routes -------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from pulque.broker.adopt import Adopter, AdoptionRules
 from pulque.broker.appending import Appender
+from pulque.broker.attendance import LoneAttendance
 from pulque.broker.clients import ClientTable
 from pulque.broker.dead import DeadLetterOffice
 from pulque.broker.gate import Gate
@@ -34,6 +35,7 @@ from pulque.errors import PulqueError
 from pulque.model.positions import Epoch, Tenure
 from pulque.rules.lease import Leases
 from pulque.rules.retry import RetryPolicy
+from pulque.serving.attended import Authorisation
 from pulque.serving.commit import Committer
 from pulque.storage.listener import SilentListener
 from pulque.storage.options import StorageOptions
@@ -155,6 +157,7 @@ async def open_inside(files: MemoryFileSystem) -> AsyncIterator[Inside]:  # noqa
             perform=redeliverer.perform,
             sync_facts=committer.sync_facts,
         ),
+        LoneAttendance(state.places, "broker", clock, Authorisation(10_000), ()),
     )
     rhythm = Rhythm(10_000, 60_000, 60_000, 2**40, None)
     inside = Inside(

@@ -4,12 +4,14 @@ import asyncio
 
 from fastapi import APIRouter, Response
 
-from pulque.admin.cluster import KnownServer, PlacedSubject
+from pulque.admin.cluster import KnownServer, PlacedPartition, PlacedSubject
 from pulque.admin.context import Context
 from pulque.admin.models import (
     Extension,
     Marks,
     NewSubject,
+    Order,
+    OrderName,
     PartitionPage,
     PartitionRow,
     PositionPage,
@@ -23,6 +25,7 @@ from pulque.admin.pages import Cursor, Limit, cut, read_cursor, write_cursor
 from pulque.client.looking import positions_of, positions_request
 from pulque.errors import RemoteProtocolError, UnknownSubjectError
 from pulque.model.names import PartitionName, Pattern, Subject
+from pulque.model.ordered import OrderStrategy
 from pulque.model.routes import RouteKind
 from pulque.wire.requests import Route
 from pulque.wire.responses import Response as Answer
@@ -31,6 +34,11 @@ from pulque.wire.responses import Routed
 __all__ = ["SubjectsApi"]
 
 _CREATED = 201
+_ORDERS: dict[OrderName, OrderStrategy] = {
+    "best-effort": OrderStrategy.BEST_EFFORT,
+    "strict": OrderStrategy.STRICT,
+}
+_NAMES = {order: name for name, order in _ORDERS.items()}
 
 
 class SubjectsApi:
@@ -47,7 +55,9 @@ class SubjectsApi:
             responses={_CREATED: {"model": SubjectRow, "description": "It was not there."}},
         )(self.create)
         router.get("/subjects/{subject}", summary="Show a subject")(self.show)
-        router.post("/subjects/{subject}/extend", summary="Add partitions")(self.extend)
+        router.post("/subjects/{subject}/extend", summary="Split partitions")(self.extend)
+        router.post("/subjects/{subject}/merge", summary="Merge partitions")(self.merge)
+        router.put("/subjects/{subject}/order", summary="Set the strategy of order")(self.order)
         router.put("/subjects/{subject}/read-only", summary="Refuse sends")(self.mark)
         router.get("/subjects/{subject}/partitions", summary="Partitions on brokers")(
             self.positions
@@ -75,9 +85,18 @@ class SubjectsApi:
         return _row(await self._find(subject))
 
     async def extend(self, subject: SubjectInPath, extension: Extension) -> SubjectRow:
-        """Give a subject more partitions; it never gets fewer."""
+        """Split partitions until so many take messages; those that are split are closed."""
         found = await self._cluster.extend_subject(Subject(subject), extension.partitions)
         return _row(found)
+
+    async def merge(self, subject: SubjectInPath, extension: Extension) -> SubjectRow:
+        """Merge partitions until so many take messages; those that are merged are closed."""
+        found = await self._cluster.merge_subject(Subject(subject), extension.partitions)
+        return _row(found)
+
+    async def order(self, subject: SubjectInPath, wanted: Order) -> SubjectRow:
+        """Decide what a failure may do to the order of a subject's messages."""
+        return _row(await self._cluster.order_subject(Subject(subject), _ORDERS[wanted.order]))
 
     async def mark(self, subject: PatternInPath, mark: ReadOnly) -> Marks:
         """Have a subject, or all of a pattern, take no sends, or take them again."""
@@ -148,16 +167,24 @@ def _row(found: PlacedSubject) -> SubjectRow:
     return SubjectRow(
         subject=found.subject,
         read_only=found.is_read_only,
+        order=_NAMES[found.order],
+        taking=found.taking,
         partitions=[
             PartitionRow(
                 subject=found.subject,
                 partition=each.partition,
                 broker_group=each.broker_group,
                 slots=each.slots,
+                closed=each.is_closed,
+                parents=[_full_name(found.partitions[place]) for place in each.parents],
             )
             for each in found.partitions
         ],
     )
+
+
+def _full_name(partition: PlacedPartition) -> str:
+    return f"{partition.partition}@{partition.broker_group}"
 
 
 def _names_of(response: Answer) -> list[PartitionName]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple, Protocol
 
 from pulque.model.names import PartitionName, Pattern, Subject
+from pulque.model.ordered import OrderStrategy
 from pulque.model.routes import Role, Slots
 
 __all__ = [
@@ -56,6 +57,10 @@ class PlacedPartition(NamedTuple):
     partition: PartitionName
     broker_group: str
     slots: Slots
+    is_closed: bool = False
+    """It was split or merged: it takes no more messages."""
+    parents: tuple[int, ...] = ()
+    """Whose order keys it took over, as their places in the list of the subject's partitions."""
 
 
 class PlacedSubject(NamedTuple):
@@ -64,6 +69,13 @@ class PlacedSubject(NamedTuple):
     subject: Subject
     is_read_only: bool
     partitions: tuple[PlacedPartition, ...]
+    """Also those that were split or merged."""
+    order: OrderStrategy = OrderStrategy.BEST_EFFORT
+
+    @property
+    def taking(self) -> int:
+        """How many partitions take messages."""
+        return sum(not each.is_closed for each in self.partitions)
 
 
 class WatchingClient(NamedTuple):
@@ -146,11 +158,28 @@ class Cluster(Protocol):
         """
 
     async def extend_subject(self, name: Subject, partitions: int) -> PlacedSubject:
-        """Give a subject more partitions; never fewer.
+        """Split partitions, so that more take messages; never fewer.
 
         Raises:
             UnknownSubjectError: There is no such subject.
-            NotAllowedError: It has more than so many, or cannot have so many.
+            NotAllowedError: It has more than so many.
+            InvalidRequestError: It cannot have so many.
+        """
+
+    async def merge_subject(self, name: Subject, partitions: int) -> PlacedSubject:
+        """Merge partitions, so that fewer take messages; never more.
+
+        Raises:
+            UnknownSubjectError: There is no such subject.
+            NotAllowedError: It has fewer than so many.
+            InvalidRequestError: It cannot have so many.
+        """
+
+    async def order_subject(self, name: Subject, order: OrderStrategy) -> PlacedSubject:
+        """Decide what a failure may do to the order of a subject's messages.
+
+        Raises:
+            UnknownSubjectError: There is no such subject.
         """
 
     async def mark_subject(self, name: Pattern, *, is_read_only: bool) -> None:

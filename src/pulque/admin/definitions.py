@@ -57,7 +57,7 @@ async def import_definitions(
     Raises:
         PulqueError: A part of it cannot be; what came before it is done.
     """
-    existing = {each.subject: len(each.partitions) for each in await _all_subjects(context)}
+    existing = {each.subject: each.taking for each in await _all_subjects(context)}
     _check_groups(wanted, existing)
     marks = set(await context.cluster.read_only_marks())
     policies = await context.cluster.policies()
@@ -111,7 +111,7 @@ async def _import(
         await context.cluster.set_policies(changed_policies(policies, wanted.policies))
     for each in wanted.subjects:
         placed = await context.cluster.create_subject(Subject(each.subject))
-        if each.partitions is not None and len(placed.partitions) < each.partitions:
+        if each.partitions is not None and placed.taking < each.partitions:
             await context.cluster.extend_subject(Subject(each.subject), each.partitions)
     for pattern in plan.marked:
         await context.cluster.mark_subject(Pattern(pattern), is_read_only=True)

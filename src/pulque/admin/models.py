@@ -30,6 +30,8 @@ __all__ = [
     "ImportDone",
     "Marks",
     "NewSubject",
+    "Order",
+    "OrderName",
     "PartitionPage",
     "PartitionRow",
     "PositionPage",
@@ -39,6 +41,9 @@ __all__ = [
     "SubjectPage",
     "SubjectRow",
 ]
+
+
+OrderName = Literal["best-effort", "strict"]
 
 
 # ── subjects and partitions ────────────────────────────────────────────────────────────────────
@@ -54,6 +59,16 @@ class PartitionRow(BaseModel):
         description="Which order keys belong there: those with crc32c(key) % 1024 from the first "
         "number on, before the second."
     )
+    closed: bool = Field(
+        default=False,
+        description="It was split or merged: it takes no more messages, and is consumed until it "
+        "is empty.",
+    )
+    parents: list[str] = Field(
+        default=[],
+        description="The partitions that had its order keys before, as `partition@broker_group`: "
+        "in order it is consumed after them.",
+    )
 
 
 class SubjectRow(BaseModel):
@@ -61,6 +76,8 @@ class SubjectRow(BaseModel):
 
     subject: str
     read_only: bool = Field(description="It takes no sends, by command.")
+    order: OrderName = Field(description="What a failure may do to the order of messages.")
+    taking: int = Field(description="How many partitions take messages.")
     partitions: list[PartitionRow]
 
 
@@ -80,6 +97,12 @@ class Extension(Body):
     """How many partitions a subject is to have."""
 
     partitions: Annotated[int, Field(strict=True, ge=1, le=MAX_PARTITIONS)]
+
+
+class Order(Body):
+    """What a failure may do to the order of a subject's messages."""
+
+    order: OrderName
 
 
 class ReadOnly(Body):

@@ -110,6 +110,15 @@ class StorageSection(Section):
     )
 
 
+def _checked_subjects(subjects: tuple[str, ...]) -> tuple[str, ...]:
+    for subject in subjects:
+        try:
+            parse_pattern(subject)
+        except InvalidNameError as error:
+            raise ValueError(str(error)) from None
+    return subjects
+
+
 class LimitsSection(Section):
     """How much one client, and all of them, may ask of the broker."""
 
@@ -179,12 +188,7 @@ class LimitsSection(Section):
     @field_validator("allowed_subjects")
     @classmethod
     def _are_subjects(cls, subjects: tuple[str, ...]) -> tuple[str, ...]:
-        for subject in subjects:
-            try:
-                parse_pattern(subject)
-            except InvalidNameError as error:
-                raise ValueError(str(error)) from None
-        return subjects
+        return _checked_subjects(subjects)
 
     @model_validator(mode="after")
     def _fits(self) -> "LimitsSection":
@@ -218,12 +222,22 @@ class ConsumptionSection(Section):
         description="A partition of an ordered group belongs to its consumer for this long after "
         "each pull and settle: then another one that it was allotted to may have it.",
     )
+    strict: Listed = Field(
+        default=(),
+        description="Subjects, and patterns like `order.*`, whose order is strict, at a broker "
+        "that stands alone; in a cluster the meta servers say which (`pulque subject order`).",
+    )
     low_priority_share: Annotated[Share, Field(ge=0, le=0.5)] = Field(
         default=0.1,
         description="The share of a group's pulls that begin with another priority than the "
         "highest that waits, each in its turn: so lower ones go on, however much waits above "
         "them. With 0 they wait until nothing else does.",
     )
+
+    @field_validator("strict")
+    @classmethod
+    def _are_subjects(cls, subjects: tuple[str, ...]) -> tuple[str, ...]:
+        return _checked_subjects(subjects)
 
     @model_validator(mode="after")
     def _checks_within_the_lease(self) -> "ConsumptionSection":

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from pulque.broker.adopt import Adopter
+from pulque.broker.attendance import LoneAttendance
 from pulque.broker.clients import ClientTable
 from pulque.broker.dead import DeadLetterOffice
 from pulque.broker.groups import Registrar
@@ -36,3 +37,4 @@ class Parts:
     clients: ClientTable
     locker: Locker
     steward: Steward
+    attendance: LoneAttendance

@@ -23,12 +23,13 @@ from pulque.model.names import Subject
 from pulque.model.routes import Route as RouteOf
 from pulque.model.routes import RouteKind
 from pulque.serving.metalink import MetaLink
+from pulque.wire.ordered import Attend, Attended
 from pulque.wire.requests import Route, Watch
 from pulque.wire.responses import Response, Routed, Watched
 
 __all__ = ["Relay"]
 
-T = TypeVar("T", Routed, Watched)
+T = TypeVar("T", Routed, Watched, Attended)
 _ROUTE_S = 3.0
 _LONGEST_WAIT_MS = 60_000
 _WHILE_AWAY_S = 2.0
@@ -84,6 +85,18 @@ class Relay:
         """Answer when a route changes, or when the time is up."""
         self._begin(self._watch(request), answer, refuse)
 
+    def attend(
+        self,
+        request: Attend,
+        answer: Callable[[Attended], None],
+        refuse: Callable[[PulqueError], None],
+    ) -> None:
+        """Tell a consumer of an ordered group which partitions are its own.
+
+        Only a meta server knows: while none can be reached, the consumer is told so.
+        """
+        self._begin(self._attend(request), answer, refuse)
+
     def ask_route(
         self, subject: Subject, decided: Callable[[RouteOf | PulqueError], None]
     ) -> None:
@@ -132,12 +145,28 @@ class Relay:
             await asyncio.sleep(min(wait_s, _WHILE_AWAY_S))
             return Watched(())
 
+    async def _attend(self, request: Attend) -> Attended:
+        wait_s = min(request.wait_ms, _LONGEST_WAIT_MS) / 1000
+        return await self._ask_any(lambda link: self._attend_at(link, request, wait_s))
+
     async def _watch_at(self, link: MetaLink, request: Watch, wait_s: float) -> Watched:
+        return await self._wait_at(link, request, wait_s, _watched)
+
+    async def _attend_at(self, link: MetaLink, request: Attend, wait_s: float) -> Attended:
+        return await self._wait_at(link, request, wait_s, _attended)
+
+    async def _wait_at(
+        self,
+        link: MetaLink,
+        request: Watch | Attend,
+        wait_s: float,
+        convert: Callable[[Response], T],
+    ) -> T:
         _connected(link)
         line = await self._line(link)
         self._lines[line] += 1
         try:
-            return await line.request(request, wait_s + _ROUTE_S, _watched)
+            return await line.request(request, wait_s + _ROUTE_S, convert)
         finally:
             self._lines[line] -= 1
             if not line.is_open:
@@ -206,4 +235,10 @@ def _routed(response: Response) -> Routed:
 def _watched(response: Response) -> Watched:
     if not isinstance(response, Watched):
         raise RemoteProtocolError(f"{type(response).__name__} came instead of Watched")
+    return response
+
+
+def _attended(response: Response) -> Attended:
+    if not isinstance(response, Attended):
+        raise RemoteProtocolError(f"{type(response).__name__} came instead of Attended")
     return response

@@ -149,7 +149,10 @@ class RequestHandler:
         self._locker = parts.locker
         self._steward = parts.steward
         self._engine = state.engine
-        self._routes = LocalRoutes(state.places, cluster.broker_group, cluster.gate)
+        self._attendance = parts.attendance
+        self._routes = LocalRoutes(
+            state.places, cluster.broker_group, cluster.gate, self._attendance.order_of
+        )
         self._watcher = Watcher(state.places, self._routes)
         self._consumption = state.consumption
         self._clock = clock
@@ -184,10 +187,12 @@ class RequestHandler:
         self._watcher.closed(connection)
         self._clients.closed(connection)
         self._locker.closed(connection)
+        self._attendance.closed(connection)
 
     def partition_added(self, places: list[Place]) -> None:
         """Tell the watches that a new partition matters to."""
         self._watcher.partition_added(places)
+        self._attendance.partition_added()
 
     def _greet(self, connection: Connection, request: Request, answerer: _Answerer) -> None:
         if not isinstance(request, Hello):
@@ -271,7 +276,9 @@ class RequestHandler:
                     ),
                 )
             case Attend():
-                raise UnsupportedError("this broker does not allot partitions yet")
+                self._hold(
+                    connection, answerer, lambda: self._attend(connection, request, answerer)
+                )
             case Lock():
                 self._hold(
                     connection,
@@ -330,6 +337,13 @@ class RequestHandler:
             self._watcher.watch(request, connection, answerer.answer_held)
         else:
             relay.watch(request, answerer.answer_held, answerer.refuse_held)
+
+    def _attend(self, connection: Connection, request: Attend, answerer: _Answerer) -> None:
+        relay = self._cluster.relay
+        if relay is None:
+            self._attendance.attend(request, connection, answerer.answer_held)
+        else:
+            relay.attend(request, answerer.answer_held, answerer.refuse_held)
 
     def _subscribe(self, connection: Connection, request: Subscribe, answerer: _Answerer) -> None:
         def answer(response: Subscribed) -> None:

@@ -1,5 +1,7 @@
 """Routes of a broker that knows of no other: it serves every subject itself."""
 
+from collections.abc import Callable
+
 from pulque.broker.gate import Gate
 from pulque.broker.places import Places
 from pulque.errors import NotAllowedError
@@ -7,10 +9,12 @@ from pulque.model.names import (
     Group,
     PartitionName,
     Pattern,
+    is_pattern,
     parse_owner,
     parse_pattern,
     parse_subject,
 )
+from pulque.model.ordered import OrderStrategy
 from pulque.model.routes import PartitionRoute, Route, RouteKind
 
 __all__ = ["LocalRoutes", "parse_asked"]
@@ -23,7 +27,14 @@ _ASKED_HERE = ("", 0)
 class LocalRoutes:
     """Which partitions are here."""
 
-    def __init__(self, places: Places, broker_group: str, gate: Gate) -> None:
+    def __init__(
+        self,
+        places: Places,
+        broker_group: str,
+        gate: Gate,
+        order_of: Callable[[Pattern], OrderStrategy],
+    ) -> None:
+        self._order_of = order_of
         self._places = places
         self._broker_group = broker_group
         self._gate = gate
@@ -55,7 +66,8 @@ class LocalRoutes:
             PartitionRoute(name, here, *_ASKED_HERE, is_open or self._gate.takes(name))
             for name in covered
         )
-        return Route(pattern, self._places.version, routes)
+        order = OrderStrategy.BEST_EFFORT if is_pattern(pattern) else self._order_of(pattern)
+        return Route(pattern, self._places.version, routes, order)
 
     def plain(self, subject: Pattern) -> Route:
         """Return the route to this broker's plain partition of a subject, and no other."""

@@ -16,6 +16,7 @@ import structlog
 
 from pulque.broker.adopt import Adopter, AdoptionRules
 from pulque.broker.appending import Appender
+from pulque.broker.attendance import LoneAttendance
 from pulque.broker.belonging import advertised, join_cluster, register_of
 from pulque.broker.clients import ClientTable
 from pulque.broker.config import BrokerSettings, parse_delays
@@ -47,6 +48,7 @@ from pulque.net.server import ConnectionLimits, FrameServer
 from pulque.rules.lease import Leases
 from pulque.rules.locks import LockTimes
 from pulque.rules.retry import RetryPolicy
+from pulque.serving.attended import Authorisation
 from pulque.serving.commit import Committer
 from pulque.serving.listener import LoggingListener
 from pulque.settings.logs import configure_logging
@@ -270,6 +272,13 @@ class Broker:
                 locker,
                 perform=redeliverer.perform,
                 sync_facts=self._committer.sync_facts,
+            ),
+            LoneAttendance(
+                state.places,
+                self._cluster.broker_group,
+                self._clock,
+                Authorisation(state.lock_times.lock_ms),
+                settings.consumption.strict,
             ),
         )
         state.engine.partitions.watch(self._partition_added)

@@ -1,6 +1,7 @@
 """``pulque subject``: what subjects a cluster has, where they lie, and what they may take."""
 
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
@@ -20,6 +21,13 @@ app = typer.Typer(
 )
 Subject = Annotated[str, typer.Argument(metavar="SUBJECT", help="Which one.", show_default=False)]
 Number = Annotated[int | None, typer.Option("-n", min=1, help="At most so many.")]
+
+
+class OrderChoice(StrEnum):
+    """What a failure may do to the order of messages."""
+
+    STRICT = "strict"
+    BEST_EFFORT = "best-effort"
 
 
 @app.command("list")
@@ -92,7 +100,7 @@ def create(
     client = open_admin(admin, timeout)
     for subject in subjects:
         found = client.ask("POST", "/subjects", {"subject": subject, "broker_groups": on or []})
-        if partitions is not None and len(found["partitions"]) < partitions:
+        if partitions is not None and found["taking"] < partitions:
             body = {"partitions": partitions}
             found = client.ask("POST", path_of("subjects", subject, "extend"), body)
         _print_changed(found, output)
@@ -103,16 +111,63 @@ def extend(
     subject: Subject,
     *,
     partitions: Annotated[
-        int, typer.Option(min=1, help="How many it is to have in all.", show_default=False)
+        int, typer.Option(min=1, help="How many are to take messages.", show_default=False)
     ],
     admin: Admin = DEFAULT_ADMIN,
     timeout: Timeout = 10.0,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Give a subject more partitions; it never gets fewer."""
+    """Split partitions of a subject, so that more take messages.
+
+    Those that are split take no more messages. Consumers in order get what follows them only
+    after they have settled all that is in them.
+    """
     client = open_admin(admin, timeout)
     body = {"partitions": partitions}
     _print_changed(client.ask("POST", path_of("subjects", subject, "extend"), body), output)
+
+
+@app.command()
+def merge(
+    subject: Subject,
+    *,
+    partitions: Annotated[
+        int, typer.Option(min=1, help="How many are to take messages.", show_default=False)
+    ],
+    admin: Admin = DEFAULT_ADMIN,
+    timeout: Timeout = 10.0,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Merge partitions of a subject, so that fewer take messages; order holds as with extend."""
+    client = open_admin(admin, timeout)
+    body = {"partitions": partitions}
+    _print_changed(client.ask("POST", path_of("subjects", subject, "merge"), body), output)
+
+
+@app.command()
+def order(
+    subject: Subject,
+    strategy: Annotated[
+        OrderChoice,
+        typer.Argument(help="What a failure may do to the order.", show_default=False),
+    ],
+    *,
+    admin: Admin = DEFAULT_ADMIN,
+    timeout: Timeout = 10.0,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Say what a failure may do to the order of a subject's messages.
+
+    strict: what fails is tried again where it is, and what follows with its key waits.
+    best-effort: it may go another way, and be overtaken.
+    """
+    client = open_admin(admin, timeout)
+    body = {"order": strategy.value}
+    found = client.ask("PUT", path_of("subjects", subject, "order"), body)
+    if output is Output.JSON:
+        print_json(found)
+    else:
+        print_line(f"{found['subject']} keeps order: {found['order']}")
 
 
 @app.command("read-only")
@@ -140,15 +195,21 @@ def _print_changed(found: Mapping[str, Any], output: Output) -> None:
     if output is Output.JSON:
         print_json(found)
     else:
-        print_line(f"{found['subject']} has {len(found['partitions'])} partitions")
+        print_line(f"{found['subject']} has {found['taking']} partitions")
 
 
 def _print_subject(found: Mapping[str, Any]) -> None:
-    print_line(f"{found['subject']} {'takes no sends' if found['read_only'] else 'takes sends'}")
+    sends = "takes no sends" if found["read_only"] else "takes sends"
+    print_line(f"{found['subject']} {sends}, order: {found['order']}")
     print_table(
-        ("partition", "broker group", "slots"),
+        ("partition", "broker group", "slots", "sends"),
         [
-            (each["partition"], each["broker_group"], "{}–{}".format(*each["slots"]))
+            (
+                each["partition"],
+                each["broker_group"],
+                "{}–{}".format(*each["slots"]),
+                "closed" if each["closed"] else "taken",
+            )
             for each in found["partitions"]
         ],
     )
@@ -158,7 +219,7 @@ def _line(row: Mapping[str, Any]) -> tuple[str, ...]:
     groups = dict.fromkeys(each["broker_group"] for each in row["partitions"])
     return (
         row["subject"],
-        str(len(row["partitions"])),
+        str(row["taking"]),
         " ".join(groups),
         "refused" if row["read_only"] else "taken",
     )

@@ -18,6 +18,7 @@ from pulque.meta.policies import PoliciesInForce, written
 from pulque.meta.refresh import Refresher
 from pulque.model.cluster import GroupMarks, Placement, Server, ServerState
 from pulque.model.names import Pattern, Subject
+from pulque.model.ordered import OrderStrategy
 
 __all__ = ["AdministeredCluster"]
 
@@ -128,18 +129,41 @@ class AdministeredCluster:
         return self._placed(name, placed)
 
     async def extend_subject(self, name: Subject, partitions: int) -> PlacedSubject:
-        """Give a subject more partitions; never fewer."""
+        """Split partitions, so that more take messages; never fewer."""
+        found = await self._read(name)
+        if partitions < found.taking:
+            raise NotAllowedError(
+                f"subject {name} has {found.taking} partitions that take messages, and "
+                f"{partitions} are wanted: merge them to have fewer"
+            )
+        if partitions > found.taking:
+            placed = await self._administration.extend_subject(name, partitions)
+            return self._placed(name, placed)
+        return found
+
+    async def merge_subject(self, name: Subject, partitions: int) -> PlacedSubject:
+        """Merge partitions, so that fewer take messages; never more."""
+        found = await self._read(name)
+        if partitions > found.taking:
+            raise NotAllowedError(
+                f"subject {name} has {found.taking} partitions that take messages, and "
+                f"{partitions} are wanted: extend it to have more"
+            )
+        if partitions < found.taking:
+            placed = await self._administration.merge_subject(name, partitions)
+            return self._placed(name, placed)
+        return found
+
+    async def order_subject(self, name: Subject, order: OrderStrategy) -> PlacedSubject:
+        """Decide what a failure may do to the order of a subject's messages."""
+        await self._administration.order_subject(name, order)
+        return await self._read(name)
+
+    async def _read(self, name: Subject) -> PlacedSubject:
         await self._refresher.refresh()
         placed = self._directory.subjects.get(name)
         if placed is None:
             raise UnknownSubjectError(f"there is no subject {name}")
-        if partitions < len(placed):
-            raise NotAllowedError(
-                f"subject {name} has {len(placed)} partitions, and {partitions} are wanted: it "
-                "never gets fewer"
-            )
-        if partitions > len(placed):
-            placed = await self._administration.extend_subject(name, partitions)
         return self._placed(name, placed)
 
     async def mark_subject(self, name: Pattern, *, is_read_only: bool) -> None:
@@ -157,6 +181,7 @@ class AdministeredCluster:
             name,
             self._directory.is_read_only(name),
             tuple(PlacedPartition(*each) for each in placed),
+            self._directory.order_of(name),
         )
 
     # -- clients and policies ----------------------------------------------------------------

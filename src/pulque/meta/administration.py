@@ -8,8 +8,10 @@ from pulque.meta.refresh import Refresher
 from pulque.meta.subjects import Subjects
 from pulque.model.cluster import GroupMarks, Placement
 from pulque.model.names import Subject, parse_pattern, parse_subject
+from pulque.model.ordered import OrderStrategy
 from pulque.rules.membership import usable_groups
-from pulque.rules.routing import extend, fewest_first, place_on
+from pulque.rules.ranges import check_count, merge, open_places, split
+from pulque.rules.routing import fewest_first, place_on
 
 __all__ = ["Administration"]
 
@@ -64,12 +66,14 @@ class Administration:
     async def extend_subject(
         self, name: str, count: int, broker_groups: Sequence[str] = ()
     ) -> tuple[Placement, ...]:
-        """Give a subject more partitions; return all that it has then.
+        """Split partitions of a subject, so that more take messages; return all that it has then.
+
+        Those that are split are closed. The first part of each stays on its broker group.
 
         Args:
             name: Which one.
-            count: How many partitions it is to have in all.
-            broker_groups: Where the new ones go; if there are none, to those that have the
+            count: How many partitions are to take messages.
+            broker_groups: Where the others go; if there are none, to those that have the
                 fewest partitions of this subject, then of all.
 
         Raises:
@@ -78,17 +82,54 @@ class Administration:
         """
         subject = parse_subject(name)
         for _ in range(_TRIES):
-            await self._refresher.refresh()
-            placed = self._directory.subjects.get(subject)
-            if placed is None:
-                raise UnknownSubjectError(f"subject {subject} does not exist")
+            placed = await self._placed(subject)
             groups = self._groups_for(subject, placed, count, broker_groups)
             if await self._store.replace_partitions(
-                subject, placed, extend(subject, placed, groups)
+                subject, placed, split(subject, placed, count, groups)
             ):
                 await self._refresher.refresh()
                 break
         return self._directory.subjects[subject]
+
+    async def merge_subject(self, name: str, count: int) -> tuple[Placement, ...]:
+        """Merge partitions of a subject, so that fewer take messages; return all that it has then.
+
+        Those that are merged are closed, and stay until their messages are too old.
+
+        Args:
+            name: Which one.
+            count: How many partitions are to take messages.
+
+        Raises:
+            UnknownSubjectError: It does not exist.
+            InvalidRequestError: It would not have fewer, or none.
+        """
+        subject = parse_subject(name)
+        for _ in range(_TRIES):
+            placed = await self._placed(subject)
+            wanted = merge(subject, placed, count)
+            if await self._store.replace_partitions(subject, placed, wanted):
+                await self._refresher.refresh()
+                break
+        return self._directory.subjects[subject]
+
+    async def order_subject(self, name: str, order: OrderStrategy) -> None:
+        """Decide what a failure may do to the order of a subject's messages.
+
+        Raises:
+            UnknownSubjectError: It does not exist.
+        """
+        subject = parse_subject(name)
+        await self._placed(subject)
+        await self._store.set_order(subject, order)
+        await self._refresher.refresh()
+
+    async def _placed(self, subject: Subject) -> tuple[Placement, ...]:
+        await self._refresher.refresh()
+        placed = self._directory.subjects.get(subject)
+        if placed is None:
+            raise UnknownSubjectError(f"subject {subject} does not exist")
+        return placed
 
     async def mark_group(
         self,
@@ -147,11 +188,13 @@ class Administration:
         broker_groups: Sequence[str],
     ) -> Sequence[str]:
         """Return the broker group of each partition that is to be added."""
-        missing = count - len(placed)
+        check_count(subject, count)
+        taking = open_places(placed)
+        missing = count - len(taking)
         if missing < 1:
             raise InvalidRequestError(
-                f"subject {subject} has {len(placed)} partitions, and {count} are wanted: there "
-                "can only be more"
+                f"subject {subject} has {len(taking)} partitions that take messages, and {count} "
+                "are wanted: there can only be more; merge them to have fewer"
             )
         if broker_groups:
             self._check_groups(broker_groups)
@@ -161,7 +204,7 @@ class Administration:
                     "groups are named"
                 )
             return broker_groups
-        return self._spread_over(subject, placed, missing)
+        return self._spread_over(subject, [placed[at] for at in taking], missing)
 
     def _spread_over(
         self, subject: Subject, placed: Sequence[Placement], missing: int

@@ -163,6 +163,26 @@ class SubjectsSection(Section):
         return subjects
 
 
+class OrderedSection(Section):
+    """How partitions are allotted to the consumers of ordered groups."""
+
+    exclusive: bool = Field(
+        default=True,
+        description="Whether each partition belongs to one consumer of an ordered group. Without "
+        "that, consumers that ask for order are told that they have none.",
+    )
+    timeout: Annotated[Duration, Field(ge=300 * _MILLISECOND, le=_HOUR)] = Field(
+        default=10 * _SECOND,
+        description="A consumer that is silent for this long counts as gone, and its partitions "
+        "go to others; it is also how long a consumer may go on without a word from here.",
+    )
+    drain_check: Annotated[Duration, Field(ge=20 * _MILLISECOND, le=_MINUTE)] = Field(
+        default=500 * _MILLISECOND,
+        description="How often brokers are asked whether a partition that was split or merged is "
+        "empty for a group: then those that follow it are consumed.",
+    )
+
+
 class MetaLimitsSection(Section):
     """How much one client, and all of them, may ask of the meta server."""
 
@@ -210,6 +230,10 @@ class MetaSettings(ServerSettings):
     )
     subjects: SubjectsSection = Field(
         default=SubjectsSection(), description="Which subjects there may be, and where they go."
+    )
+    ordered: OrderedSection = Field(
+        default=OrderedSection(),
+        description="How partitions are allotted to the consumers of ordered groups.",
     )
     admin: AdminSection = Field(
         default=AdminSection(),

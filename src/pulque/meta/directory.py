@@ -8,9 +8,11 @@ from collections import Counter
 from collections.abc import Iterable
 
 from pulque.clock import Clock
+from pulque.meta.attending import NOTHING_ALLOTTED, Allotment, OrderKey
 from pulque.meta.store import Changes
 from pulque.model.cluster import GroupMarks, Placement, Server, Serving
-from pulque.model.names import Pattern, Subject, is_pattern, patterns_of
+from pulque.model.names import ConsumerId, Pattern, Subject, is_pattern, patterns_of
+from pulque.model.ordered import OrderStrategy
 from pulque.model.routes import Role, Route, RouteKind
 from pulque.rules.membership import Heard, serving_brokers, serving_delays, usable_groups
 from pulque.rules.routing import (
@@ -39,6 +41,12 @@ class Directory:
         """Subjects and patterns that take no sends, by command."""
         self.policies: dict[str, str] = {}
         """What was changed for the whole cluster: JSON by key."""
+        self.strict: set[Subject] = set()
+        """Subjects whose order is strict."""
+        self.online: dict[OrderKey, set[ConsumerId]] = {}
+        """The consumers of ordered groups that are there."""
+        self.divided: set[Subject] = set()
+        """Subjects that have closed partitions."""
         self.brokers: dict[str, Serving] = {}
         """Those that clients can go to, by broker group."""
         self.delays: dict[str, Serving] = {}
@@ -47,6 +55,7 @@ class Directory:
         self._partitions: Counter[str] = Counter()
         self._routes: dict[Subject, Route] = {}
         self._marks_version = 0
+        self._allotments: dict[OrderKey, Allotment] = {}
 
     @property
     def is_loaded(self) -> bool:
@@ -76,6 +85,7 @@ class Directory:
         self.policies.update(changes.policies)
         for subject, placed in changes.subjects.items():
             self._place(subject, placed)
+        self._order(changes)
         is_marked = self._mark(changes.read_only)
         self.revision = max(self.revision, changes.revision)
         return None if self.look() or is_marked else set(changes.subjects)
@@ -85,6 +95,10 @@ class Directory:
         for known in (self.servers, self.marks, self.subjects, self.policies):
             known.clear()
         self.read_only = set()
+        for named in (self.strict, self.divided):
+            named.clear()
+        self.online.clear()
+        self._allotments.clear()
         self._partitions.clear()
         self._routes.clear()
         self._marks_version += 1
@@ -112,7 +126,23 @@ class Directory:
         self._partitions.subtract(each.broker_group for each in before)
         self._partitions.update(each.broker_group for each in placed)
         self.subjects[subject] = placed
+        if any(each.is_closed for each in placed):
+            self.divided.add(subject)
         self._routes.pop(subject, None)
+
+    def _order(self, changes: Changes) -> None:
+        for subject, order in changes.orders.items():
+            if order is OrderStrategy.STRICT:
+                self.strict.add(subject)
+            else:
+                self.strict.discard(subject)
+        for each in changes.attending:
+            there = self.online.setdefault(each.key, set())
+            if each.is_online:
+                there.add(each.consumer)
+            else:
+                there.discard(each.consumer)
+        self._allotments.update(changes.allotments)
 
     def _mark(self, read_only: dict[str, bool]) -> bool:
         before = set(self.read_only)
@@ -141,11 +171,25 @@ class Directory:
     def _make_route(self, subject: Subject) -> Route:
         placed = self.subjects.get(subject, ())
         is_read_only = self.is_read_only(subject)
-        made = route_of_subject(subject, placed, self.brokers, is_read_only=is_read_only)
+        made = route_of_subject(
+            subject,
+            placed,
+            self.brokers,
+            is_read_only=is_read_only,
+            order=self.order_of(subject),
+        )
         if placed:
             # Names that nobody created are for the asking, and would fill the memory.
             self._routes[subject] = made
         return made
+
+    def order_of(self, subject: Subject) -> OrderStrategy:
+        """Return what a failure may do to the order of a subject's messages."""
+        return OrderStrategy.STRICT if subject in self.strict else OrderStrategy.BEST_EFFORT
+
+    def allotment(self, key: OrderKey) -> Allotment:
+        """Return what belongs to whom, for an ordered group."""
+        return self._allotments.get(key, NOTHING_ALLOTTED)
 
     def is_read_only(self, subject: Subject) -> bool:
         """Whether a subject takes no sends, by command."""

@@ -14,6 +14,7 @@ from pulque.meta.directory import Directory
 from pulque.meta.store import Changes
 from pulque.model.cluster import GroupMarks, Placement, Server, ServerState
 from pulque.model.names import PartitionName, Subject
+from pulque.model.ordered import OrderStrategy
 from pulque.model.routes import Role, Slots
 
 __all__ = ["FILE", "Recollection", "read_recollection", "recollect", "write_recollection"]
@@ -40,6 +41,7 @@ def recollect(cluster: str, directory: Directory, now_ms: int) -> Recollection:
     known.subjects = dict(directory.subjects)
     known.read_only = dict.fromkeys(directory.read_only, True)
     known.policies = dict(directory.policies)
+    known.orders = {each: OrderStrategy.STRICT for each in directory.strict}
     return Recollection(cluster, now_ms, known)
 
 
@@ -58,11 +60,15 @@ def write_recollection(path: Path, found: Recollection) -> None:
         "servers": [each._asdict() for each in known.servers],
         "groups": {name: marks._asdict() for name, marks in known.groups.items()},
         "subjects": {
-            name: [[each.partition, each.broker_group, *each.slots] for each in placed]
+            name: [
+                [each.partition, each.broker_group, *each.slots, each.is_closed, each.parents]
+                for each in placed
+            ]
             for name, placed in known.subjects.items()
         },
         "read_only": sorted(known.read_only),
         "policies": known.policies,
+        "strict": sorted(known.orders),
     }
     temporary = path.with_suffix(".tmp")
     with temporary.open("w", encoding="utf-8") as file:
@@ -96,12 +102,13 @@ def _parse(content: Mapping[str, Any]) -> Recollection:
     known.servers = [_server(each) for each in content["servers"]]
     known.groups = {name: GroupMarks(**marks) for name, marks in content["groups"].items()}
     known.subjects = {
-        Subject(name): tuple(
-            Placement(PartitionName(partition), group, Slots(start, end))
-            for partition, group, start, end in placed
+        Subject(subject): tuple(
+            Placement(PartitionName(name), group, Slots(start, end), is_closed, tuple(parents))
+            for name, group, start, end, is_closed, parents in placed
         )
-        for name, placed in content["subjects"].items()
+        for subject, placed in content["subjects"].items()
     }
+    known.orders = {Subject(each): OrderStrategy.STRICT for each in content["strict"]}
     known.read_only = dict.fromkeys(content["read_only"], True)
     known.policies = dict(content["policies"])
     return Recollection(str(content["cluster"]), int(content["at_ms"]), known)

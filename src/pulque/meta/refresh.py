@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 
 from pulque.errors import ConfigError, UnavailableError
@@ -50,6 +51,8 @@ class Refresher:
         """The id of the cluster; empty until it is known."""
         self.recalled_ms: int | None = None
         """As of when things are known, if not from the database, which was never read yet."""
+        self.told: Callable[[], None] = lambda: None
+        """Called when the cluster is not what it was."""
         self.away: str = ""
         """Why the database cannot be used now; empty if it can."""
 
@@ -167,6 +170,7 @@ class Refresher:
         """Notice who came and who is silent."""
         if self._directory.look():
             self._watches.all_changed()
+            self.told()
 
     async def _count_beats(self) -> None:
         mine, self._heard_here = sorted(self._heard_here), set()
@@ -182,6 +186,7 @@ class Refresher:
             self._watches.all_changed()
         else:
             self._watches.changed(subjects)
+        self.told()
 
     def _is_away(self, reason: str) -> None:
         if reason != self.away:

@@ -11,6 +11,7 @@ from pulque.errors import (
     RemoteProtocolError,
     UnsupportedError,
 )
+from pulque.meta.attendance import Attendance
 from pulque.meta.parts import Parts
 from pulque.meta.refresh import Refresher
 from pulque.meta.registrar import Registrar
@@ -19,6 +20,7 @@ from pulque.model.names import Pattern, Subject, parse_owner, parse_pattern, par
 from pulque.model.routes import RouteKind
 from pulque.net.server import Connection
 from pulque.wire.frame import Frame
+from pulque.wire.ordered import Attend
 from pulque.wire.registration import Register
 from pulque.wire.requests import Hello, Request, Status, decode_request
 from pulque.wire.responses import (
@@ -74,6 +76,7 @@ class MetaHandler:
         refresher: Knows the cluster, and whether the database was read.
         registrar: Takes registrations.
         subjects: Creates subjects.
+        attendance: Allots partitions to consumers of ordered groups.
         status: Makes the report.
     """
 
@@ -84,6 +87,7 @@ class MetaHandler:
         refresher: Refresher,
         registrar: Registrar,
         subjects: Subjects,
+        attendance: Attendance,
         *,
         status: Callable[[], bytes],
         max_watched: int,
@@ -95,6 +99,7 @@ class MetaHandler:
         self._refresher = refresher
         self._registrar = registrar
         self._subjects = subjects
+        self._attendance = attendance
         self._status = status
         self._max_watched = max_watched
 
@@ -118,6 +123,7 @@ class MetaHandler:
     def closed(self, connection: Connection) -> None:
         """Forget what a connection was waiting for."""
         self._watches.closed(connection)
+        self._attendance.closed(connection)
 
     def _greet(self, connection: Connection, request: Request, answerer: _Answerer) -> None:
         if not isinstance(request, Hello):
@@ -137,12 +143,8 @@ class MetaHandler:
                 self._route(connection, request, answerer)
             case Watch():
                 self._watch(connection, request, answerer)
-            case Register():
-                self._hold(connection)
-                try:
-                    self._registrar.register(request, answerer.answer_held, answerer.refuse_held)
-                except PulqueError as error:
-                    answerer.refuse_held(error)
+            case Register() | Attend():
+                self._take_in(connection, request, answerer)
             case Status():
                 answerer.answer(StatusReport(self._status()))
             case Hello():
@@ -152,6 +154,20 @@ class MetaHandler:
                     f"this is a meta server and does not know {type(request).__name__}: ask it "
                     "for a route, and go to the broker that it names"
                 )
+
+    def _take_in(
+        self, connection: Connection, request: Register | Attend, answerer: _Answerer
+    ) -> None:
+        """Have what somebody says about itself written down, and answer then."""
+        self._hold(connection)
+        answers = (answerer.answer_held, answerer.refuse_held)
+        try:
+            if isinstance(request, Register):
+                self._registrar.register(request, *answers)
+            else:
+                self._attendance.attend(request, connection, *answers)
+        except PulqueError as error:
+            answerer.refuse_held(error)
 
     def _route(self, connection: Connection, request: Route, answerer: _Answerer) -> None:
         pattern = _pattern_of(request)

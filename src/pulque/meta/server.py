@@ -13,9 +13,12 @@ from pulque.clock import Clock, SystemClock
 from pulque.errors import ConfigError, UnavailableError
 from pulque.meta.administered import AdministeredCluster
 from pulque.meta.administration import Administration
+from pulque.meta.attendance import Attendance
+from pulque.meta.attending import AttendingStore
 from pulque.meta.config import MetaSettings
 from pulque.meta.database import Database, check_directory, parse_database_url
 from pulque.meta.directory import Directory
+from pulque.meta.drains import Drains
 from pulque.meta.online import OnlineClients
 from pulque.meta.parts import Background, Parts
 from pulque.meta.recollection import FILE
@@ -31,6 +34,7 @@ from pulque.model.routes import Role
 from pulque.net.process import allow_descriptors, loop_factory
 from pulque.net.server import ConnectionLimits, FrameServer
 from pulque.rules.membership import Heard
+from pulque.serving.attended import Authorisation
 from pulque.settings.logs import configure_logging
 from pulque.wire.frame import MAX_PAYLOAD
 from pulque.wire.responses import Welcome
@@ -94,6 +98,8 @@ class MetaServer:
         self._store: Store | None = None
         self._watches: Watches | None = None
         self._refresher: Refresher | None = None
+        self._attendance: Attendance | None = None
+        self._drains: Drains | None = None
         self.administration: Administration
         """What is done by command; there once it is started."""
         self._admin: AdminServer | None = None
@@ -119,6 +125,10 @@ class MetaServer:
             # The log says it; the refresher goes on trying.
             refresher.recall()
         self._background.start(refresher.run())
+        assert self._attendance is not None  # noqa: S101  # it was built
+        assert self._drains is not None  # noqa: S101  # likewise
+        self._background.start(self._attendance.run())
+        self._background.start(self._drains.run())
         host, port = await self._listen()
         shown = f"[{host}]" if ":" in host else host
         self.url = f"pulque://{shown}:{port}"
@@ -133,8 +143,7 @@ class MetaServer:
             await self._admin.stop()
         if self._server is not None:
             self._server.stop_listening()
-        if self._watches is not None:
-            self._watches.close()
+        self._end_waits()
         if self._server is not None:
             await self._server.close()
         if self._refresher is not None:
@@ -144,12 +153,22 @@ class MetaServer:
             await self._store.close()
         self._log.info("meta_server_stopped")
 
+    def _end_waits(self) -> None:
+        """Answer all that wait."""
+        if self._watches is not None:
+            self._watches.close()
+        if self._attendance is not None:
+            self._attendance.stop()
+        if self._drains is not None:
+            self._drains.stop()
+
     def _build(self) -> Refresher:
         """Make the parts and put them together."""
         settings, clock = self._settings, self._clock
         beat_s = settings.cluster.heartbeat.total_seconds()
         directory = Directory(Heard(int(beat_s * 1000)), clock)
-        self._store = Store(_database(settings))
+        database = _database(settings)
+        self._store = Store(database)
         self._watches = Watches(directory, clock)
         online = OnlineClients(clock)
         parts = Parts(self._store, directory, self._watches, online, clock, self._log.warning)
@@ -166,12 +185,29 @@ class MetaServer:
         self._cluster = AdministeredCluster(
             parts, refresher, self.administration, subjects.policies
         )
+        ordered = settings.ordered
+        attendance = self._attendance = Attendance(
+            parts,
+            AttendingStore(database),
+            refresher,
+            self._background,
+            Authorisation(int(ordered.timeout.total_seconds() * 1000)),
+            is_exclusive=ordered.exclusive,
+        )
+        refresher.told = attendance.changed
+        self._drains = Drains(
+            directory,
+            attendance,
+            pause_s=ordered.drain_check.total_seconds(),
+            warn=self._log.warning,
+        )
         handler = MetaHandler(
             _welcome(settings),
             parts,
             refresher,
             registrar,
             subjects,
+            attendance,
             status=lambda: json.dumps(
                 {
                     "meta": settings.name,

@@ -14,7 +14,9 @@ from sqlalchemy import Select, insert, select, update
 from sqlalchemy.engine import Row
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from pulque.meta.attending import Allotment, AttendingConsumer, OrderKey, read_ordered
 from pulque.meta.database import Database
+from pulque.meta.revisions import next_revision
 from pulque.meta.tables import (
     BROKER_GROUPS,
     CLUSTER,
@@ -26,6 +28,7 @@ from pulque.meta.tables import (
 )
 from pulque.model.cluster import GroupMarks, Placement, Server, ServerState
 from pulque.model.names import PartitionName, Subject
+from pulque.model.ordered import OrderStrategy
 from pulque.model.routes import Role, Slots
 
 __all__ = ["Changes", "Store"]
@@ -49,6 +52,11 @@ class Changes:
     """Whether subjects and patterns take no sends, by command."""
     policies: dict[str, str] = field(default_factory=dict)
     """What was changed for the whole cluster: JSON by key."""
+    orders: dict[Subject, OrderStrategy] = field(default_factory=dict)
+    """Of the subjects that are different."""
+    attending: list[AttendingConsumer] = field(default_factory=list)
+    """Consumers of ordered groups that came or went."""
+    allotments: dict[OrderKey, Allotment] = field(default_factory=dict)
 
 
 class Store:
@@ -90,6 +98,7 @@ class Store:
             )
             await _read_marks(connection, since, found)
             await _read_subjects(connection, since, found)
+            found.attending, found.allotments = await read_ordered(connection, since)
         return found
 
     async def register(self, server: Server, seen: Server | None) -> Server | None:
@@ -106,7 +115,7 @@ class Store:
             UnavailableError: The database is away.
         """
         async with self._database.writing() as connection:
-            revision = await _next_revision(connection)
+            revision = await next_revision(connection)
             query = select(SERVERS).where(SERVERS.c.name == server.name)
             stored = await self._servers(connection, query)
             if stored and stored[0] != seen:
@@ -142,7 +151,7 @@ class Store:
             UnavailableError: The database is away.
         """
         async with self._database.writing() as connection:
-            revision = await _next_revision(connection)
+            revision = await next_revision(connection)
             there = await _existing(connection, placed)
             new = {name: each for name, each in placed.items() if name not in there}
             if not new:
@@ -165,7 +174,7 @@ class Store:
             UnavailableError: The database is away.
         """
         async with self._database.writing() as connection:
-            revision = await _next_revision(connection)
+            revision = await next_revision(connection)
             found = Changes(revision)
             await _read_subjects(connection, -1, found, only=subject)
             if found.subjects.get(subject) != tuple(seen):
@@ -178,6 +187,22 @@ class Store:
             )
         return True
 
+    async def set_order(self, subject: Subject, order: OrderStrategy) -> bool:
+        """Write down what a failure may do to the order of a subject's messages.
+
+        Returns:
+            Whether there is such a subject.
+
+        Raises:
+            UnavailableError: The database is away.
+        """
+        async with self._database.writing() as connection:
+            values = {"order_strategy": int(order), "revision": await next_revision(connection)}
+            done = await connection.execute(
+                update(SUBJECTS).where(SUBJECTS.c.name == subject).values(values)
+            )
+        return bool(done.rowcount)
+
     async def mark_group(self, broker_group: str, marks: GroupMarks) -> None:
         """Write down what was commanded about a broker group.
 
@@ -185,7 +210,7 @@ class Store:
             UnavailableError: The database is away.
         """
         async with self._database.writing() as connection:
-            values = marks._asdict() | {"revision": await _next_revision(connection)}
+            values = marks._asdict() | {"revision": await next_revision(connection)}
             done = await connection.execute(
                 update(BROKER_GROUPS).where(BROKER_GROUPS.c.name == broker_group).values(values)
             )
@@ -200,7 +225,7 @@ class Store:
             UnavailableError: The database is away.
         """
         async with self._database.writing() as connection:
-            revision = await _next_revision(connection)
+            revision = await next_revision(connection)
             values = {"is_read_only": is_read_only, "revision": revision}
             done = await connection.execute(
                 update(MARKS).where(MARKS.c.pattern == pattern).values(values)
@@ -215,7 +240,7 @@ class Store:
             UnavailableError: The database is away.
         """
         async with self._database.writing() as connection:
-            revision = await _next_revision(connection)
+            revision = await next_revision(connection)
             for key, value in values.items():
                 row = {"value": value, "revision": revision}
                 done = await connection.execute(
@@ -243,12 +268,6 @@ class Store:
         return [_server(row) for row in await connection.execute(query)]
 
 
-async def _next_revision(connection: AsyncConnection) -> int:
-    """Take the next revision, and with it the only right to write until the end."""
-    bumped = update(CLUSTER).values(revision=CLUSTER.c.revision + 1).returning(CLUSTER.c.revision)
-    return int((await connection.execute(bumped)).scalar_one())
-
-
 async def _read_marks(connection: AsyncConnection, since: int, into: Changes) -> None:
     groups = select(BROKER_GROUPS).where(BROKER_GROUPS.c.revision > since)
     for row in await connection.execute(groups):
@@ -263,7 +282,7 @@ async def _read_subjects(
     connection: AsyncConnection, since: int, into: Changes, only: Subject | None = None
 ) -> None:
     query = (
-        select(PARTITIONS)
+        select(PARTITIONS, SUBJECTS.c.order_strategy)
         .join(SUBJECTS, SUBJECTS.c.name == PARTITIONS.c.subject)
         .where(SUBJECTS.c.revision > since)
         .order_by(PARTITIONS.c.subject, PARTITIONS.c.place)
@@ -273,6 +292,7 @@ async def _read_subjects(
     found: dict[Subject, list[Placement]] = {}
     for row in await connection.execute(query):
         found.setdefault(Subject(row.subject), []).append(_placement(row))
+        into.orders[Subject(row.subject)] = OrderStrategy(row.order_strategy)
     into.subjects = {name: tuple(placed) for name, placed in found.items()}
 
 
@@ -307,7 +327,11 @@ def _placement(row: Row[tuple[object, ...]]) -> Placement:
     name, subject = str(row.name), str(row.subject)
     slots = Slots(row.slot_start, row.slot_end)
     return Placement(
-        PartitionName(subject if name == subject else name), sys.intern(row.broker_group), slots
+        PartitionName(subject if name == subject else name),
+        sys.intern(row.broker_group),
+        slots,
+        row.is_closed,
+        tuple(map(int, row.parents.split())),
     )
 
 
@@ -320,6 +344,8 @@ def _rows_of(placed: Mapping[Subject, Sequence[Placement]]) -> list[dict[str, ob
             "broker_group": each.broker_group,
             "slot_start": each.slots.start,
             "slot_end": each.slots.end,
+            "is_closed": each.is_closed,
+            "parents": " ".join(map(str, each.parents)),
         }
         for subject, placements in placed.items()
         for place, each in enumerate(placements)

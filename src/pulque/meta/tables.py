@@ -5,9 +5,21 @@ the number that each writing transaction takes from the one row of ``cluster``, 
 them all. So whoever knows a revision has to read only what came after it. Nothing is deleted.
 """
 
-from sqlalchemy import BigInteger, Boolean, Column, Integer, MetaData, String, Table, Text
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    false,
+)
 
 __all__ = [
+    "ALLOTMENTS",
+    "ATTENDING",
     "BROKER_GROUPS",
     "CLUSTER",
     "MARKS",
@@ -56,6 +68,7 @@ SUBJECTS = Table(
     TABLES,
     Column("name", String(_NAME), primary_key=True),
     Column("revision", BigInteger, nullable=False, index=True),
+    Column("order_strategy", Integer, nullable=False, server_default="0"),
 )
 PARTITIONS = Table(
     "pulque_partitions",
@@ -66,6 +79,8 @@ PARTITIONS = Table(
     Column("broker_group", String(_NAME), nullable=False),
     Column("slot_start", Integer, nullable=False),
     Column("slot_end", Integer, nullable=False),
+    Column("is_closed", Boolean, nullable=False, server_default=false()),
+    Column("parents", Text, nullable=False, server_default=""),
 )
 MARKS = Table(
     "pulque_marks",
@@ -79,5 +94,26 @@ POLICIES = Table(
     TABLES,
     Column("key", String(_NAME), primary_key=True),
     Column("value", Text, nullable=False),
+    Column("revision", BigInteger, nullable=False, index=True),
+)
+ATTENDING = Table(
+    "pulque_attending",
+    TABLES,
+    Column("subject", String(_NAME), primary_key=True),
+    Column("group_name", String(_NAME), primary_key=True),
+    Column("consumer", String(_NAME), primary_key=True),
+    Column("incarnation", String(20), nullable=False),
+    Column("is_online", Boolean, nullable=False),
+    Column("beats", BigInteger, nullable=False),
+    Column("revision", BigInteger, nullable=False, index=True),
+)
+ALLOTMENTS = Table(
+    "pulque_allotments",
+    TABLES,
+    Column("subject", String(_NAME), primary_key=True),
+    Column("group_name", String(_NAME), primary_key=True),
+    Column("version", BigInteger, nullable=False),
+    Column("allotted", Text, nullable=False),
+    Column("drained", Text, nullable=False),
     Column("revision", BigInteger, nullable=False, index=True),
 )

@@ -26,6 +26,10 @@ class Placement(NamedTuple):
     partition: PartitionName
     broker_group: str
     slots: Slots
+    is_closed: bool = False
+    """It was split or merged: it takes no more messages, and others have its order keys."""
+    parents: tuple[int, ...] = ()
+    """Whose order keys it took over, as their places in the list of the subject's partitions."""
 
 
 class Server(NamedTuple):

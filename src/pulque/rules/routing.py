@@ -3,7 +3,8 @@
 A subject is placed once: one partition on each of two broker groups (on all there are, if fewer),
 those with the fewest partitions first. It stays there for ever; only a command gives it more.
 Each partition has a range of the 1024 slots, and together they have all of them: so an order key
-belongs to exactly one partition. A partition that is added takes half of the widest range.
+belongs to exactly one partition that takes messages. Those that were split or merged are closed:
+nobody sends to them, and consumers pull from them until they are empty.
 """
 
 from collections import Counter
@@ -11,14 +12,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from zlib import crc32
 
-from pulque.errors import InvalidRequestError, UnavailableError
+from pulque.errors import UnavailableError
 from pulque.model.cluster import Placement, Serving
 from pulque.model.names import PartitionName, Pattern, Subject
+from pulque.model.ordered import OrderStrategy
 from pulque.model.routes import SLOTS, PartitionRoute, Route, Slots
+from pulque.rules.ranges import check_count
 
 __all__ = [
-    "MOST_PARTITIONS",
-    "extend",
     "fewest_first",
     "partitions_per_group",
     "place",
@@ -29,8 +30,8 @@ __all__ = [
     "version_of",
 ]
 
-MOST_PARTITIONS = 256
-"""Of one subject: beyond it, a range of slots would be too small to be dealt evenly."""
+NO_SLOTS = Slots(0, 0)
+"""Of a partition that is closed: no order key belongs there."""
 
 
 def place(
@@ -80,7 +81,7 @@ def place_on(subject: Subject, broker_groups: Sequence[str]) -> tuple[Placement,
     Raises:
         InvalidRequestError: There are none, or too many.
     """
-    _check_number(subject, len(broker_groups))
+    check_count(subject, len(broker_groups))
     placed: list[Placement] = []
     further = 0
     for i, group in enumerate(broker_groups):
@@ -94,51 +95,25 @@ def place_on(subject: Subject, broker_groups: Sequence[str]) -> tuple[Placement,
     return tuple(placed)
 
 
-def extend(
-    subject: Subject, placed: Sequence[Placement], broker_groups: Sequence[str]
-) -> tuple[Placement, ...]:
-    """Return the partitions of a subject after it got one more on each of these broker groups.
-
-    Those that are there keep their names and places; each new one takes the upper half of the
-    widest range, that of a partition on its own broker group if it is among the widest.
-
-    Raises:
-        InvalidRequestError: There would be too many.
-    """
-    _check_number(subject, len(placed) + len(broker_groups))
-    found = list(placed)
-    number = max((_number_of(each.partition) for each in placed), default=0)
-    for group in broker_groups:
-        number += 1
-        widest = max(each.slots.end - each.slots.start for each in found)
-        parents = [i for i, each in enumerate(found) if _width(each) == widest]
-        own = [i for i in parents if found[i].broker_group == group]
-        parent = (own or parents)[0]
-        start, end = found[parent].slots
-        middle = (start + end + 1) // 2
-        found[parent] = found[parent]._replace(slots=Slots(start, middle))
-        name = PartitionName(f"{subject}#{number}")
-        found.append(Placement(name, group, Slots(middle, end)))
-    return tuple(found)
-
-
 def route_of_subject(
     subject: Subject,
     placed: Iterable[Placement],
     serving: Mapping[str, Serving],
     *,
     is_read_only: bool = False,
+    order: OrderStrategy = OrderStrategy.BEST_EFFORT,
 ) -> Route:
     """Return who serves a subject now; broker groups that nobody reaches are left out."""
     found = []
-    for partition, group, slots in placed:
+    for partition, group, slots, is_closed, _ in placed:
         there = serving.get(group)
         if there is not None:
-            is_writable = there.is_writable and not is_read_only
+            is_writable = there.is_writable and not is_read_only and not is_closed
+            keys = NO_SLOTS if is_closed else slots
             found.append(
-                PartitionRoute(partition, group, there.host, there.port, is_writable, slots)
+                PartitionRoute(partition, group, there.host, there.port, is_writable, keys)
             )
-    return _route(Pattern(subject), found)
+    return _route(Pattern(subject), found, order)
 
 
 def route_of_pattern(pattern: Pattern, serving: Mapping[str, Serving]) -> Route:
@@ -151,7 +126,9 @@ def route_of_delays(subject: Pattern, delays: Mapping[str, Serving]) -> Route:
     return _route(subject, _each(subject, delays))
 
 
-def version_of(partitions: Iterable[PartitionRoute]) -> int:
+def version_of(
+    partitions: Iterable[PartitionRoute], order: OrderStrategy = OrderStrategy.BEST_EFFORT
+) -> int:
     """Return a number that differs when a route does: 0 if it is empty, else a hash of it.
 
     Every meta server comes to the same number by itself.
@@ -159,13 +136,18 @@ def version_of(partitions: Iterable[PartitionRoute]) -> int:
     found = [tuple(each) for each in partitions]
     if not found:
         return 0
-    digest = blake2b(repr(found).encode(), digest_size=8).digest()
+    content = repr((found, int(order)) if order else found)
+    digest = blake2b(content.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") or 1
 
 
-def _route(subject: Pattern, partitions: Iterable[PartitionRoute]) -> Route:
+def _route(
+    subject: Pattern,
+    partitions: Iterable[PartitionRoute],
+    order: OrderStrategy = OrderStrategy.BEST_EFFORT,
+) -> Route:
     found = tuple(partitions)
-    return Route(subject, version_of(found), found)
+    return Route(subject, version_of(found, order), found, order)
 
 
 def _each(subject: Pattern, serving: Mapping[str, Serving]) -> list[PartitionRoute]:
@@ -174,22 +156,6 @@ def _each(subject: Pattern, serving: Mapping[str, Serving]) -> list[PartitionRou
         PartitionRoute(name, group, there.host, there.port, there.is_writable)
         for group, there in sorted(serving.items())
     ]
-
-
-def _check_number(subject: Subject, count: int) -> None:
-    if not 1 <= count <= MOST_PARTITIONS:
-        raise InvalidRequestError(
-            f"subject {subject} would have {count} partitions; 1 to {MOST_PARTITIONS} are allowed"
-        )
-
-
-def _width(placement: Placement) -> int:
-    return placement.slots.end - placement.slots.start
-
-
-def _number_of(partition: PartitionName) -> int:
-    number = partition.rpartition("#")[2]
-    return int(number) if "#" in partition and number.isdecimal() else 0
 
 
 def partitions_per_group(placements: Iterable[Iterable[Placement]]) -> Counter[str]:

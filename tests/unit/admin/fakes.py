@@ -18,6 +18,7 @@ from pulque.errors import (
     UnknownSubjectError,
 )
 from pulque.model.names import PartitionName, Pattern, Subject
+from pulque.model.ordered import OrderStrategy
 from pulque.model.routes import SLOTS, Role, Slots
 
 __all__ = ["FakeCluster", "server"]
@@ -49,6 +50,7 @@ class FakeCluster:
     known: dict[str, KnownServer] = field(default_factory=dict)
     placed: dict[Subject, tuple[PlacedPartition, ...]] = field(default_factory=dict)
     marks: set[Pattern] = field(default_factory=set)
+    orders: dict[Subject, OrderStrategy] = field(default_factory=dict)
     watching: list[WatchingClient] = field(default_factory=list)
     said: Policies = field(default_factory=Policies)
     is_away: bool = False
@@ -103,6 +105,18 @@ class FakeCluster:
         self.placed[name] = self._places(name, partitions, sorted(self.known))
         return self._placed(name)
 
+    async def merge_subject(self, name: Subject, partitions: int) -> PlacedSubject:
+        if name not in self.placed:
+            raise UnknownSubjectError(f"there is no subject {name}")
+        self.placed[name] = self._places(name, partitions, sorted(self.known))
+        return self._placed(name)
+
+    async def order_subject(self, name: Subject, order: OrderStrategy) -> PlacedSubject:
+        if name not in self.placed:
+            raise UnknownSubjectError(f"there is no subject {name}")
+        self.orders[name] = order
+        return self._placed(name)
+
     async def mark_subject(self, name: Pattern, *, is_read_only: bool) -> None:
         (self.marks.add if is_read_only else self.marks.discard)(name)
 
@@ -141,4 +155,5 @@ class FakeCluster:
         )
 
     def _placed(self, name: Subject) -> PlacedSubject:
-        return PlacedSubject(name, Pattern(name) in self.marks, self.placed[name])
+        order = self.orders.get(name, OrderStrategy.BEST_EFFORT)
+        return PlacedSubject(name, Pattern(name) in self.marks, self.placed[name], order)

@@ -9,6 +9,7 @@ import pytest
 
 from pulque.broker.adopt import Adopter, AdoptionRules
 from pulque.broker.appending import Appender
+from pulque.broker.attendance import LoneAttendance
 from pulque.broker.clients import ClientTable
 from pulque.broker.dead import DeadLetterOffice
 from pulque.broker.gate import Gate
@@ -41,6 +42,7 @@ from pulque.model.names import ConsumerId, Group, PartitionName
 from pulque.model.positions import ConsumeSequence, Epoch, PullSequence, StartCount, Tenure
 from pulque.rules.lease import Leases
 from pulque.rules.retry import RetryPolicy
+from pulque.serving.attended import Authorisation
 from pulque.serving.commit import Committer
 from pulque.storage.listener import SilentListener
 from pulque.storage.message_log import Appended
@@ -118,6 +120,7 @@ async def workshop() -> AsyncIterator[Workshop]:
             perform=redeliverer.perform,
             sync_facts=committer.sync_facts,
         ),
+        LoneAttendance(state.places, "broker", clock, Authorisation(10_000), ()),
     )
     rhythm = Rhythm(10, 1000, 1000, 10**9, None)
     yield Workshop(files, state, committer, Housekeeper(state, around, parts, committer, rhythm))

@@ -1,5 +1,6 @@
 """The cluster as the administration API sees it: a real meta server, asked over HTTP."""
 
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from pulque.errors import ConfigError, PulqueError
 from pulque.model.cluster import ServerState
+from pulque.model.ordered import OrderStrategy
 from pulque.wire.registration import Registered
 from pulque.wire.routes import Watch, Watched
 from tests.unit.meta.running import RunningMeta, Start, broker, eventually, register, route
@@ -63,7 +65,7 @@ async def test_servers_are_listed_marked_and_removed_when_they_are_gone(
     await ask("DELETE", "/brokers/b1", status=404)
 
 
-async def test_subjects_are_created_extended_and_marked(
+async def test_subjects_are_created_and_extended(
     meta: RunningMeta, http: httpx.AsyncClient
 ) -> None:
     raw, ask = await meta.connect(), asking(http, meta)
@@ -80,19 +82,53 @@ async def test_subjects_are_created_extended_and_marked(
     assert {(p["broker_group"], p["partition"]) for p in extended["partitions"]} == {
         ("b1", "order.book"),
         ("b2", "order.book"),
-        ("b1", "order.book#1"),
-        ("b2", "order.book#2"),
+        *((p["broker_group"], p["partition"]) for p in extended["partitions"][2:]),
     }
+    assert extended["taking"] == 4
+    assert [(p["closed"], p["parents"]) for p in extended["partitions"]] == [
+        (True, []),
+        (True, []),
+        *((False, [f"order.book@{p['broker_group']}"]) for p in extended["partitions"][2:]),
+    ]
+    assert Counter(p["broker_group"] for p in extended["partitions"]) == {"b1": 3, "b2": 3}
     found = {
         (each.broker_group, each.partition, tuple(each.slots))
         for each in (await route(raw, "order.book", "g")).partitions
     }
     assert found == {
-        (p["broker_group"], p["partition"], tuple(p["slots"])) for p in extended["partitions"]
+        (p["broker_group"], p["partition"], (0, 0) if p["closed"] else tuple(p["slots"]))
+        for p in extended["partitions"]
     }
     assert extended == await ask("POST", "/subjects/order.book/extend", {"partitions": 4})
     await ask("POST", "/subjects/order.book/extend", {"partitions": 3}, status=409)
     await ask("POST", "/subjects/nothing/extend", {"partitions": 3}, status=404)
+
+
+async def test_partitions_are_merged_and_order_is_set(
+    meta: RunningMeta, http: httpx.AsyncClient
+) -> None:
+    raw, ask = await meta.connect(), asking(http, meta)
+    await register(raw, "b1", "b2")
+    await ask("POST", "/subjects", {"subject": "order.book"}, status=201)
+    await ask("POST", "/subjects/order.book/extend", {"partitions": 4})
+    for wrong in (0, 1025, -1, "4", None):
+        await ask("POST", "/subjects/order.book/extend", {"partitions": wrong}, status=422)
+        await ask("POST", "/subjects/order.book/merge", {"partitions": wrong}, status=422)
+    await ask("POST", "/subjects/order.book/merge", {"partitions": 5}, status=409)
+    merged = await ask("POST", "/subjects/order.book/merge", {"partitions": 2})
+    assert (merged["taking"], len(merged["partitions"])) == (2, 8)
+    assert merged == await ask("POST", "/subjects/order.book/merge", {"partitions": 2})
+    await ask("PUT", "/subjects/nothing/order", {"order": "strict"}, status=404)
+    await ask("PUT", "/subjects/order.book/order", {"order": "sometimes"}, status=422)
+    strict = await ask("PUT", "/subjects/order.book/order", {"order": "strict"})
+    assert (merged["order"], strict["order"]) == ("best-effort", "strict")
+    assert (await route(raw, "order.book", "g")).order is OrderStrategy.STRICT
+
+
+async def test_subjects_are_marked_and_paged(meta: RunningMeta, http: httpx.AsyncClient) -> None:
+    raw, ask = await meta.connect(), asking(http, meta)
+    await register(raw, "b1", "b2")
+    await ask("POST", "/subjects", {"subject": "order.book"}, status=201)
 
     await ask("PUT", "/subjects/order.*/read-only", {"read_only": True})
     assert (await ask("GET", "/subjects/order.book"))["read_only"]

@@ -155,11 +155,14 @@ async def test_a_command_extends_a_subject_and_clients_hear_of_it(
     assert [
         (each.partition, each.broker_group, each.slots) for each in changed.route.partitions
     ] == [
-        ("order.book", first, (0, 256)),
-        ("order.book", second, (512, 768)),
-        ("order.book#1", first, (256, 512)),
-        ("order.book#2", second, (768, 1024)),
+        ("order.book", first, (0, 0)),
+        ("order.book", second, (0, 0)),
+        ("order.book#1", first, (0, 256)),
+        ("order.book#2", first, (256, 512)),
+        ("order.book#3", second, (512, 768)),
+        ("order.book#4", second, (768, 1024)),
     ]
+    assert [each.is_writable for each in changed.route.partitions] == [False] * 2 + [True] * 4
 
 
 @pytest.mark.accepts("002-03", "002-04", "004-33")
@@ -184,7 +187,7 @@ async def test_commands_that_make_no_sense_are_refused(
 
     with pytest.raises(UnknownSubjectError):
         await commands.extend_subject("refunds", 4)
-    with pytest.raises(InvalidRequestError, match="has 1 partitions, and 1 are wanted"):
+    with pytest.raises(InvalidRequestError, match="1 partitions that take messages, and 1"):
         await commands.extend_subject("orders", 1)
     with pytest.raises(InvalidRequestError, match="2 partitions are to be added, and 1 broker"):
         await commands.extend_subject("orders", 3, ["b1"])

@@ -15,7 +15,8 @@ from pulque.meta.tables import TABLES
 from pulque.model.cluster import GroupMarks, Server, ServerState
 from pulque.model.names import Subject
 from pulque.model.routes import Role
-from pulque.rules.routing import extend, place_on
+from pulque.rules.ranges import split
+from pulque.rules.routing import place_on
 
 ORDERS = Subject("orders")
 
@@ -97,11 +98,11 @@ async def test_a_subject_that_is_there_stays_as_it_is(store: Store) -> None:
 
 async def test_only_who_saw_it_as_it_is_may_extend_a_subject(store: Store) -> None:
     two = place_on(ORDERS, ["b1", "b2"])
-    four = extend(ORDERS, two, ["b1", "b2"])
+    four = split(ORDERS, two, 4, ["b1", "b2"])
     await store.create_subjects({ORDERS: two})
 
     assert await store.replace_partitions(ORDERS, two, four)
-    assert not await store.replace_partitions(ORDERS, two, extend(ORDERS, two, ["b3"]))
+    assert not await store.replace_partitions(ORDERS, two, split(ORDERS, two, 3, ["b3"]))
 
     assert (await changes(store)).subjects == {ORDERS: four}
 

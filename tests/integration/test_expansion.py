@@ -1,0 +1,246 @@
+"""Partitions of an ordered subject are split and merged while messages flow: order holds.
+
+A real meta server and real brokers in one event loop; consumers and producers are written out
+here by the wire protocol alone, so that nothing of the client can hide a fault of the servers.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+from google_crc32c import value as crc32c
+
+from pulque.errors import ErrorCode
+from pulque.model.groups import Mode
+from pulque.model.ordered import Allotted, OrderStrategy
+from pulque.model.routes import SLOTS, PartitionRoute
+from pulque.testing.raw import RawConnection
+from pulque.wire.groups import Subscribe, Subscribed
+from pulque.wire.ordered import Attend, Attended, Lock, Locked, Unlock, Unlocked
+from pulque.wire.requests import Route
+from pulque.wire.responses import Routed
+from tests.unit.broker.running import Running
+from tests.unit.meta.running import RunningMeta, eventually
+
+pytestmark = [pytest.mark.server, pytest.mark.xdist_group("expansion")]
+
+META = {
+    "cluster": {"heartbeat": "500ms"},
+    "ordered": {"timeout": "2s", "drain_check": "20ms"},
+}
+
+
+class Cluster:
+    """A meta server and two brokers."""
+
+    def __init__(self, meta: RunningMeta, brokers: list[Running]) -> None:
+        self.meta = meta
+        self.brokers = brokers
+
+    async def at(self, host: str, port: int) -> RawConnection:
+        return await RawConnection.open(f"pulque://{host}:{port}", patience_s=30)
+
+
+@asynccontextmanager
+async def running_cluster(folder: Path) -> AsyncIterator[Cluster]:
+    meta = RunningMeta(folder / "meta", META)
+    url = await meta.server.start()
+    brokers = []
+    try:
+        for name in ("b1", "b2"):
+            sections = {
+                "cluster": {"meta": [url.removeprefix("pulque://")]},
+                "consumption": {"lock": "2s"},
+            }
+            broker = Running(folder / name, {**sections, "name": name}, None, None)  # type: ignore[dict-item]
+            await broker.start()
+            brokers.append(broker)
+        yield Cluster(meta, brokers)
+    finally:
+        for broker in brokers:
+            await broker.close()
+        await meta.close()
+
+
+class Producer:
+    """Sends the messages of some keys, each after the one before it is stored."""
+
+    def __init__(self, cluster: Cluster, keys: list[str]) -> None:
+        self.cluster = cluster
+        self.keys = keys
+        self.sent: dict[str, int] = defaultdict(int)
+        self.refused = 0
+        self.lines: dict[tuple[str, int], RawConnection] = {}
+        self.places: list[PartitionRoute] = []
+
+    async def route(self) -> None:
+        home = await self.cluster.meta.connect()
+        found = (await home.ask(Route("orders", ""), Routed)).route
+        self.places = [each for each in found.partitions if each.is_writable]
+
+    async def send(self, key: str) -> None:
+        body = f"{key}:{self.sent[key]}".encode()
+        while True:
+            slot = crc32c(key.encode()) % SLOTS
+            place = next(each for each in self.places if each.slots[0] <= slot < each.slots[1])
+            address = (place.host, place.port)
+            if address not in self.lines:
+                self.lines[address] = await self.cluster.at(*address)
+            outcome = await self.lines[address].send(place.partition, [body])
+            if outcome.code is ErrorCode.NONE:
+                self.sent[key] += 1
+                return
+            assert outcome.code is ErrorCode.STALE_ROUTE, outcome
+            self.refused += 1
+            await self.route()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        await self.route()
+        while not stop.is_set():
+            for key in self.keys:
+                await self.send(key)
+            await asyncio.sleep(0)
+        for line in self.lines.values():
+            line.close()
+
+
+class Consumer:
+    """Pulls from what is allotted to it, in order, with locks; writes down what it gets."""
+
+    def __init__(self, cluster: Cluster, name: str, got: dict[str, list[int]]) -> None:
+        self.cluster = cluster
+        self.name = name
+        self.got = got
+        self.tasks: dict[Allotted, tuple[asyncio.Task[None], asyncio.Event]] = {}
+
+    async def run(self, stop: asyncio.Event) -> None:
+        home = await self.cluster.meta.connect()
+        version, wait_ms = 0, 0
+        while not stop.is_set():
+            request = Attend(self.name, 1, "orders", "g", True, version, wait_ms)
+            found = await home.ask(request, Attended)
+            version, wait_ms = found.version, 200
+            await self.follow(set(found.partitions))
+        await self.follow(set())
+        await home.ask(Attend(self.name, 1, "orders", "g", is_online=False), Attended)
+
+    async def follow(self, wanted: set[Allotted]) -> None:
+        gone = [self.tasks.pop(each) for each in set(self.tasks) - wanted]
+        for _, stop in gone:
+            stop.set()
+        await asyncio.gather(*(task for task, _ in gone))
+        for each in wanted - set(self.tasks):
+            stop = asyncio.Event()
+            self.tasks[each] = (asyncio.create_task(self.consume(each, stop)), stop)
+
+    async def consume(self, place: Allotted, stop: asyncio.Event) -> None:
+        raw = await self.cluster.at(place.host, place.port)
+        name = place.partition
+        with suppress(asyncio.CancelledError):
+            await raw.ask(Subscribe("g", self.name, 1, "orders", Mode.ORDERED), Subscribed)
+            token = 0
+            while not token and not stop.is_set():
+                asked = Lock(name, "g", self.name, 1, OrderStrategy.STRICT, 0, 200)
+                token = (await raw.ask(asked, Locked)).token
+            while token and not stop.is_set():
+                handed = await raw.pull(
+                    name, consumer=self.name, token=token, max_messages=50, timeout_ms=50
+                )
+                assert handed.states[0].code is ErrorCode.NONE
+                for run in handed.runs:
+                    for body in run.bodies:
+                        key, number = body.decode().split(":")
+                        self.got[key].append(int(number))
+                    await raw.settle(run, consumer=self.name, token=token)
+            if token:
+                await raw.ask(Unlock(name, "g", self.name, 1, token), Unlocked)
+        raw.close()
+
+
+@pytest.mark.accepts("002-01", "002-13", "002-16", "002-34", "002-56", "002-02")
+async def test_order_holds_while_partitions_are_split_and_merged(tmp_path: Path) -> None:
+    keys = [f"key-{number}" for number in range(12)]
+    got: dict[str, list[int]] = defaultdict(list)
+    async with running_cluster(tmp_path) as cluster:
+        commands = cluster.meta.server.administration
+        no_more, stop = asyncio.Event(), asyncio.Event()
+        producers = [Producer(cluster, keys[at::2]) for at in range(2)]
+        sending = [asyncio.create_task(each.run(no_more)) for each in producers]
+        consumers = [Consumer(cluster, f"c{number}", got) for number in range(3)]
+        consuming = [asyncio.create_task(each.run(stop)) for each in consumers]
+
+        async def has_gone_on() -> bool:
+            return all(len(got[key]) > reached[key] + 5 for key in keys)
+
+        for count in (4, 7, 2):
+            reached = {key: len(got[key]) for key in keys}
+            await eventually(has_gone_on, 60)
+            if count > 2:
+                await commands.extend_subject("orders", count)
+            else:
+                await commands.merge_subject("orders", count)
+        reached = {key: producer.sent[key] for producer in producers for key in producer.keys}
+        await eventually(has_gone_on, 60)
+        no_more.set()
+        await asyncio.gather(*sending)
+        sent = {key: producer.sent[key] for producer in producers for key in producer.keys}
+
+        async def has_all() -> bool:
+            return all(len(set(got[key])) == sent[key] for key in keys)
+
+        await eventually(has_all, 60)
+        stop.set()
+        await asyncio.gather(*consuming)
+
+    assert any(producer.refused for producer in producers), "some sends met a closed partition"
+    for key in keys:
+        first = list(dict.fromkeys(got[key]))
+        assert first == list(range(sent[key])), key
+
+
+async def attend(cluster: Cluster, group: str) -> list[str]:
+    home = await cluster.meta.connect()
+    found = await home.ask(Attend("c", 1, "orders", group), Attended)
+    return sorted(f"{each.partition}@{each.broker_group}" for each in found.partitions)
+
+
+async def test_children_wait_until_their_parents_are_drained_for_each_group(
+    tmp_path: Path,
+) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        home = await cluster.meta.connect()
+        places = (await home.ask(Route("orders", ""), Routed)).route.partitions
+        parent = places[0]
+        raw = await cluster.at(parent.host, parent.port)
+        await raw.send("orders", [b"first"])
+        for group in ("quick", "slow"):
+            assert await attend(cluster, group) == ["orders@b1", "orders@b2"]
+
+        await cluster.meta.server.administration.extend_subject("orders", 4)
+
+        async def empty_one_is_done() -> bool:
+            # Nothing was ever sent to the other one: its children are served at once.
+            return len(await attend(cluster, "slow")) == 3
+
+        await eventually(empty_one_is_done)
+        found = await attend(cluster, "slow")
+        assert f"orders@{parent.broker_group}" in found
+        outcome = await raw.send("orders", [b"too late"])
+        assert outcome.code is ErrorCode.STALE_ROUTE
+
+        await raw.ask(Subscribe("quick", "c", 1, "orders", Mode.ORDERED), Subscribed)
+        asked = Lock("orders", "quick", "c", 1, OrderStrategy.STRICT)
+        token = (await raw.ask(asked, Locked)).token
+        handed = await raw.pull("orders", group="quick", token=token)
+        await raw.settle(handed.runs[0], group="quick", token=token)
+
+        async def quick_has_the_children() -> bool:
+            return all(name.startswith("orders#") for name in await attend(cluster, "quick"))
+
+        await eventually(quick_has_the_children)
+        assert len(await attend(cluster, "quick")) == 4
+        assert await attend(cluster, "slow") == found
+        raw.close()
