@@ -41,8 +41,7 @@ async def export_definitions(context: Context) -> Definitions:
     return Definitions(
         policies=_shown(await context.cluster.policies()),
         subjects=[
-            SubjectDefinition(subject=each.subject, partitions=len(each.partitions))
-            for each in subjects
+            SubjectDefinition(subject=each.subject, partitions=each.taking) for each in subjects
         ],
         read_only=list(await context.cluster.read_only_marks()),
         groups=await _all_groups(context),

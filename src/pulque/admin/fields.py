@@ -8,8 +8,8 @@ __all__ = ["MAX_PARTITIONS", "Body", "Flag", "Mode", "Sequence", "Switchable", "
 
 _LARGEST = 2**63 - 1
 MAX_PARTITIONS = 1024
-Mode = Literal["shared", "broadcast", "once"]
-Switchable = Literal["shared", "once"]
+Mode = Literal["shared", "broadcast", "once", "ordered"]
+Switchable = Literal["shared", "once", "ordered"]
 Sequence = Annotated[int, Field(strict=True, ge=0, le=_LARGEST)]
 Tag = Annotated[str, Field(min_length=1, max_length=255)]
 Flag = Annotated[bool, Field(strict=True)]

@@ -44,7 +44,12 @@ __all__ = [
 Places = list[tuple[KnownServer, GroupPosition]]
 """Groups, each in each partition of each broker."""
 _MOST_CANDIDATES = 500
-_MODES: dict[str, Mode] = {"SHARED": "shared", "BROADCAST": "broadcast", "ONCE": "once"}
+_MODES: dict[str, Mode] = {
+    "SHARED": "shared",
+    "BROADCAST": "broadcast",
+    "ONCE": "once",
+    "ORDERED": "ordered",
+}
 
 
 async def find_positions(

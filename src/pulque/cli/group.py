@@ -10,6 +10,7 @@ import typer
 from pulque.cli.api import DEFAULT_ADMIN, Admin, open_admin, path_of
 from pulque.cli.exits import ExitCode
 from pulque.cli.options import OutputOption, Timeout, Url, open_client
+from pulque.cli.ordered import ordered, skip
 from pulque.cli.output import Output, print_broker_table, print_json, print_line, print_table
 from pulque.client.filters import parse_filter
 from pulque.errors import UnknownGroupError, UsageError
@@ -28,6 +29,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command()(ordered)
+app.command()(skip)
 _RATES = ("sent_per_second", "settled_per_second")
 _WAYS = (
     "earliest, latest, a sequence (1200), an instant (2026-11-16T09:30:00.250Z) or how long ago "
@@ -149,7 +152,9 @@ def change(
     ] = False,
     mode: Annotated[
         str | None,
-        typer.Option(metavar="shared|once", help="The mode; its consumers must hold nothing."),
+        typer.Option(
+            metavar="shared|once|ordered", help="The mode; its consumers must hold nothing."
+        ),
     ] = None,
     url: Url = None,
     timeout: Timeout = 10.0,

@@ -177,11 +177,20 @@ class Directory:
             self.brokers,
             is_read_only=is_read_only,
             order=self.order_of(subject),
+            away=self._away() if subject in self.strict else None,
         )
         if placed:
             # Names that nobody created are for the asking, and would fill the memory.
             self._routes[subject] = made
         return made
+
+    def _away(self) -> dict[str, Serving]:
+        """Return where broker groups were last, whether anybody is there or not."""
+        return {
+            each.broker_group: Serving(each.broker_group, each.host, each.port, is_writable=False)
+            for each in self.servers.values()
+            if each.role is Role.BROKER and not each.is_removed
+        }
 
     def order_of(self, subject: Subject) -> OrderStrategy:
         """Return what a failure may do to the order of a subject's messages."""

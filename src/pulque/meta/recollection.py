@@ -41,7 +41,7 @@ def recollect(cluster: str, directory: Directory, now_ms: int) -> Recollection:
     known.subjects = dict(directory.subjects)
     known.read_only = dict.fromkeys(directory.read_only, True)
     known.policies = dict(directory.policies)
-    known.orders = {each: OrderStrategy.STRICT for each in directory.strict}
+    known.orders = dict.fromkeys(directory.strict, OrderStrategy.STRICT)
     return Recollection(cluster, now_ms, known)
 
 

@@ -102,11 +102,18 @@ def route_of_subject(
     *,
     is_read_only: bool = False,
     order: OrderStrategy = OrderStrategy.BEST_EFFORT,
+    away: Mapping[str, Serving] | None = None,
 ) -> Route:
-    """Return who serves a subject now; broker groups that nobody reaches are left out."""
+    """Return who serves a subject now; broker groups that nobody reaches are left out.
+
+    Not so where order is strict: there nobody else may take the messages of their order keys, so
+    they are named as ``away`` knows them, as taking none.
+    """
     found = []
     for partition, group, slots, is_closed, _ in placed:
         there = serving.get(group)
+        if there is None and away is not None and order is OrderStrategy.STRICT:
+            there = away.get(group)
         if there is not None:
             is_writable = there.is_writable and not is_read_only and not is_closed
             keys = NO_SLOTS if is_closed else slots

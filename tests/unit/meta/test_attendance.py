@@ -1,6 +1,7 @@
 """Allotting partitions to the consumers of ordered groups: who is there, and what is whose."""
 
 import asyncio
+from dataclasses import replace
 from itertools import chain
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from pulque.errors import FencedError, InvalidNameError
 from pulque.meta.attending import AttendingConsumer, AttendingStore
 from pulque.meta.database import Database, parse_database_url
+from pulque.model.cluster import ServerState
 from pulque.model.names import ConsumerId, Group, Subject
 from pulque.model.ordered import ConsumeStrategy, OrderStrategy
 from pulque.testing.raw import RawConnection
@@ -178,7 +180,7 @@ async def test_what_is_no_name_is_refused(
     placed: RawConnection, fields: dict[str, object]
 ) -> None:
     with pytest.raises(InvalidNameError):
-        await placed.ask(word("c1", **fields), Attended)  # type: ignore[arg-type]
+        await placed.ask(replace(word("c1"), **fields), Attended)  # type: ignore[arg-type]
 
 
 @pytest.mark.accepts("002-24", "002-37")
@@ -270,3 +272,22 @@ async def test_what_is_allotted_outlives_the_meta_server(start: Start) -> None:
     await register(again, "b1", "b2", incarnation=2)
 
     assert [await attend(again, consumer) for consumer in ("c1", "c2")] == before
+
+
+@pytest.mark.accepts("004-65", "002-25")
+async def test_in_strict_order_a_partition_stays_in_the_route_while_its_broker_is_away(
+    running: RunningMeta, placed: RawConnection
+) -> None:
+    both = await route(placed, "orders")
+    await running.server.administration.order_subject("orders", OrderStrategy.STRICT)
+    await route(placed, "others")
+
+    await register(placed, "b1", state=ServerState.LEAVING)
+
+    strict, other = await route(placed, "orders"), await route(placed, "others")
+    assert [each.slots for each in strict.partitions] == [each.slots for each in both.partitions]
+    assert {each.broker_group: each.is_writable for each in strict.partitions} == {
+        "b1": False,
+        "b2": True,
+    }
+    assert [each.broker_group for each in other.partitions] == ["b2"]

@@ -1,0 +1,91 @@
+"""``pulque group ordered`` and ``pulque group skip``: groups that consume in order."""
+
+from typing import Annotated
+
+import typer
+
+from pulque.cli.api import DEFAULT_ADMIN, Admin, open_admin, path_of
+from pulque.cli.exits import ExitCode
+from pulque.cli.options import OutputOption, Timeout
+from pulque.cli.output import Output, print_json, print_line, print_table
+
+__all__ = ["ordered", "skip"]
+
+_COLUMNS = ("broker_group", "partition", "group", "holder", "settled", "end", "held")
+Subject = Annotated[
+    str, typer.Argument(metavar="SUBJECT", help="Of which subject.", show_default=False)
+]
+
+
+def ordered(
+    subject: Subject,
+    *,
+    group: Annotated[str | None, typer.Option(help="Only this group.", show_default=False)] = None,
+    admin: Admin = DEFAULT_ADMIN,
+    timeout: Timeout = 10.0,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show which consumer has which partition, and since when a group waits for a message.
+
+    Exits with 4 if no group consumes the subject in order.
+    """
+    query = {} if group is None else {"group": group}
+    path = path_of("subjects", subject, "ordered")
+    rows = list(open_admin(admin, timeout).rows(path, query))
+    if output is Output.JSON:
+        for row in rows:
+            print_json(row)
+    elif rows:
+        print_table(
+            (*_COLUMNS, "stuck since"),
+            [
+                [
+                    *("-" if row[each] is None else str(row[each]) for each in _COLUMNS),
+                    row["stuck_since"] or "-",
+                ]
+                for row in rows
+            ],
+        )
+    if not rows:
+        raise typer.Exit(ExitCode.NOTHING)
+
+
+def skip(  # one for each option
+    subject: Subject,
+    *,
+    group: Annotated[str, typer.Option(help="For which group.", show_default=False)],
+    broker_group: Annotated[
+        str, typer.Option(help="The broker group of the partition.", show_default=False)
+    ],
+    partition: Annotated[
+        str | None,
+        typer.Option(help="The partition; the one named like the subject, if left out."),
+    ] = None,
+    sequence: Annotated[
+        int,
+        typer.Option(
+            min=0, help="What the group waits for, as `ordered` tells it.", show_default=False
+        ),
+    ],
+    reason: Annotated[str, typer.Option(help="Why, for people.", show_default=False)] = "",
+    admin: Admin = DEFAULT_ADMIN,
+    timeout: Timeout = 10.0,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Make a dead letter of the message that an ordered group waits for.
+
+    Whoever holds it loses the partition for a moment; what it had handled beyond that message and
+    not settled comes again.
+    """
+    body = {
+        "broker_group": broker_group,
+        "partition": partition or subject,
+        "sequence": sequence,
+        "reason": reason,
+    }
+    path = path_of("subjects", subject, "ordered", group, "skip")
+    found = open_admin(admin, timeout).ask("POST", path, body)
+    if output is Output.JSON:
+        print_json(found)
+    else:
+        print_line(f"{group} goes on with {found['next_sequence']}")
