@@ -1,4 +1,4 @@
-"""What `make demo` shows: work shared, retries, a dead letter, a kill -9, time travel, an audit.
+"""What `make demo` shows: shared work, retries, a kill -9, delays, time travel, an audit.
 
     python examples/demo.py
 
@@ -16,7 +16,7 @@ from collections import Counter
 from pathlib import Path
 
 import pulque
-from pulque.testing.process import BrokerProcess
+from pulque.testing.process import BrokerProcess, UpProcess
 
 COUNT = 20_000
 
@@ -140,6 +140,30 @@ def survive(broker: BrokerProcess, sent: set[str], done: set[str]) -> None:
     assert len(rest) < len(sent), "the group began anew"
 
 
+def later(folder: Path) -> None:
+    """Send two messages for later, with a delay server, and cancel one of them."""
+    title(
+        "Send a message for later, and another one", "pulque send tea.later 'one tea' --delay 2s"
+    )
+    with UpProcess.start(folder) as servers, pulque.connect(servers.url) as client:
+        wanted = client.send("tea.later", b"tea for later", delay=2)
+        unwanted = client.send("tea.later", b"tea for nobody", delay=2)
+        print(f"   both are due at {wanted.due_at:%H:%M:%S} UTC")
+        title("Cancel the other one", f"pulque delay cancel {unwanted.id}")
+        fate = client.cancel(unwanted)
+        got = []
+        with client.consumer("tea.later", "kitchen") as consumer:
+            while messages := consumer.pull(max_messages=1, timeout=10.0 if not got else 2.0):
+                (message,) = messages
+                late = time.time() - wanted.due_at_ms / 1000
+                print(f"   {message.body.decode()!r} came {late:.2f} s after it was due")
+                assert late >= 0, "this must never happen"
+                message.ack()
+                got.append(message.body)
+        print(f"   cancelled in time: {fate.name}; the kitchen got {len(got)} of 2")
+        assert got == [b"tea for later"], "this must never happen"
+
+
 def archive(broker: BrokerProcess, lake: Path, sent: set[str]) -> None:
     """Keep what was sent in a table, with Spark, and ask the table."""
     title(
@@ -190,6 +214,7 @@ def main() -> None:
             retry(broker.url)
             survive(broker, sent, done)
             travel(broker.url, sent)
+            later(Path(folder) / "later")
             os.environ["PULQUE_URL"] = broker.url
             archive(broker, Path(folder) / "lake", sent)
             prove(Path(folder) / "lake")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pulque.testing.process import BrokerProcess
+from pulque.testing.process import BrokerProcess, UpProcess
 from tests.integration.postgres import Postgres, why_not
 
 
@@ -33,6 +33,15 @@ def broker_process(
     monkeypatch.setenv("PULQUE_URL", process.url)
     monkeypatch.setenv("PULQUE_STATE_DIR", str(tmp_path / "state"))
     return process
+
+
+@pytest.fixture
+def up_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[UpProcess]:
+    """All that ``pulque up`` starts; PULQUE_URL and the clients' state folder are set."""
+    with UpProcess.start(tmp_path / "up") as process:
+        monkeypatch.setenv("PULQUE_URL", process.url)
+        monkeypatch.setenv("PULQUE_STATE_DIR", str(tmp_path / "state"))
+        yield process
 
 
 @pytest.fixture(scope="session")

@@ -100,6 +100,15 @@ def test_time_travel_reads_again_from_an_instant_on() -> None:
     ]
 
 
+@pytest.mark.usefixtures("up_process")
+def test_delayed_messages_come_when_they_are_due() -> None:
+    assert run_example("delayed.py") == [
+        "a reminder is due in 2 s; another one was cancelled: CANCELLED",
+        "waiting now: ['water the plants']",
+        "not early: water the plants",
+    ]
+
+
 @pytest.mark.timeout(450)
 def test_the_demo_loses_nothing_and_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PULQUE_URL", raising=False)
@@ -109,6 +118,8 @@ def test_the_demo_loses_nothing_and_ends_in_time(monkeypatch: pytest.MonkeyPatch
     assert "lost: 0" in told
     assert "with the reasons of 3 attempts" in told
     assert "20,000 messages came again" in told
+    assert "'tea for later' came" in told
+    assert "cancelled in time: CANCELLED; the kitchen got 1 of 2" in told
     assert "tea.ordered/0, stored at" in told
     assert "exact: sent = stored = settled + dead + waiting" in told
     assert "ended cleanly, with code 0" in told

@@ -22,7 +22,7 @@ from typing import IO, Self
 
 from pulque.errors import PulqueError
 
-__all__ = ["BrokerProcess", "BrokerProcessError", "ServerProcess"]
+__all__ = ["BrokerProcess", "BrokerProcessError", "ServerProcess", "UpProcess"]
 
 _READY = "ready "
 _TAIL = 4000
@@ -225,6 +225,51 @@ class BrokerProcess(ServerProcess):
         Args:
             data: The data directory. What it writes to stderr goes into a file beside it.
             arguments: More options for ``pulque broker``.
+            environ: More variables.
+            timeout: How long starting and stopping may take, in seconds.
+
+        Raises:
+            BrokerProcessError: It does not serve in time.
+        """
+        process = cls(data, arguments=arguments, environ=environ, timeout=timeout)
+        process.restart()
+        return process
+
+
+class UpProcess(ServerProcess):
+    """One ``pulque up``: meta server, broker and delay server together. Made by ``start``."""
+
+    def __init__(
+        self,
+        data: str | os.PathLike[str],
+        *,
+        arguments: Sequence[str] = (),
+        environ: Mapping[str, str] | None = None,
+        timeout: float = 30.0,
+    ) -> None:
+        self.data = Path(data)
+        """The data directory; it stays when the process is gone."""
+        super().__init__(
+            ["up", "--data", str(self.data), *arguments],
+            log=self.data.with_name(f"{self.data.name}.stderr"),
+            environ=environ,
+            timeout=timeout,
+        )
+
+    @classmethod
+    def start(
+        cls,
+        data: str | os.PathLike[str],
+        *,
+        arguments: Sequence[str] = (),
+        environ: Mapping[str, str] | None = None,
+        timeout: float = 30.0,
+    ) -> Self:
+        """Start all of it and wait until it serves.
+
+        Args:
+            data: The data directory. What it writes to stderr goes into a file beside it.
+            arguments: More options for ``pulque up``.
             environ: More variables.
             timeout: How long starting and stopping may take, in seconds.
 
