@@ -260,8 +260,8 @@ class Client(Administration, Reading, Delaying):
             retry: How failed messages come again; the group keeps what was said last.
             max_messages: The most to ask for at once. It asks for less while it is slow.
             max_bytes: About the most bytes to ask for at once.
-            max_held: How many messages may be held unsettled; else four times
-                ``max_messages``. With so many held, it waits for acks.
+            max_held: How many messages may be held that are neither acked nor nacked; else four
+                times ``max_messages``. With so many held, it waits for acks.
             prefetch: Whether to ask for the next messages while the caller handles these; by
                 default when iterating, and not for ``pull``.
         """

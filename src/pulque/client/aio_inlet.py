@@ -233,11 +233,13 @@ class Inlet:
     # ── asking and taking in ───────────────────────────────────────────────────────────────
 
     def ask_ahead(self, want: int) -> None:
-        """Ask for the next messages before the caller handles these."""
+        """Ask for the next messages before the caller handles these, if there is room for many."""
         if self._connection is not None and not self.core.is_pulling:
-            self.ask(self._connection, FOR_EVER, want)
+            self.ask(self._connection, FOR_EVER, want, is_early=True)
 
-    def ask(self, connection: AsyncConnection, deadline: float, want: int) -> bool:
+    def ask(
+        self, connection: AsyncConnection, deadline: float, want: int, *, is_early: bool = False
+    ) -> bool:
         """Write settles and the next pull; say whether there was room for a pull.
 
         Where to pull from may have to be asked first; the pull follows when that is known.
@@ -245,7 +247,7 @@ class Inlet:
         now = time.monotonic()
         wait = max(0.0, min(_LONG_POLL, deadline - now))
         self._settle_all(connection)
-        room = min(want, self.core.room)
+        room = self.core.room_for(want, is_early=is_early)
         route = self.core.next_route()
         if route is not None:
             self._pull_due = now + self._timeout

@@ -16,7 +16,16 @@ UNKNOWN = -1
 class Subscription:
     """What this consumer holds of one partition."""
 
-    __slots__ = ("asked", "expected", "floor", "held", "on_the_way", "partition", "settled")
+    __slots__ = (
+        "asked",
+        "expected",
+        "floor",
+        "held",
+        "on_the_way",
+        "partition",
+        "settled",
+        "settling",
+    )
 
     def __init__(self, partition: PartitionName) -> None:
         self.partition = partition
@@ -30,6 +39,17 @@ class Subscription:
         """What was settled when the pull on its way was asked."""
         self.held: deque[ReceivedBatch | Hole] = deque()
         self.on_the_way: Settle | None = None
+        self.settling = 0
+        """How many messages it is for."""
+
+    def sent(self, settle: Settle, messages: int) -> None:
+        """Take in that a settle for so many messages is on its way."""
+        self.on_the_way, self.settling = settle, messages
+        self.asked = settle.last + 1
+
+    def nothing_on_the_way(self) -> None:
+        """Take in that the settle was answered, or does not count any more."""
+        self.on_the_way, self.settling = None, 0
 
     def forget(self) -> int:
         """Abandon everything and begin anew; return how many are abandoned."""
@@ -40,7 +60,7 @@ class Subscription:
         self.held.clear()
         self.expected = FROM_SETTLED
         self.settled = self.asked = self.floor = UNKNOWN
-        self.on_the_way = None
+        self.nothing_on_the_way()
         return lost
 
     def finish(self, tenure: Tenure, pull: int) -> None:
@@ -51,7 +71,7 @@ class Subscription:
             if isinstance(batch, ReceivedBatch) and is_it:
                 batch.states[index] = ACKED
         # What was asked says that it is nacked: it is asked anew.
-        self.on_the_way = None
+        self.nothing_on_the_way()
 
     def lose_below(self, pull: int) -> int:
         """Abandon what the broker gave to others: all before ``pull``."""
@@ -66,7 +86,7 @@ class Subscription:
             self.held.popleft()
         self.settled = self.asked = pull
         self.expected = max(self.expected, pull)
-        self.on_the_way = None
+        self.nothing_on_the_way()
         return lost
 
     def lose_from(self, pull: int) -> int:

@@ -22,13 +22,13 @@ from pulque.client.kept import Kept, Progress, finish, finished_of
 from pulque.client.pull_options import PullOptions
 from pulque.client.received import (
     ANY_DELAY_MS,
-    NACKED,
     Hole,
     ReceivedBatch,
     ReceivedMessage,
     ToDefer,
     batches_of,
 )
+from pulque.client.settling import finished_in
 from pulque.errors import (
     ErrorCode,
     PulqueError,
@@ -44,7 +44,6 @@ from pulque.model.positions import Tenure
 from pulque.model.routes import RouteKind
 from pulque.wire.requests import (
     EARLIEST,
-    Nacked,
     Pull,
     Route,
     Settle,
@@ -64,8 +63,6 @@ from pulque.wire.responses import (
 __all__ = ["IncomingCore"]
 
 log = logging.getLogger("pulque.client")
-
-_MAX_NACKS = 1000
 
 
 class IncomingCore:
@@ -151,8 +148,23 @@ class IncomingCore:
 
     @property
     def room(self) -> int:
-        """How many more deliveries may be held."""
-        return self.max_held - self.held
+        """How many more deliveries may be held, once the settles on their way are there.
+
+        A broker takes in a settle before the pull behind it. Were they not counted, the pull
+        would ask for a splinter, for which the broker has to cut a batch.
+        """
+        return self.max_held - self.held + sum(each.settling for each in self._subscriptions)
+
+    def room_for(self, want: int, *, is_early: bool) -> int:
+        """Return how many to ask for, if so many are wanted: 0 if there is no room.
+
+        Nobody asks early for less than half: what is being handled will make room, and a broker
+        does best with whole batches. Who has nothing else to hand out takes what there is.
+        """
+        room = self.room
+        if is_early and 2 * room < min(want, self.max_held):
+            return 0
+        return max(0, min(want, room))
 
     def next_pull(self, max_messages: int, timeout: float) -> Pull:
         """Return the next pull; there must be none on its way."""
@@ -354,10 +366,10 @@ class IncomingCore:
         """Return the settles that may go now; each is on its way from then on."""
         for each in self._subscriptions:
             if each.on_the_way is None and each.held:
-                settle = self._next_settle(each)
-                if settle is not None:
-                    each.on_the_way = settle
-                    each.asked = settle.last + 1
+                finished = finished_in(each, self._max_delay_ms)
+                if finished is not None:
+                    settle = finished.settle(each.partition, self.options)
+                    each.sent(settle, finished.messages)
                     yield settle
 
     def progress(self) -> list[Progress]:
@@ -383,7 +395,7 @@ class IncomingCore:
     def is_told(self) -> bool:
         """Whether the broker has all that may be settled."""
         return not any(
-            each.on_the_way is not None or (each.held and self._next_settle(each) is not None)
+            each.on_the_way is not None or finished_in(each, self._max_delay_ms) is not None
             for each in self._subscriptions
         )
 
@@ -410,7 +422,7 @@ class IncomingCore:
         each = self._by_partition[PartitionName(settle.partition)]
         if each.on_the_way is not settle:
             return
-        each.on_the_way = None
+        each.nothing_on_the_way()
         if isinstance(response, Settled):
             self._settled(each, settle.last + 1)
         elif isinstance(response, StaleSettleError):
@@ -453,45 +465,3 @@ class IncomingCore:
             log.warning("deliveries abandoned: consumer=%s count=%d", self.options.consumer, count)
             if self.on_abandoned is not None:
                 self.on_abandoned()
-
-    def _next_settle(self, each: Subscription) -> Settle | None:
-        first = each.settled
-        last = first - 1
-        nacked: list[Nacked] = []
-        tenure: Tenure | None = None
-        for batch in each.held:
-            if batch.tenure is not tenure and tenure is not None and batch.tenure != tenure:
-                break
-            tenure = batch.tenure
-            until = batch.finished_until()
-            if batch.nacks:
-                until = self._limit_nacks(batch, until, nacked)
-            last = batch.pull_base + until - 1
-            if until < batch.end:
-                break
-        if tenure is None or last < first:
-            return None
-        options = self.options
-        return Settle(
-            each.partition,
-            options.group,
-            options.consumer,
-            options.incarnation,
-            tenure,
-            first,
-            last,
-            tuple(nacked),
-        )
-
-    def _limit_nacks(self, batch: ReceivedBatch | Hole, until: int, nacked: list[Nacked]) -> int:
-        """Collect the nacked ones of ``settled..until``; return where the settle has to end."""
-        at = batch.states.find(NACKED, batch.settled, until)
-        while at >= 0:
-            if len(nacked) >= _MAX_NACKS:
-                return at
-            reason, delay_ms = batch.nacks[at]
-            # The broker may allow less by now, and would refuse the whole settle.
-            delay_ms = min(delay_ms, self._max_delay_ms)
-            nacked.append(Nacked(batch.pull_base + at, delay_ms, reason))
-            at = batch.states.find(NACKED, at + 1, until)
-        return until

@@ -264,14 +264,16 @@ class Inlet:
     # ── asking and taking in ───────────────────────────────────────────────────────────────
 
     def ask_ahead(self, want: int) -> None:
-        """Ask for the next messages before the caller handles these."""
+        """Ask for the next messages before the caller handles these, if there is room for many."""
         if self._connection is not None and not self.core.is_pulling:
             try:
-                self.ask(self._connection, FOR_EVER, want)
+                self.ask(self._connection, FOR_EVER, want, is_early=True)
             except DisconnectedError as error:
                 log.info("disconnected: %s", error)
 
-    def ask(self, connection: Connection, deadline: float, want: int) -> bool:
+    def ask(
+        self, connection: Connection, deadline: float, want: int, *, is_early: bool = False
+    ) -> bool:
         """Write settles and the next pull; say whether there was room for a pull.
 
         Where to pull from may have to be asked first; the pull follows when that is known.
@@ -282,7 +284,7 @@ class Inlet:
             buffers: list[bytes | memoryview] = []
             for settle in self.core.next_settles():
                 buffers += self._settle_frame(connection, settle)
-            room = min(want, self.core.room)
+            room = self.core.room_for(want, is_early=is_early)
             route = self.core.next_route()
             if route is not None:
                 self._route_id, frame = connection.session.ask(route)

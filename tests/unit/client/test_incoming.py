@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from pulque.client.incoming import IncomingCore
 from pulque.client.pull_options import PullOptions
-from pulque.client.received import ReceivedMessage
+from pulque.client.received import ReceivedBatch, ReceivedMessage
 from pulque.errors import (
     CorruptionError,
     ErrorCode,
@@ -103,6 +103,16 @@ Key = tuple[str, int, int, Tenure]
 def key_of(message: ReceivedMessage) -> Key:
     batch = message._batch  # noqa: SLF001  # a test may look
     return message.partition, message.pull_sequence, message.sequence, batch.tenure
+
+
+def open_in(core: IncomingCore) -> int:
+    """Return how many messages a consumer holds that are neither acked nor nacked."""
+    return sum(
+        batch.states.count(0, batch.settled, batch.end)
+        for subscription in core._subscriptions  # noqa: SLF001  # a test may look
+        for batch in subscription.held
+        if isinstance(batch, ReceivedBatch)
+    )
 
 
 class Consuming(RuleBasedStateMachine):
@@ -275,7 +285,10 @@ class Consuming(RuleBasedStateMachine):
     @invariant()
     def it_holds_no_more_than_allowed(self) -> None:
         if hasattr(self, "core"):
-            assert 0 <= self.core.held <= self.core.options.max_held
+            max_held = self.core.options.max_held
+            assert 0 <= open_in(self.core) <= max_held
+            # What is finished may be on its way to the broker still.
+            assert 0 <= self.core.held <= 2 * max_held
 
     def teardown(self) -> None:
         """Without more trouble, every message is pulled and settled."""
@@ -356,6 +369,36 @@ def test_a_settle_waits_for_the_one_before(model: BrokerModel) -> None:
     (second,) = core.next_settles()
 
     assert (second.first, second.last) == (1, 1)
+
+
+def test_what_is_on_its_way_to_the_broker_makes_room(model: BrokerModel) -> None:
+    core = make_core(max_held=10)
+    Sender(model).store("s", 8)
+    for message in pull(core, model)[:6]:
+        message.ack()
+    assert core.room == 2
+
+    (settle,) = core.next_settles()
+    assert core.room == 8
+    core.settle_answered(settle, OverloadedError("busy"))
+    assert core.room == 2
+    (again,) = core.next_settles()
+    core.settle_answered(again, model.settle(again))
+
+    assert (core.held, core.room) == (2, 8)
+
+
+def test_nobody_asks_early_for_a_splinter(model: BrokerModel) -> None:
+    core = make_core(max_held=10)
+    Sender(model).store("s", 7)
+    messages = pull(core, model)
+
+    assert core.room_for(8, is_early=True) == 0
+    assert core.room_for(8, is_early=False) == 3
+    assert core.room_for(6, is_early=True) == 3
+    messages[0].ack()
+    list(core.next_settles())
+    assert core.room_for(8, is_early=True) == 4
 
 
 def test_nacks_travel_with_reason_and_delay(model: BrokerModel) -> None:
