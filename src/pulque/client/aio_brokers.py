@@ -191,6 +191,11 @@ class Brokers:
         return Connection.open(address, client=self._client, timeout=timeout)
 
     @property
+    def is_known(self) -> bool:
+        """Whether anybody was connected to, so that it is known who they are."""
+        return bool(self.home.server)
+
+    @property
     def is_cluster(self) -> bool:
         """Whether there may be more brokers than the one that was connected to."""
         return bool(self.home.cluster)

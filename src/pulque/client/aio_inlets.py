@@ -37,6 +37,10 @@ class ConsumerBrokers(Protocol):
     """What a consumer needs to know of the brokers behind its client."""
 
     @property
+    def is_known(self) -> bool:
+        """Whether anybody was connected to, so that it is known who they are."""
+
+    @property
     def is_cluster(self) -> bool:
         """Whether there may be more brokers than the one that was connected to."""
 
@@ -98,7 +102,7 @@ class Inlets:
         """Lives as long as the inlets: a consumer that nobody holds is closed with its client."""
         self._on_abandoned: Callable[[], None] | None = None
         self._arrived = asyncio.Event()
-        if not brokers.is_cluster:
+        if brokers.is_known and not brokers.is_cluster:
             self._only = self._add(HOME, is_late=False)
 
     # ── what the consumer shows ────────────────────────────────────────────────────────────
@@ -180,11 +184,6 @@ class Inlets:
             ready.remove(place)
         return None
 
-    def ask_ahead(self, want: int) -> None:
-        """Have pulls on their way while the caller handles what it was handed."""
-        for inlet in self._inlets.values():
-            inlet.ask_ahead(want)
-
     async def exchange(self, deadline: float, want: int) -> None:
         """Have pulls on their way, and take in answers that come before the deadline.
 
@@ -204,6 +203,8 @@ class Inlets:
 
     async def _exchange_many(self, deadline: float, want: int) -> None:
         await self._follow_route(deadline)
+        if self._only is not None:
+            return
         inlets = list(self._inlets.values())
         self._arrived.clear()
         has_room = [each.keep_going(want, deadline) for each in inlets]
@@ -261,7 +262,9 @@ class Inlets:
             return
         self._is_routed = True
         for place in places:
-            self._add(place, is_late=False)
+            inlet = self._add(place, is_late=False)
+            if not self._brokers.is_cluster:
+                self._only = inlet
 
     def _add(self, place: str, *, is_late: bool) -> Inlet:
         adopting = Adopting(place, self._key, self._plan.options, self._brokers)

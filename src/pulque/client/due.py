@@ -105,7 +105,7 @@ def check_longest(due_ms: int, now_ms: int, longest_ms: int) -> None:
     if due_ms - now_ms > longest_ms:
         raise UsageError(
             f"due in {(due_ms - now_ms) / _DAY_MS:,.1f} days; at most {longest_ms / _DAY_MS:,.1f} "
-            "days ahead are allowed by the delay server (its setting limits.longest_delay)"
+            "days ahead are allowed by the delay server (its setting schedule.longest_delay)"
         )
 
 
