@@ -134,7 +134,10 @@ class Producer:
         """
         core = self._core
         try:
-            if parts:
+            order_key = parts.get("order_key") if len(parts) == 1 else None
+            if order_key:
+                pending = core.add_keyed(subject, body, order_key)
+            elif parts:
                 pending = core.add_message(subject, Outgoing(body, **parts))
             else:
                 pending = core.add(subject, body)

@@ -35,7 +35,9 @@ class Stream:
         "dispatch",
         "in_flight",
         "is_active",
+        "is_closing",
         "is_due",
+        "is_strict",
         "next_number",
         "open",
         "paused_until",
@@ -56,16 +58,27 @@ class Stream:
         self.ready: deque[OutgoingBatch] = deque()
         """Full, or to be sent again; those with a number first."""
         self.in_flight = 0
+        self.is_closing = False
+        """Whether its partition was split: nothing new is sent there."""
+        self.is_strict = False
+        """Whether what fails stays at the head: one batch at a time, so that none overtakes."""
         self.next_number = 0
         self.unresolved: deque[OutgoingBatch] = deque()
         """Numbered and without an outcome, and some with one that were not cleared yet."""
         self.paused_until = 0.0
         self.is_active = False
 
+    def is_full(self, max_in_flight: int) -> bool:
+        """Say whether as many batches are in flight as may be."""
+        return self.in_flight >= (1 if self.is_strict else max_in_flight)
+
     def may_send(self, now: float, max_in_flight: int) -> bool:
         """Say whether one more batch may go now."""
-        if self.in_flight >= max_in_flight or self.paused_until > now:
+        if self.is_full(max_in_flight) or self.paused_until > now:
             return False
+        if self.is_closing:
+            # Only to learn whether it is stored already.
+            return bool(self.ready) and self.ready[0].is_unanswered
         unresolved = self.unresolved
         while unresolved and unresolved[0].is_done:
             unresolved.popleft()
@@ -107,13 +120,16 @@ class OutgoingBatch:
         "opened_at_ms",
         "outcome",
         "packer",
+        "pieces",
+        "pieces_left",
         "sent_at",
         "size",
         "stream",
         "way",
+        "whole",
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0915  # one line for each of what it has
         self,
         way: Way,
         stream: "Stream",
@@ -150,6 +166,30 @@ class OutgoingBatch:
         self.outcome: Outcome | None = None
         self.error: PulqueError | None = None
         self.callbacks: list[Callable[[], object]] | None = None
+        self.pieces: list[tuple[OutgoingBatch, int]] = []
+        """For each message the batch that it went over to, and its index there; or nothing."""
+        self.pieces_left = 0
+        """How many of these have no outcome."""
+        self.whole: OutgoingBatch | None = None
+        """The batch that this one is a piece of."""
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether it goes to its own partition or nowhere, as its order is strict."""
+        return self.is_ordered and self.stream.is_strict
+
+    def ghost(self) -> "OutgoingBatch":
+        """Return what is sent in its place after its messages got their outcome.
+
+        Nobody knows whether the broker stores it, perhaps late: until it says so, no other batch
+        of a strict stream may go.
+        """
+        found = OutgoingBatch(self.way, self.stream, self.lock, due_at=0.0, deadline=float("inf"))
+        found.packer = self.packer
+        found.bodies = self.bodies
+        for name in ("number", "data", "ids", "is_ordered", "is_unanswered", "sent_at"):
+            setattr(found, name, getattr(self, name))
+        return found
 
     @property
     def is_plain(self) -> bool:
@@ -158,6 +198,9 @@ class OutgoingBatch:
 
     def receipt(self, index: int) -> Receipt:
         """Return the receipt of one message, or raise what went wrong; it must be done."""
+        if self.pieces:
+            piece, index = self.pieces[index]
+            return piece.receipt(index)
         outcome = self.outcome
         if outcome is None:
             assert self.error is not None  # noqa: S101  # done means one of the two

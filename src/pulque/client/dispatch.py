@@ -28,6 +28,7 @@ from pulque.errors import (
     PulqueError,
     RemoteProtocolError,
     RequestTimeoutError,
+    StaleRouteError,
     StorageError,
     error_from_wire,
 )
@@ -109,6 +110,8 @@ class Dispatch:
         """How the broker is doing; None while there is no other to go to."""
         self.go_elsewhere: Callable[[OutgoingBatch, float], bool] | None = None
         """Hands a batch over that this broker does not take; says whether another does."""
+        self.on_quiet: Callable[[Way], None] | None = None
+        """Called when a batch of a stream that is closing has its answer, with its way."""
         self.was_refused = False
         """Whether a batch was handed over, or would have been; until somebody looks."""
         self._signal = signal
@@ -128,6 +131,8 @@ class Dispatch:
         self._pauses = count()
         self._in_flight: dict[int, list[OutgoingBatch]] = {}
         self._finished: list[OutgoingBatch] = []
+        self._ghosts: list[OutgoingBatch] = []
+        """Without a promise: one for a partition at most."""
 
     # ── batches open and close ─────────────────────────────────────────────────────────────
 
@@ -169,7 +174,7 @@ class Dispatch:
 
         One that has all in flight that it may have comes here again with the next answer.
         """
-        if stream.is_active or stream.in_flight >= self.options.max_in_flight:
+        if stream.is_active or stream.is_full(self.options.max_in_flight):
             return
         if stream.ready or stream.is_due:
             stream.is_active = True
@@ -206,7 +211,8 @@ class Dispatch:
 
     def request(self, batches: Sequence[OutgoingBatch], now: float) -> Send:
         """Return the request that sends ``batches``."""
-        left = min(batch.deadline for batch in batches) - now
+        # What is sent only to learn its fate has no deadline of its own.
+        left = min(self.options.timeout, min(batch.deadline for batch in batches) - now)
         return Send(
             self.options.acks,
             max(1, int(left * 1000)),
@@ -253,16 +259,9 @@ class Dispatch:
             batch.data = renumber(batch.data, target.seed, self._producer_id, stream.next_number)
             self._number(batch)
             return True
-        self._count(batch)
-        batch.ids = self._ids.many(batch.opened_at_ms, batch.count)
-        try:
-            batch.data = self._pack(batch)
-        except Exception as error:  # noqa: BLE001  # whatever it is, the messages get an outcome
-            reason = error if isinstance(error, PulqueError) else LocalProtocolError(str(error))
-            self._fail(batch, reason)
+        if not self.pack_now(batch):
             return False
         self._number(batch)
-        batch.packer, batch.bodies = _EMPTY, _EMPTY.bodies
         return True
 
     @staticmethod
@@ -316,6 +315,8 @@ class Dispatch:
             else:
                 self._confirm(batch, outcome)
             self.activate(stream)
+            if stream.is_closing and self.on_quiet is not None:
+                self.on_quiet(batch.way)
 
     def disconnected(self) -> None:
         """Have everything without an answer sent again, in order and under the same numbers."""
@@ -351,6 +352,22 @@ class Dispatch:
         batch.is_unanswered = False
         batch.number = -1
 
+    def pack_now(self, batch: OutgoingBatch) -> bool:
+        """Have a batch packed that never was; say whether that went well."""
+        if batch.data:
+            return True
+        self._count(batch)
+        # Messages of a batch that was divided have their ids already.
+        batch.ids = batch.ids or self._ids.many(batch.opened_at_ms, batch.count)
+        try:
+            batch.data = self._pack(batch)
+        except Exception as error:  # noqa: BLE001  # whatever it is, the messages get an outcome
+            reason = error if isinstance(error, PulqueError) else LocalProtocolError(str(error))
+            self._fail(batch, reason)
+            return False
+        batch.packer, batch.bodies = _EMPTY, _EMPTY.bodies
+        return True
+
     def take_over(self, batch: OutgoingBatch) -> None:
         """Send a batch that another dispatch let go; its stream is one of ours now."""
         place = len(self._unresolved)
@@ -372,6 +389,8 @@ class Dispatch:
                 is_overdue = is_overdue or any(batch in each for each in self._in_flight.values())
                 state = "the outcome is unknown" if batch.number >= 0 else "it was never sent"
                 problem = f" ({self.problem})" if self.problem else ""
+                if batch.is_bound and batch.number >= 0:
+                    self._leave_ghost(batch)
                 self._fail(
                     batch,
                     RequestTimeoutError(
@@ -381,12 +400,21 @@ class Dispatch:
                 )
         return is_overdue
 
+    def _leave_ghost(self, batch: OutgoingBatch) -> None:
+        """Have a batch sent on whose outcome is unknown, so that none overtakes it."""
+        ghost = batch.ghost()
+        for queue in (*self._in_flight.values(), batch.stream.ready, batch.stream.unresolved):
+            if batch in queue:
+                queue[queue.index(batch)] = ghost
+        self._ghosts = [*(each for each in self._ghosts if not each.is_done), ghost]
+
     def fail_all(self, error: PulqueError) -> None:
         """Give every batch without an outcome this one."""
         self.disconnected()
-        for batch in self._unresolved:
+        for batch in (*self._unresolved, *self._ghosts):
             self._fail(batch, error)
         self._unresolved.clear()
+        self._ghosts.clear()
 
     def flush(self) -> list[OutgoingBatch]:
         """Let no batch linger; return all that have no outcome yet."""
@@ -419,14 +447,22 @@ class Dispatch:
     def _refused(self, batch: OutgoingBatch, error: PulqueError, now: float) -> None:
         if batch.is_done:
             return
-        if self.go_elsewhere is not None and (error.retryable or isinstance(error, StorageError)):
+        if batch.is_ordered and isinstance(error, StaleRouteError):
+            # Its partition was split, and it is not stored: another route will say where it goes.
+            batch.is_unanswered = False
+            self.was_refused = True
+        elif self.go_elsewhere is not None and (
+            error.retryable or isinstance(error, StorageError)
+        ):
             # Of a failed disk nobody knows what it has.
             batch.is_unanswered = batch.is_unanswered or not error.retryable
-            batch.stream.target.refused(now)
+            if not batch.is_bound:
+                batch.stream.target.refused(now)
             self.was_refused = True
             if self.go_elsewhere(batch, now):
                 return
-        if not error.retryable:
+        is_unknown = batch.is_bound and isinstance(error, StorageError)
+        if not error.retryable and not is_unknown:
             self._fail(batch, error)
             return
         stream = batch.stream
@@ -455,6 +491,14 @@ class Dispatch:
         batch.packer, batch.bodies = _EMPTY, _EMPTY.bodies
         batch.is_done = True
         self._finished.append(batch)
+        whole = batch.whole
+        while whole is not None:
+            whole.pieces_left -= 1
+            if whole.pieces_left:
+                return
+            whole.is_done = True
+            self._finished.append(whole)
+            whole = whole.whole
 
 
 def _outcomes(response: Response | PulqueError, length: int) -> Sequence[Outcome | PulqueError]:

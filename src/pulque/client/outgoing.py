@@ -24,6 +24,7 @@ from pulque.client.due import AT_ONCE, check_longest
 from pulque.client.health import Health
 from pulque.client.pending import Promise, Span
 from pulque.client.receipt import Outgoing, as_body, check_priority, ms_of
+from pulque.client.redealing import divide, is_moved, is_quiet
 from pulque.client.routes import Delayed, Target, Targets, Way, is_delay_server
 from pulque.errors import MessageTooLargeError, PulqueError, UsageError
 from pulque.model.ids import IdSource
@@ -33,6 +34,8 @@ __all__ = ["NoRouteError", "OutgoingCore"]
 
 P = TypeVar("P", bound=Promise)
 _NO_LIMIT = 2**31
+_MOST_KEYS = 100_000
+"""So many order keys are remembered with where they go."""
 
 
 class NoRouteError(Exception):
@@ -46,7 +49,16 @@ class NoRouteError(Exception):
 class WayStreams:
     """The streams of one way: a batch to one partition, the next batch to the next."""
 
-    __slots__ = ("_by_name", "_by_target", "_current", "_monotonic", "_new_stream", "targets")
+    __slots__ = (
+        "_by_name",
+        "_by_target",
+        "_current",
+        "_monotonic",
+        "_new_stream",
+        "keyed",
+        "pending",
+        "targets",
+    )
 
     def __init__(
         self,
@@ -62,12 +74,32 @@ class WayStreams:
         self._by_target: dict[Target, Stream] = {}
         self._current: dict[int, Stream] = {}
         """By priority: where the next batch goes."""
+        self.keyed: dict[str, tuple[Stream, bytes]] = {}
+        """By order key: where its messages go in any case, and the key as it is packed."""
+        self.pending: Targets | None = None
+        """A newer route, which has to wait for what is on its way."""
 
-    def change(self, targets: Targets) -> None:
-        """Take in another route; what is on its way goes on."""
+    def change(self, targets: Targets) -> list[Stream]:
+        """Take in another route; what is on its way goes on.
+
+        If partitions were split, new messages have to stay behind those that wait for an answer
+        of one: the route counts when these have it. Return the streams that lead to such
+        partitions, and nowhere any more; what waits there is to be dealt out anew.
+        """
+        closing = [each for each in self._by_name.values() if is_moved(each, targets)]
+        for stream in closing:
+            stream.is_closing = True
+        if not all(map(is_quiet, closing)):
+            self.pending = targets
+            return []
+        self.pending = None
         self.targets = targets
+        self.keyed.clear()
         self._by_target.clear()
         self._current.clear()
+        for stream in closing:
+            stream.is_closing = False
+        return closing
 
     def pick(self, order_key: str | None, level: int) -> Stream:
         """Return the stream for a message."""
@@ -76,6 +108,14 @@ class WayStreams:
             now = 0.0 if targets.is_single else self._monotonic()
             return self.stream(targets.pick(order_key, level, now))
         return self._current.get(level) or self.turn(level)
+
+    def remember(self, order_key: str) -> None:
+        """Keep in mind where a key's messages go, if that depends on nothing else."""
+        if self.targets.is_strict or self.targets.is_single:
+            if len(self.keyed) >= _MOST_KEYS:
+                self.keyed.clear()
+            stream = self.pick(order_key, DEFAULT_LEVEL)
+            self.keyed[order_key] = stream, order_key.encode()
 
     def turn(self, level: int) -> Stream:
         """Have the next batch of a priority go to the next partition; return its stream."""
@@ -92,6 +132,7 @@ class WayStreams:
             if found is None:
                 found = self._by_name[name] = self._new_stream(target)
             found.target = target
+            found.is_strict = self.targets.is_strict
             self._by_target[target] = found
         return found
 
@@ -170,11 +211,27 @@ class OutgoingCore(Generic[P]):
         """Take in where messages of one way go, or that this has changed."""
         streams = self._ways.get(way)
         if streams is not None:
-            if streams.targets is not targets:
-                streams.change(targets)
+            if targets not in {streams.targets, streams.pending}:
+                self._change(streams, targets)
         elif self._closed_by is None:
             streams = WayStreams(targets, self._new_stream, self._monotonic)
             self._ways[way] = self._streams[way] = streams
+
+    def _change(self, streams: WayStreams, targets: Targets) -> None:
+        """Take in another route, and deal out anew what waits for partitions that were split."""
+        now = self._monotonic()
+        for stream in streams.change(targets):
+            waiting = [*stream.ready, *([stream.open] if stream.open is not None else [])]
+            for batch in waiting:
+                if not batch.is_done and stream.dispatch.pack_now(batch):
+                    stream.dispatch.let_go(batch)
+                    for piece in divide(batch, targets, streams.stream, now):
+                        piece.stream.dispatch.take_over(piece)
+
+    def _quiet(self, way: Way) -> None:
+        streams = self._streams[way]
+        if streams.pending is not None:
+            self._change(streams, streams.pending)
 
     def ways_of(self, subject: str, messages: Iterable[object]) -> list[Way]:
         """Return where messages of a subject would have to be added to now.
@@ -213,13 +270,15 @@ class OutgoingCore(Generic[P]):
         return any(moved)
 
     def _new_dispatch(self) -> Dispatch:
-        return Dispatch(
+        made = Dispatch(
             self.options,
             producer_id=self._producer_id,
             ids=self._ids,
             signal=self.signal,
             open_batches=self._open,
         )
+        made.on_quiet = self._quiet
+        return made
 
     def _new_stream(self, target: Target) -> Stream:
         dispatch = self.add_place(target.place)
@@ -238,6 +297,8 @@ class OutgoingCore(Generic[P]):
 
     def _go_elsewhere(self, batch: OutgoingBatch, now: float) -> bool:
         """Hand a batch over to another broker; say whether there is one that takes it."""
+        if batch.is_bound:
+            return False
         streams = self._streams[batch.way]
         own = batch.stream.target
         other = streams.targets.pick_other(own, now, is_ordered=batch.is_ordered)
@@ -281,6 +342,39 @@ class OutgoingCore(Generic[P]):
         promise = self._new_promise(self._promise)
         promise._batch = batch  # noqa: SLF001
         promise._index = index  # noqa: SLF001
+        return promise
+
+    def add_keyed(self, subject: str, body: bytes, order_key: str) -> P:
+        """Add a message that has an order key and nothing else. Takes the lock itself.
+
+        Raises as ``add`` does. As short as can be, where the key was here before.
+        """
+        if type(body) is not bytes:
+            body = as_body(body)
+        size = len(body)
+        self._acquire()
+        try:
+            streams = self._ways.get(subject)
+            found = None if streams is None else streams.keyed.get(order_key)
+            batch = None if found is None else found[0].open
+            if found is not None and batch is not None and batch.is_ordered:
+                index = len(batch.bodies)
+                key = found[1]
+                if size <= self._small and batch.large + self._small * index < self._full:
+                    batch.packer.add_keyed(body, key)
+                    batch.large += len(key)
+                    self._added += size + len(key) + OBJECT_BYTES
+                    if index == self._last:
+                        batch.stream.dispatch.close(batch)
+                    elif self._added > self._ceiling:
+                        self._raise_ceiling()
+                    return self._promise(batch, index)
+        finally:
+            self._release()
+        promise = self.add_message(subject, Outgoing(body, order_key=order_key))
+        if streams is not None and order_key:
+            with self.lock:
+                streams.remember(order_key)
         return promise
 
     def add_message(self, subject: str, message: Outgoing) -> P:

@@ -79,7 +79,10 @@ class Producer:
             UnavailableError: Who serves the subject could not be found out.
         """
         try:
-            if parts:
+            order_key = parts.get("order_key") if len(parts) == 1 else None
+            if order_key:
+                pending = self._core.add_keyed(subject, body, order_key)
+            elif parts:
                 pending = self._core.add_message(subject, Outgoing(body, **parts))
             else:
                 pending = self._add(subject, body)

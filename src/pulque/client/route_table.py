@@ -69,6 +69,10 @@ class RouteTable:
         except KeyError:
             raise DisconnectedError(f"where broker group {place} listens is not known") from None
 
+    def learn(self, place: str, address: Address) -> None:
+        """Take in where a broker group listens."""
+        self._addresses[place] = address
+
     def route(self, key: RouteKey) -> Route | None:
         """Return a route as it was heard last."""
         return self._routes.get(key)
@@ -80,7 +84,7 @@ class RouteTable:
                 self._addresses[place_of(each, key.kind)] = Address(each.host, each.port)
         before = self._routes.get(key)
         self._routes[key] = route
-        is_new = before is None or before.partitions != route.partitions
+        is_new = before is None or before[2:] != route[2:]  # its version may differ alone
         if is_new and not key.group and key.kind is not RouteKind.LOCAL:
             targets = Targets(route, self.health_of, key.kind)
             if known := self.targets.get(key.way):

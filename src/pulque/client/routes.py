@@ -8,7 +8,7 @@ import google_crc32c
 from pulque.client.due import ANY_DELAY_MS
 from pulque.client.health import Health
 from pulque.client.url import Address
-from pulque.errors import RemoteProtocolError
+from pulque.errors import RemoteProtocolError, UnavailableError
 from pulque.model.batch import seed_of
 from pulque.model.names import (
     DEFAULT_LEVEL,
@@ -18,6 +18,7 @@ from pulque.model.names import (
     owner_of,
     subject_of,
 )
+from pulque.model.ordered import OrderStrategy
 from pulque.model.routes import SLOTS, PartitionRoute, Route, RouteKind
 from pulque.wire.responses import Response, Routed
 
@@ -207,11 +208,25 @@ def _badness(
 
 def _owner(targets: Sequence[Target], order_key: str) -> int:
     """Return the index of the partition that the slot of an order key lies in."""
+    slot = _slot_of(order_key)
+    found = _find_owner(targets, slot)
+    return slot * len(targets) // SLOTS if found is None else found
+
+
+def _slot_of(order_key: str) -> int:
     slot: int = google_crc32c.value(order_key.encode()) % SLOTS
+    return slot
+
+
+def _find_owner(targets: Sequence[Target], slot: int) -> int | None:
+    found = None
     for index, target in enumerate(targets):
         if target.slots[0] <= slot < target.slots[1]:
-            return index
-    return slot * len(targets) // SLOTS
+            if target.is_writable:
+                return index
+            # It takes no messages now; or it was split, and those that follow it do.
+            found = index if found is None else found
+    return found
 
 
 def _any_health(place: str) -> Health:
@@ -234,6 +249,7 @@ class Targets:
         "is_empty",
         "is_home",
         "is_single",
+        "is_strict",
         "longest_delay_ms",
         "version",
     )
@@ -251,6 +267,8 @@ class Targets:
         )
         """Those of the subject, the plain one first, then those of the group's retries."""
         self.version = route.version
+        self.is_strict = route.order is OrderStrategy.STRICT
+        """Whether a message with an order key goes where it belongs, or nowhere."""
         self._plain = tuple(each for each in self.all if _is_plain(each.partition))
         self.is_empty = not self._plain
         """Whether nobody serves it."""
@@ -262,6 +280,18 @@ class Targets:
         """How far ahead a message may be due, where that is known."""
         self._levels = {DEFAULT_LEVEL: self._plain}
         self._turn = -1
+
+    @property
+    def plain(self) -> tuple[Target, ...]:
+        """The partitions for messages of the usual priority."""
+        return self._plain
+
+    def _is_uncovered(self, lost: Target) -> bool:
+        is_known = any(each.key == lost.key for each in self._plain)
+        start, end = lost.slots
+        return not is_known and not any(
+            each.slots[0] < end and start < each.slots[1] for each in self._plain
+        )
 
     def __iter__(self) -> Iterator[Target]:
         return iter(self.all)
@@ -282,6 +312,8 @@ class Targets:
             avoid: Partitions where this message was refused, or found nobody.
         """
         targets = self._plain if level == DEFAULT_LEVEL else self.of_level(level)
+        if order_key and self.is_strict:
+            return self._pick_strict(targets, order_key)
         if len(targets) == 1:
             return targets[0]
         index = choose(targets, order_key, self._turn + 1, now, avoid)
@@ -290,6 +322,15 @@ class Targets:
         target = targets[index]
         target.health.breaker.probe(now)
         return target
+
+    @staticmethod
+    def _pick_strict(targets: Sequence[Target], order_key: str) -> Target:
+        found = _find_owner(targets, _slot_of(order_key))
+        if found is None:
+            raise UnavailableError(
+                f"the broker that keeps order key {order_key!r} is away, and the order is strict"
+            )
+        return targets[found]
 
     def of_level(self, level: int) -> tuple[Target, ...]:
         """Return the partitions for messages of one priority; the first message makes them."""
@@ -310,7 +351,14 @@ class Targets:
         return targets[index]
 
     def go_on_from(self, other: "Targets") -> None:
-        """Take turns where an older route of the subject was."""
+        """Take turns where an older route of the subject was.
+
+        Where the order is strict, partitions that nobody serves now stay: their messages wait.
+        """
+        if self.is_strict:
+            missing = [each for each in other.plain if self._is_uncovered(each)]
+            self._plain += tuple(missing)
+            self._levels = {DEFAULT_LEVEL: self._plain}
         self.longest_delay_ms = other.longest_delay_ms
         # Whoever is next after a change is not worth a name of its own.
         self._turn = other._turn % len(self._plain) if self._plain else -1  # noqa: SLF001
