@@ -121,7 +121,8 @@ class App:
             decode: Gives the payload of a message, where its type cannot tell.
             dedup: A checker (``pulque.dedup``); a message that it knows is acked without a call.
             **wishes: What ``Client.consumer`` takes, with the same meaning: ``tags``,
-                ``all_tags``, ``start``, ``retry``, ``mode``, ``broadcast``, ``consumer_id``, and
+                ``all_tags``, ``start``, ``retry``, ``mode``, ``broadcast``, ``ordered``,
+                ``blocks``, ``consumer_id``, and
                 ``max_held``: how many messages may be held unsettled, those that are done but
                 stand behind one that is not included.
 

@@ -19,7 +19,17 @@ from pulque.app.signature import (
     name_of,
 )
 from pulque.client.received import ReceivedMessage
-from pulque.client.wishes import ModeName, RetryPolicy, StartAt, mode_of, retry_of, start_of
+from pulque.client.window import BlocksName
+from pulque.client.wishes import (
+    WINDOW_LENGTH,
+    ModeName,
+    RetryPolicy,
+    StartAt,
+    mode_of,
+    ordered_options,
+    retry_of,
+    start_of,
+)
 from pulque.dedup import Checker
 from pulque.errors import UsageError
 from pulque.model.groups import Mode, tag_filter
@@ -45,6 +55,8 @@ class Wishes(TypedDict, total=False):
     start: StartAt
     mode: ModeName | None
     broadcast: bool | None
+    ordered: bool
+    blocks: BlocksName
     tags: Iterable[str]
     all_tags: Iterable[str]
     retry: RetryPolicy | None
@@ -94,9 +106,12 @@ class Handler:
     @property
     def is_broadcast(self) -> bool:
         """Whether it gets everything, whoever else does."""
-        wished = self.consumer
-        mode = mode_of(wished.get("mode"), self.group, broadcast=wished.get("broadcast"))
-        return mode is Mode.BROADCAST
+        return _mode_of(self.consumer, self.group) is Mode.BROADCAST
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether messages of one order key come one after the other."""
+        return _mode_of(self.consumer, self.group) is Mode.ORDERED
 
     def prepared(self) -> Function:
         """Return a function of a message, or of a list of them, that decodes and calls it."""
@@ -247,13 +262,15 @@ def _consumer_options(
     # They may be given as what can be read once only.
     tags, all_tags = _tags(wishes.get("tags", ())), _tags(wishes.get("all_tags", ()))
     parse_pattern(subject)
-    mode = mode_of(wishes.get("mode"), group, broadcast=wishes.get("broadcast"))
+    mode = _mode_of(wishes, group)
+    ordered_options(subject, mode, wishes.get("blocks", "key"), wishes.get("retry"))
     if mode is not Mode.BROADCAST:
         parse_group(group or "")
     start_of(wishes.get("start", "earliest"))
     retry_of(wishes.get("retry"))
     tag_filter(tags, all_tags)
-    held = wishes.get("max_held") or max(_LEAST_HELD, _HELD_PER_CALL * at_once)
+    least = WINDOW_LENGTH if mode is Mode.ORDERED else _LEAST_HELD
+    held = wishes.get("max_held") or max(least, _HELD_PER_CALL * at_once)
     _check("max_held", held, at_once, _MOST_HELD)
     return {
         **wishes,
@@ -263,6 +280,15 @@ def _consumer_options(
         "max_messages": min(held, _MOST_AT_ONCE),
         "prefetch": False,
     }
+
+
+def _mode_of(wishes: Mapping[str, Any] | Wishes, group: str | None) -> Mode:
+    return mode_of(
+        wishes.get("mode"),
+        group,
+        broadcast=wishes.get("broadcast"),
+        ordered=wishes.get("ordered", False),
+    )
 
 
 def _tags(given: Iterable[str]) -> Iterable[str]:

@@ -85,6 +85,7 @@ class Runner:
     ) -> None:
         self.handler = handler
         self.consumer = consumer
+        self._is_ordered = handler.is_ordered
         self._on_exit = on_exit
         self._loop = asyncio.get_running_loop()
         self._threads = Threads(handler.name, self._late)
@@ -139,7 +140,8 @@ class Runner:
             self._ahead = min(_MOST_AHEAD, int(self._ended / (now - self._paced_at) * HORIZON))
             self._ended = 0
             self._paced_at = now
-        ahead = self._ahead
+        # Of an ordered group only what can begin at once: it must be ours when it begins.
+        ahead = 0 if self._is_ordered else self._ahead
         if len(self._waiting) > ahead // 2 and len(self._running) >= self.handler.concurrency:
             return 0
         free = self.handler.concurrency - len(self._running)
@@ -171,7 +173,7 @@ class Runner:
         if self._waiting[0].attempt >= _ALONE_FROM:
             return [self._waiting.popleft()]
         left = self._waiting_since + self.handler.max_wait - time.monotonic()
-        if len(self._waiting) < batch and left > 0:
+        if len(self._waiting) < batch and left > 0 and not self._is_ordered:
             if self._begin_timer is None:
                 self._begin_timer = self._loop.call_later(left, self._wait_is_over)
             return []

@@ -348,6 +348,10 @@ class Brokers:
         """Take in that nobody is interested in a route any more."""
         self.table.forget(key)
 
+    def learn(self, place: str, address: Address) -> None:
+        """Take in where a broker group listens, as a meta server said."""
+        self.table.learn(place, address)
+
     def stale(self) -> None:
         """Take in that a route seems to be wrong: it is asked for again, but not all the time."""
         now = time.monotonic()

@@ -13,6 +13,7 @@ from pulque.client.aio_brokers import Brokers, Calls
 from pulque.client.aio_consumer import Consumer
 from pulque.client.aio_dead import Asker
 from pulque.client.aio_delaying import Delaying
+from pulque.client.aio_ordered_consumer import OrderedConsumer
 from pulque.client.aio_producer import Producer
 from pulque.client.aio_reading import Reading
 from pulque.client.brokers import LOOKING
@@ -32,6 +33,7 @@ from pulque.client.receipt import Outgoing, Parts, Receipt
 from pulque.client.route_table import RouteKey
 from pulque.client.routes import HOME, Targets, Way
 from pulque.client.url import Address, addresses_of
+from pulque.client.window import BlocksName
 from pulque.client.wishes import (
     ModeName,
     RetryPolicy,
@@ -234,6 +236,8 @@ class Client(Administration, Reading, Delaying):
         start: StartAt = "earliest",
         mode: ModeName | None = None,
         broadcast: bool | None = None,
+        ordered: bool = False,
+        blocks: BlocksName = "key",
         tags: Iterable[str] = (),
         all_tags: Iterable[str] = (),
         retry: RetryPolicy | None = None,
@@ -255,13 +259,20 @@ class Client(Administration, Reading, Delaying):
                 acked), ``"once"`` (for one of them, one time only) or ``"broadcast"`` (each
                 consumer gets everything, and the group does not matter). The group keeps it.
             broadcast: Another way to say it; a consumer without a group is a broadcast one.
+            ordered: Messages of one order key come in the order in which they are stored, each
+                after the one before is acked; each partition belongs to one consumer of the
+                group at a time. The group keeps it. See the guide on ordered messages.
+            blocks: What waits while a failed message is tried again in its place, where the
+                subject's order is strict: the messages of its ``"key"``, or its ``"partition"``.
             tags: Only messages that have one of these tags. The group keeps it.
             all_tags: Only messages that have all of these tags.
             retry: How failed messages come again; the group keeps what was said last.
             max_messages: The most to ask for at once. It asks for less while it is slow.
             max_bytes: About the most bytes to ask for at once.
             max_held: How many messages may be held that are neither acked nor nacked; else four
-                times ``max_messages``. With so many held, it waits for acks.
+                times ``max_messages``, or if ordered 10,000 of each partition, those included
+                that are done but stand behind one that is not. With so many held, it waits for
+                acks.
             prefetch: Whether to ask for the next messages while the caller handles these; by
                 default when iterating, and not for ``pull``.
         """
@@ -275,6 +286,8 @@ class Client(Administration, Reading, Delaying):
             start=start,
             mode=mode,
             broadcast=broadcast,
+            ordered=ordered,
+            blocks=blocks,
             tags=tags,
             all_tags=all_tags,
             retry=retry,
@@ -282,7 +295,8 @@ class Client(Administration, Reading, Delaying):
             max_bytes=max_bytes,
             max_held=max_held,
         )
-        consumer = Consumer(
+        kind = Consumer if plan.ordered is None else OrderedConsumer
+        consumer = kind(
             plan,
             brokers=self._brokers,
             timeout=self._timeout,

@@ -21,8 +21,8 @@ from pulque.errors import (
 )
 from pulque.model.names import PartitionName
 from pulque.model.positions import Tenure
-from pulque.wire.requests import Heartbeat, Request, Settle
-from pulque.wire.responses import Beaten, Pulled, Response, Routed
+from pulque.wire.requests import Request, Settle
+from pulque.wire.responses import Beaten, Pulled, Response
 
 __all__ = ["FOR_EVER", "UNREACHABLE", "Inlet"]
 
@@ -180,6 +180,11 @@ class Inlet:
         """Tell the broker what it has not been told; connect if need be."""
         self._settle_all(self._connection or await self.open(deadline))
 
+    def settle_held(self) -> None:
+        """Tell the broker what it has not been told, if there is a connection."""
+        if self.connection is not None:
+            self._settle_all(self.connection)
+
     # ── one of many brokers: the caller waits for all of them ──────────────────────────────
 
     def keep_going(self, want: int, deadline: float = FOR_EVER) -> bool:
@@ -260,11 +265,10 @@ class Inlet:
     def _take_in_routed(self, response: Response | PulqueError) -> None:
         if not self.core.is_pulling:
             return
-        if isinstance(response, Routed):
+        try:
             self.core.routed(response)
-        else:
-            self.core.pull_failed()
-            self.problem = problem_of(response)
+        except PulqueError as error:
+            self.problem = error
         self._arrived.set()
 
     def _take_in_pulled(self, response: Response | PulqueError) -> None:
@@ -320,8 +324,11 @@ class Inlet:
             self._settle_all(connection)
             if now >= self._beat_at:
                 self._beat_at = now + self._lease / _BEATS_PER_LEASE
-                beat = self._heartbeat(is_leaving=False)
+                beat = self.core.heartbeat()
                 connection.post(beat, functools.partial(self._take_in_beaten, now))
+            upkeep = self.core.next_upkeep()
+            if upkeep is not None:
+                connection.post(upkeep, self._take_in_upkept)
 
     def _take_in_beaten(self, sent_at: float, response: Response | PulqueError) -> None:
         if isinstance(response, Beaten):
@@ -330,11 +337,9 @@ class Inlet:
         elif isinstance(response, PulqueError) and not response.retryable:
             self._stop(response)
 
-    def _heartbeat(self, *, is_leaving: bool) -> Heartbeat:
-        options = self.core.options
-        return Heartbeat(
-            options.group, options.consumer, options.incarnation, is_leaving=is_leaving
-        )
+    def _take_in_upkept(self, response: Response | PulqueError) -> None:
+        self.core.upkept(response)
+        self._arrived.set()
 
     async def _last_words(self) -> None:
         if self._deferrals is not None:
@@ -349,7 +354,9 @@ class Inlet:
                 return
             for settle in settles:
                 self._take_in_settled(settle, await _answer(connection, settle))
-        await _answer(connection, self._heartbeat(is_leaving=True))
+        farewell = self.core.farewell()
+        if farewell is not None:
+            await _answer(connection, farewell)
 
     # ── connections come and go ────────────────────────────────────────────────────────────
 

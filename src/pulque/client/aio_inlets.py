@@ -22,6 +22,7 @@ from pulque.client.route_table import RouteKey
 from pulque.client.routes import HOME
 from pulque.client.shares import Shares
 from pulque.client.trouble import Trouble
+from pulque.client.url import Address
 from pulque.errors import DisconnectedError, UnavailableError
 
 __all__ = ["ConsumerBrokers", "Inlets"]
@@ -65,6 +66,9 @@ class ConsumerBrokers(Protocol):
     def stale(self) -> None:
         """Take in that a route seems to be wrong."""
 
+    def learn(self, place: str, address: Address) -> None:
+        """Take in where a broker group listens."""
+
 
 class Inlets:
     """The brokers of one consumer.
@@ -102,7 +106,7 @@ class Inlets:
         """Lives as long as the inlets: a consumer that nobody holds is closed with its client."""
         self._on_abandoned: Callable[[], None] | None = None
         self._arrived = asyncio.Event()
-        if brokers.is_known and not brokers.is_cluster:
+        if brokers.is_known and not brokers.is_cluster and plan.ordered is None:
             self._only = self._add(HOME, is_late=False)
 
     # ── what the consumer shows ────────────────────────────────────────────────────────────
@@ -210,7 +214,7 @@ class Inlets:
         has_room = [each.keep_going(want, deadline) for each in inlets]
         self._check(inlets, deadline)
         nap = _LONGEST_NAP if any(has_room) or not inlets else _NO_ROOM_WAIT
-        until = min(deadline, time.monotonic() + nap)
+        until = self._next_wake(min(deadline, time.monotonic() + nap))
         if not self.has_waiting and not self._is_closed:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, until - time.monotonic())):
@@ -222,6 +226,10 @@ class Inlets:
                 if not isinstance(problem, UNREACHABLE):
                     raise problem
                 inlet.lose(problem)
+
+    def _next_wake(self, until: float) -> float:
+        """Return when there is something to do, if nothing comes until then."""
+        return until
 
     def _check(self, inlets: list[Inlet], deadline: float) -> None:
         """Raise what is wrong if there is no way to go on, or no broker for too long."""

@@ -45,14 +45,19 @@ class Consumer:
         draw: Callable[[], float],
     ) -> None:
         self._plan = plan
+        self._brokers = brokers
         self._timeout = timeout
         self._prefetch = prefetch
+        self._draw = draw
         self._pace = Pace(plan.options.max_messages)
-        self._inlets = Inlets(plan, brokers, timeout=timeout, draw=draw)
+        self._inlets = self._make_inlets()
         self._inlets.owner = self
         self._is_closed = False
         self._handed = 0
         self._handed_at = 0.0
+
+    def _make_inlets(self) -> Inlets:
+        return Inlets(self._plan, self._brokers, timeout=self._timeout, draw=self._draw)
 
     @property
     def consumer_id(self) -> ConsumerId:

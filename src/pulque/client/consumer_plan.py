@@ -1,16 +1,19 @@
 """What a consumer is made of, one part for each broker that it pulls from."""
 
+import time
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from pulque.client.identity import Identity
 from pulque.client.incoming import IncomingCore
 from pulque.client.local_state import LocalState
+from pulque.client.ordered import OrderedCore, OrderedOptions, Permit, RetryCore
 from pulque.client.pull_options import PullOptions
 from pulque.client.routes import HOME
 from pulque.client.spool import NackRefuge
 from pulque.model.groups import FROM_EARLIEST, Mode, StartKind
-from pulque.model.names import Subject, is_pattern, retry_partition
+from pulque.model.names import PartitionName, Subject, is_pattern, owner_of, retry_partition
+from pulque.model.ordered import OrderStrategy
 
 __all__ = ["ConsumerPart", "ConsumerPlan"]
 
@@ -29,6 +32,8 @@ class ConsumerPlan:
 
     options: PullOptions
     identity: Identity
+    ordered: OrderedOptions | None = None
+    """What an ordered consumer was told beside; None for all others."""
 
     def part(
         self, place: str, *, is_late: bool = False, refuge: NackRefuge | None = None
@@ -58,6 +63,23 @@ class ConsumerPlan:
             # It saves the question for it when the first message is redelivered.
             core.subscribe([retry_partition(Subject(options.subject), options.group)])
         return ConsumerPart(core, local)
+
+    def ordered_core(
+        self, partition: PartitionName, order: OrderStrategy, permit: Permit, *, is_late: bool
+    ) -> OrderedCore:
+        """Return what an ordered consumer needs for one partition."""
+        options = self.options
+        if is_late and options.start.kind is not StartKind.TIME:
+            options = replace(options, start=FROM_EARLIEST)
+        kind = OrderedCore if owner_of(partition) is None else RetryCore
+        return kind(
+            options,
+            partition,
+            order=order,
+            permit=permit,
+            wishes=self.ordered or OrderedOptions(),
+            monotonic=time.monotonic,
+        )
 
     def _local(self, place: str, refuge: NackRefuge | None) -> LocalState | None:
         stem = self.identity.stem

@@ -16,6 +16,7 @@ lose the last ones with its power. Its answers say so, and what is not ours is *
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 from pulque.client.holding import UNKNOWN, Subscription
 from pulque.client.kept import Kept, Progress, finish, finished_of
@@ -29,6 +30,7 @@ from pulque.client.received import (
     batches_of,
 )
 from pulque.client.settling import finished_in
+from pulque.client.trouble import problem_of
 from pulque.errors import (
     ErrorCode,
     PulqueError,
@@ -42,9 +44,12 @@ from pulque.model.groups import (
 from pulque.model.names import PartitionName, owner_of
 from pulque.model.positions import Tenure
 from pulque.model.routes import RouteKind
+from pulque.wire.ordered import NO_TOKEN
 from pulque.wire.requests import (
     EARLIEST,
+    Heartbeat,
     Pull,
+    Request,
     Route,
     Settle,
     Subscribe,
@@ -96,6 +101,10 @@ class IncomingCore:
         self._max_delay_ms = ANY_DELAY_MS
         self.to_defer: ToDefer | None = None
         """What is wanted again at a certain time; None if there are no delay servers."""
+        self._token = NO_TOKEN
+        """Of the lock, where the group is an ordered one."""
+        self._covers: tuple[str, ...] = (options.subject,)
+        """What all partitions are pulled of: the broker tells when there are more."""
 
     def limit_delays(self, max_delay_ms: int) -> None:
         """Take in the longest delay that the broker lets a nack ask for."""
@@ -132,15 +141,22 @@ class IncomingCore:
         """Take note of a new connection: the broker may not be the one that it was."""
         self._knows_routes = self._is_routing = False
 
-    def next_route(self) -> Route | None:
+    def next_route(self) -> Request | None:
         """Return what to ask before the next pull: where to pull from, unless that is known."""
         if self._knows_routes or self._is_routing:
             return None
         self._is_routing = True
         return Route(self.options.subject, self.options.group, RouteKind.LOCAL)
 
-    def routed(self, answer: Routed) -> None:
-        """Take in the answer to it."""
+    def routed(self, answer: Response | PulqueError) -> None:
+        """Take in the answer to it.
+
+        Raises:
+            PulqueError: There is none.
+        """
+        if not isinstance(answer, Routed):
+            self.pull_failed()
+            raise problem_of(answer)
         self.subscribe(each.partition for each in answer.route.partitions)
         self._routes_version = answer.route.version
         self._is_routing = False
@@ -171,7 +187,7 @@ class IncomingCore:
         wanted = []
         for each in self._subscriptions:
             each.floor = each.settled
-            wanted.append(Wanted(each.partition, each.expected))
+            wanted.append(Wanted(each.partition, each.expected, self._token))
         options = self.options
         self._pull = Pull(
             options.group,
@@ -182,7 +198,7 @@ class IncomingCore:
             int(timeout * 1000),
             EARLIEST,  # what exists was opened by the subscribe: this is for what comes later
             tuple(wanted),
-            (options.subject,),
+            self._covers,
             self._routes_version,
         )
         return self._pull
@@ -360,6 +376,24 @@ class IncomingCore:
             batch.start = start
             self._waiting.appendleft(batch)
 
+    # ── staying, and leaving ───────────────────────────────────────────────────────────────
+
+    def heartbeat(self) -> Heartbeat:
+        """Return what keeps the lease."""
+        options = self.options
+        return Heartbeat(options.group, options.consumer, options.incarnation)
+
+    def next_upkeep(self) -> Request | None:
+        """Return what else must be said now so that all that is held stays held."""
+        return None
+
+    def upkept(self, response: Response | PulqueError) -> None:
+        """Take in the answer to that."""
+
+    def farewell(self) -> Request | None:
+        """Return the last that is said to the broker, after all that is done is settled."""
+        return replace(self.heartbeat(), is_leaving=True)
+
     # ── settling ───────────────────────────────────────────────────────────────────────────
 
     def next_settles(self) -> Iterator[Settle]:
@@ -368,7 +402,7 @@ class IncomingCore:
             if each.on_the_way is None and each.held:
                 finished = finished_in(each, self._max_delay_ms)
                 if finished is not None:
-                    settle = finished.settle(each.partition, self.options)
+                    settle = finished.settle(each.partition, self.options, self._token)
                     each.sent(settle, finished.messages)
                     yield settle
 

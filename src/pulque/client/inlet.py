@@ -25,7 +25,7 @@ from pulque.errors import (
 from pulque.model.names import PartitionName
 from pulque.model.positions import Tenure
 from pulque.wire.requests import Settle
-from pulque.wire.responses import Pulled, Routed
+from pulque.wire.responses import Pulled
 
 __all__ = ["FOR_EVER", "Inlet"]
 
@@ -319,11 +319,7 @@ class Inlet:
                     self.core.pull_failed()
                     raise problem_of(response)
             elif request_id == self._route_id and self.core.is_pulling:
-                if isinstance(response, Routed):
-                    self.core.routed(response)
-                else:
-                    self.core.pull_failed()
-                    raise problem_of(response)
+                self.core.routed(response)
             elif isinstance(response, PulqueError):
                 raise response
 

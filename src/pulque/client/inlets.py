@@ -28,6 +28,7 @@ from pulque.client.route_table import RouteKey
 from pulque.client.routes import HOME
 from pulque.client.shares import Shares
 from pulque.client.trouble import Trouble
+from pulque.client.url import Address
 from pulque.errors import DisconnectedError, ProtocolError, UnavailableError
 
 __all__ = ["ConsumerBrokers", "Inlets"]
@@ -66,6 +67,9 @@ class ConsumerBrokers(Protocol):
 
     def stale(self) -> None:
         """Take in that a route seems to be wrong."""
+
+    def learn(self, place: str, address: Address) -> None:
+        """Take in where a broker group listens."""
 
 
 class Inlets:
@@ -106,7 +110,7 @@ class Inlets:
         self._waiting = threading.Lock()
         self._sockets: tuple[socket.socket, socket.socket] | None = None
         """The ends of what wakes the caller's thread."""
-        if brokers.is_cluster:
+        if brokers.is_cluster or plan.ordered is not None:
             self._sockets = socket.socketpair()
             for each in self._sockets:
                 each.setblocking(False)
@@ -232,13 +236,17 @@ class Inlets:
             inlet.check()
         self._check_trouble(inlets, deadline)
         nap = _LONGEST_NAP if any(has_room) or not inlets else _NO_ROOM_WAIT
-        self._wait(inlets, min(deadline, time.monotonic() + nap))
+        self._wait(inlets, self._next_wake(min(deadline, time.monotonic() + nap)))
         for inlet in inlets:
             try:
                 inlet.take_in_all()
             except ProtocolError:
                 inlet.drop_broken()
                 raise
+
+    def _next_wake(self, until: float) -> float:
+        """Return when there is something to do, if nothing comes until then."""
+        return until
 
     def _wait(self, inlets: Iterable[Inlet], until: float) -> None:
         """Wait until something came from a broker, or something else happened."""

@@ -12,7 +12,7 @@ from typing import Protocol
 from pulque.client.connection import Connection
 from pulque.client.incoming import IncomingCore
 from pulque.errors import PulqueError, RemoteProtocolError, UnavailableError
-from pulque.wire.requests import Heartbeat, Settle
+from pulque.wire.requests import Settle
 from pulque.wire.responses import Beaten, Response
 
 __all__ = ["Deferrals", "Keeper"]
@@ -139,7 +139,10 @@ class Keeper:
         # A change of tenure, or very many nacks, take more than one round.
         while time.monotonic() < deadline and self._settle_all():
             pass
-        self._beat(is_leaving=True)
+        with self._lock:
+            farewell = self._core.farewell()
+        if farewell is not None:
+            self._connected().request(farewell, _REQUEST_TIMEOUT)
 
     def _run(self) -> None:
         while True:
@@ -154,8 +157,9 @@ class Keeper:
                 self._drain()
                 self._deferrals.go_on()
                 self._settle_all()
+                self._keep_up()
                 if time.monotonic() >= self._beat_at:
-                    self._beat(is_leaving=False)
+                    self._beat()
             except UnavailableError as error:
                 log.info("keeper disconnected: %s", error)
                 self._disconnect()
@@ -195,13 +199,19 @@ class Keeper:
                 self.take_in(settle, response)
         return asked > 0
 
-    def _beat(self, *, is_leaving: bool) -> None:
-        options = self._core.options
-        beat = Heartbeat(
-            options.group, options.consumer, options.incarnation, is_leaving=is_leaving
-        )
+    def _keep_up(self) -> None:
+        with self._lock:
+            upkeep = self._core.next_upkeep()
+        if upkeep is not None:
+            connection = self._connected()
+            request_id, frame = connection.session.ask(upkeep)
+            response = connection.exchange(request_id, frame, _REQUEST_TIMEOUT)
+            with self._lock:
+                self._core.upkept(response)
+
+    def _beat(self) -> None:
         sent_at = time.monotonic()
-        answer = self._connected().request(beat, _REQUEST_TIMEOUT)
+        answer = self._connected().request(self._core.heartbeat(), _REQUEST_TIMEOUT)
         if isinstance(answer, Beaten):
             self._lease = answer.lease_ms / 1000
             self._contact_at = max(self._contact_at, sent_at)

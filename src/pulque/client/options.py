@@ -10,7 +10,15 @@ from pulque.client.dispatch import SendOptions
 from pulque.client.health import LATENCY_TABLE, LatencyRow
 from pulque.client.identity import Identity, state_folder
 from pulque.client.pull_options import PullOptions
-from pulque.client.wishes import RetryPolicy, StartAt, mode_of, retry_of, start_of
+from pulque.client.wishes import (
+    WINDOW_LENGTH,
+    RetryPolicy,
+    StartAt,
+    mode_of,
+    ordered_options,
+    retry_of,
+    start_of,
+)
 from pulque.errors import UsageError
 from pulque.model.batch import MAX_COUNT, Codec
 from pulque.model.compression import compress
@@ -106,6 +114,8 @@ def consumer_plan(  # noqa: PLR0913  # the arguments of Client.consumer
     *,
     mode: str | None,
     broadcast: bool | None,
+    ordered: bool,
+    blocks: str,
     tags: Iterable[str],
     all_tags: Iterable[str],
     retry: RetryPolicy | None,
@@ -119,7 +129,8 @@ def consumer_plan(  # noqa: PLR0913  # the arguments of Client.consumer
 ) -> ConsumerPlan:
     """Check what a consumer was told, and find out who it is."""
     pattern = parse_pattern(subject)
-    found_mode = mode_of(mode, group, broadcast=broadcast)
+    found_mode = mode_of(mode, group, broadcast=broadcast, ordered=ordered)
+    wanted = ordered_options(subject, found_mode, blocks, retry)
     name = "" if found_mode is Mode.BROADCAST else parse_group(group or "")
     _check("max_messages", max_messages, 1, 1_000_000)
     _check("max_bytes", max_bytes, 1, _LARGEST_BATCH)
@@ -139,10 +150,10 @@ def consumer_plan(  # noqa: PLR0913  # the arguments of Client.consumer
         identity.incarnation,
         max_messages,
         max_bytes,
-        max_held or 4 * max_messages,
+        max_held or (4 * max_messages if wanted is None else WINDOW_LENGTH),
         *wishes,
     )
-    return ConsumerPlan(options, identity)
+    return ConsumerPlan(options, identity, wanted)
 
 
 def _check(name: str, value: float, least: float, most: float) -> None:

@@ -7,6 +7,7 @@ from pulque.client.pull_options import PullOptions
 from pulque.client.received import NACKED, Hole, ReceivedBatch
 from pulque.model.names import PartitionName
 from pulque.model.positions import PullSequence, Tenure
+from pulque.wire.ordered import NO_TOKEN
 from pulque.wire.requests import Nacked, Settle
 
 __all__ = ["Finished", "finished_in"]
@@ -25,8 +26,10 @@ class Finished(NamedTuple):
     messages: int
     """How many messages they are; the others are holes."""
 
-    def settle(self, partition: PartitionName, options: PullOptions) -> Settle:
-        """Return the request that says so."""
+    def settle(
+        self, partition: PartitionName, options: PullOptions, token: int = NO_TOKEN
+    ) -> Settle:
+        """Return the request that says so; with the token of the lock, if there is one."""
         return Settle(
             partition,
             options.group,
@@ -36,6 +39,7 @@ class Finished(NamedTuple):
             PullSequence(self.first),
             PullSequence(self.last),
             self.nacked,
+            token,
         )
 
 

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
+from pulque.client.ordered import OrderedOptions
 from pulque.client.receipt import ms_of
+from pulque.client.window import DELAYS
 from pulque.errors import RemoteProtocolError, UsageError
 from pulque.model.groups import (
     BROKERS_CHOICE,
@@ -19,10 +21,12 @@ from pulque.model.groups import (
     StartKind,
     tag_filter,
 )
+from pulque.model.names import is_pattern
 from pulque.wire.requests import ChangeGroup
 from pulque.wire.responses import GroupChanged, Response
 
 __all__ = [
+    "WINDOW_LENGTH",
     "ModeName",
     "RetryPolicy",
     "StartAt",
@@ -30,15 +34,18 @@ __all__ = [
     "change_request",
     "changed_of",
     "mode_of",
+    "ordered_options",
     "retry_of",
     "start_of",
 ]
 
-ModeName = Literal["shared", "broadcast", "once"]
+ModeName = Literal["shared", "broadcast", "once", "ordered"]
 StartName = Literal["earliest", "latest"]
 StartAt = StartName | int | datetime
 _STARTS = {"earliest": FROM_EARLIEST, "latest": Start(StartKind.LATEST)}
 _MODES = {mode.name.lower(): mode for mode in Mode}
+WINDOW_LENGTH = 10_000
+"""How many messages of a partition an ordered consumer holds at most, if it is told nothing."""
 _MOST_ATTEMPTS = 0xFFFF
 _LARGEST = 2**63 - 1
 
@@ -58,7 +65,9 @@ class RetryPolicy:
     """How often a message is delivered before it is a dead letter."""
 
 
-def mode_of(mode: str | None, group: str | None, *, broadcast: bool | None) -> Mode:
+def mode_of(
+    mode: str | None, group: str | None, *, broadcast: bool | None, ordered: bool = False
+) -> Mode:
     """Return the mode that is meant; without a group, each consumer gets everything.
 
     Raises:
@@ -68,6 +77,10 @@ def mode_of(mode: str | None, group: str | None, *, broadcast: bool | None) -> M
         names = ", ".join(f'"{name}"' for name in _MODES)
         raise UsageError(f"mode is {mode!r}; {names} are allowed")
     wanted = None if mode is None else _MODES[mode]
+    if ordered:
+        if broadcast or wanted not in {None, Mode.ORDERED}:
+            raise UsageError("an ordered consumer is neither shared nor a broadcast one")
+        wanted = Mode.ORDERED
     if broadcast is not None and wanted is not None and broadcast != (wanted is Mode.BROADCAST):
         raise UsageError(f"mode is {mode!r} and broadcast is {broadcast}: which one?")
     is_unsaid = wanted is None and broadcast is None
@@ -79,6 +92,27 @@ def mode_of(mode: str | None, group: str | None, *, broadcast: bool | None) -> M
             "messages"
         )
     return wanted or Mode.SHARED
+
+
+def ordered_options(
+    subject: str, mode: Mode, blocks: str, retry: RetryPolicy | None
+) -> OrderedOptions | None:
+    """Return what an ordered consumer is told beside what all are; None for another one.
+
+    Raises:
+        UsageError: It is told nonsense, or wants a pattern.
+    """
+    if blocks not in {"key", "partition"}:
+        raise UsageError(f'blocks is {blocks!r}; "key" and "partition" are allowed')
+    if mode is not Mode.ORDERED:
+        return None
+    if is_pattern(subject):
+        raise UsageError(
+            f"{subject} is a pattern: an ordered consumer has one subject, as its partitions are "
+            "shared out one by one"
+        )
+    delays = tuple(retry.delays) if retry is not None and retry.delays else DELAYS
+    return OrderedOptions("partition" if blocks == "partition" else "key", delays)
 
 
 def start_of(start: StartAt) -> Start:

@@ -1,0 +1,74 @@
+"""A blocking consumer of an ordered group: each order key's messages come one after the other."""
+
+import time
+from collections.abc import Iterable, Iterator
+
+from pulque.client.consumer import Consumer
+from pulque.client.inlet import FOR_EVER
+from pulque.client.ordered_inlets import OrderedInlets
+from pulque.client.received import ReceivedMessage
+from pulque.client.window import OrderedMessage
+from pulque.errors import UsageError
+
+__all__ = ["OrderedConsumer"]
+
+
+class OrderedConsumer(Consumer):
+    """Receives the messages of the partitions that are its own, of each order key in order.
+
+    The next message of an order key comes when the one before is acked; messages of other keys
+    come meanwhile, so that many may be handled at the same time. Used as every consumer is.
+    """
+
+    _inlets: OrderedInlets
+
+    def _make_inlets(self) -> OrderedInlets:
+        return OrderedInlets(self._plan, self._brokers, timeout=self._timeout, draw=self._draw)
+
+    def __iter__(self) -> Iterator[ReceivedMessage]:
+        """Yield messages as they may be handled, until the consumer is closed.
+
+        Raises:
+            DisconnectedError: Nobody could be reached within the client's timeout. The consumer
+                can go on: iterate again.
+            FencedError: Another consumer took over this id.
+        """
+        while (message := self._next(FOR_EVER)) is not None:
+            yield message
+
+    def pull(
+        self, max_messages: int | None = None, *, timeout: float = 1.0
+    ) -> list[ReceivedMessage]:
+        """Return messages of different order keys, at most so many; none if none come in time.
+
+        Raises:
+            DisconnectedError: Nobody could be reached for the client's timeout.
+            FencedError: Another consumer took over this id.
+        """
+        limit = max_messages or self._plan.options.max_messages
+        if limit < 1:
+            raise UsageError(f"max_messages is {max_messages}; at least 1 must be asked for")
+        messages: list[ReceivedMessage] = []
+        message = self._next(time.monotonic() + timeout)
+        while message is not None:
+            messages.append(message)
+            if len(messages) >= limit:
+                break
+            message = self._inlets.take(self._plan.options.max_messages)
+        return messages
+
+    def ack_all(self, messages: Iterable[ReceivedMessage]) -> None:
+        """Ack many messages."""
+        for message in messages:
+            message.ack()
+
+    def _next(self, deadline: float) -> OrderedMessage | None:
+        want = self._plan.options.max_messages
+        while not self._is_closed:
+            message = self._inlets.take(want)
+            if message is not None:
+                return message
+            self._inlets.exchange(deadline, want)
+            if time.monotonic() >= deadline and not self._inlets.has_waiting:
+                return None
+        return None
