@@ -37,6 +37,10 @@ class Event:
     sequence: int = NOWHERE
     group: str = ""
     attempt: int = 0
+    key: str = ""
+    """The order key."""
+    token: int = 0
+    """Of the lock under which a message of an ordered group was handed out."""
     detail: str = ""
     t: int = 0
     """Monotonic nanoseconds; the same clock for all processes of one machine."""
@@ -56,7 +60,7 @@ class HistoryWriter:
     def write_all(self, events: Iterable[Event]) -> None:
         """Append events in one write."""
         now = time.monotonic_ns()
-        lines = [json.dumps({**_told(event), "t": now}) + "\n" for event in events]
+        lines = [json.dumps({"t": now, **_told(event)}) + "\n" for event in events]
         if lines:
             os.write(self._descriptor, "".join(lines).encode())
 

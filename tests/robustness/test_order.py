@@ -1,0 +1,84 @@
+"""Order holds, whatever happens to consumers, brokers, the meta server and the partitions.
+
+The short forms run with ``make test``; ``-m long`` runs all faults again and again, and
+``PULQUE_SEED`` repeats a run.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pulque.testing.cluster import ClusterProcesses
+from tests.robustness.order_load import FAULTS, Fault, OrderLoad
+
+pytestmark = [pytest.mark.server, pytest.mark.timeout(400)]
+
+SEED = int(os.environ.get("PULQUE_SEED", str(time.time_ns() % 1_000_000)))
+LONG_ROUNDS = 40
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[ClusterProcesses]:
+    """Yield two brokers and a meta server that are soon tired of silence."""
+    with ClusterProcesses.start(
+        tmp_path / "cluster",
+        brokers=2,
+        broker_settings={"consumption": {"lock": "2s"}},
+        meta_settings={"ordered": {"timeout": "2s", "drain_check": "50ms"}},
+    ) as found:
+        yield found
+
+
+def run(cluster: ClusterProcesses, folder: Path, faults: list[Fault], *, is_strict: bool) -> None:
+    """Have messages flow, let things go wrong one after the other, and judge."""
+    load = OrderLoad(cluster, folder / "load", is_strict=is_strict, seed=SEED)
+    with load:
+        load.create_subject()
+        for _ in range(2):
+            load.add_producer()
+        for _ in range(3):
+            load.add_consumer()
+        load.go_on()
+        for fault in faults:
+            fault.strike(load)
+            load.go_on()
+        assert load.problems() == [], f"PULQUE_SEED={SEED}, faults {[f.name for f in faults]}"
+
+
+@pytest.mark.accepts("002-51", "002-56", "002-25", "004-65")
+def test_strict_order_holds_while_consumers_are_killed_and_paused(
+    cluster: ClusterProcesses, tmp_path: Path
+) -> None:
+    run(cluster, tmp_path, pick("killed", "paused"), is_strict=True)
+
+
+def test_strict_order_holds_while_servers_are_killed_and_partitions_split(
+    cluster: ClusterProcesses, tmp_path: Path
+) -> None:
+    run(cluster, tmp_path, pick("broker", "split", "meta"), is_strict=True)
+
+
+@pytest.mark.accepts("004-64")
+def test_best_effort_order_holds_within_partitions_while_consumers_come_and_go(
+    cluster: ClusterProcesses, tmp_path: Path
+) -> None:
+    run(cluster, tmp_path, pick("come and go", "a consumer is killed"), is_strict=False)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("is_strict", [True, False])
+def test_order_holds_for_long(
+    cluster: ClusterProcesses, tmp_path: Path, *, is_strict: bool
+) -> None:
+    load = OrderLoad(cluster, tmp_path / "none", is_strict=is_strict, seed=SEED)
+    faults = [load.dice.choice(FAULTS) for _ in range(LONG_ROUNDS)]
+    run(cluster, tmp_path, faults, is_strict=is_strict)
+
+
+def pick(*words: str) -> list[Fault]:
+    """Return the first fault for each of some words."""
+    return [next(fault for fault in FAULTS if word in fault.name) for word in words]
