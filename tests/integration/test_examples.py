@@ -87,6 +87,14 @@ def test_priorities_put_the_urgent_first() -> None:
 
 
 @pytest.mark.usefixtures("broker_process")
+def test_orders_are_handled_in_order_and_beside_each_other() -> None:
+    assert run_example("ordered.py") == [
+        "at once: ['order-17 created', 'order-18 created']",
+        "order-17 then was paid, shipped",
+    ]
+
+
+@pytest.mark.usefixtures("broker_process")
 def test_patterns_cover_what_comes_later() -> None:
     assert run_example("patterns.py") == ["sensor.kitchen 21.5", "sensor.cellar 9.0"]
 
