@@ -188,6 +188,11 @@ class Inlets:
             ready.remove(place)
         return None
 
+    def ask_ahead(self, want: int) -> None:
+        """Have pulls on their way while the caller handles what it was handed."""
+        for inlet in self._inlets.values():
+            inlet.ask_ahead(want)
+
     async def exchange(self, deadline: float, want: int) -> None:
         """Have pulls on their way, and take in answers that come before the deadline.
 
