@@ -101,4 +101,6 @@ class Subscription:
                 break
             self.held.pop()
         self.expected = pull
+        if lost:
+            self.settling = 0  # the settle on its way may be for some of them
         return lost

@@ -167,9 +167,11 @@ class IncomingCore:
         """How many more deliveries may be held, once the settles on their way are there.
 
         A broker takes in a settle before the pull behind it. Were they not counted, the pull
-        would ask for a splinter, for which the broker has to cut a batch.
+        would ask for a splinter, for which the broker has to cut a batch. Not without end, as
+        there may be a settle on its way for each of many partitions.
         """
-        return self.max_held - self.held + sum(each.settling for each in self._subscriptions)
+        settling = sum(each.settling for each in self._subscriptions)
+        return self.max_held - self.held + min(settling, self.max_held)
 
     def room_for(self, want: int, *, is_early: bool) -> int:
         """Return how many to ask for, if so many are wanted: 0 if there is no room.
