@@ -17,12 +17,12 @@ that cannot reach it, goes over to another's: ``OutgoingCore`` decides where to.
 import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import count
 
 from pulque.client.batches import OutgoingBatch, Stream
 from pulque.client.health import Health
 from pulque.client.routes import Way
+from pulque.client.send_options import SendOptions, Signal
 from pulque.errors import (
     LocalProtocolError,
     PulqueError,
@@ -32,12 +32,12 @@ from pulque.errors import (
     StorageError,
     error_from_wire,
 )
-from pulque.model.batch import Codec, renumber
+from pulque.model.batch import renumber
 from pulque.model.ids import IdSource
 from pulque.model.names import DEFAULT_LEVEL
 from pulque.model.pack import BatchPacker, ProducedBy
 from pulque.model.single import pack_single
-from pulque.wire.requests import Acks, Send
+from pulque.wire.requests import Send
 from pulque.wire.responses import Outcome, Response, Sent
 
 __all__ = ["OBJECT_BYTES", "Dispatch", "SendOptions", "Signal"]
@@ -52,37 +52,6 @@ _FAR_AHEAD = 64
 """After so many batches more that wait, the answers should be looked at."""
 _EMPTY = BatchPacker()
 """Stands in for the messages of a batch that is packed, so that their memory is free."""
-
-
-@dataclass(frozen=True, slots=True)
-class SendOptions:
-    """How a producer sends."""
-
-    acks: Acks
-    linger: float
-    """How long a batch waits for more messages, in seconds."""
-    max_batch: int
-    """A batch of this many messages goes at once."""
-    max_batch_bytes: int
-    """So does one of this many bytes."""
-    max_in_flight: int
-    """How many batches of one partition may wait for their answer."""
-    max_buffered_bytes: int
-    """How much may wait altogether before ``send`` blocks."""
-    timeout: float
-    """How long until a message has an outcome, in seconds."""
-    codec: Codec
-
-
-class Signal:
-    """Says that some dispatch of a producer may have something to do."""
-
-    __slots__ = ("is_ahead", "is_up")
-
-    def __init__(self) -> None:
-        self.is_up = False
-        self.is_ahead = False
-        """Batches are made faster than answers come: whoever reads them should have a turn."""
 
 
 class Dispatch:

@@ -149,11 +149,7 @@ class IncomingCore:
         return Route(self.options.subject, self.options.group, RouteKind.LOCAL)
 
     def routed(self, answer: Response | PulqueError) -> None:
-        """Take in the answer to it.
-
-        Raises:
-            PulqueError: There is none.
-        """
+        """Take in the answer to it, or raise why there is none."""
         if not isinstance(answer, Routed):
             self.pull_failed()
             raise problem_of(answer)

@@ -24,8 +24,9 @@ from pulque.client.due import AT_ONCE, check_longest
 from pulque.client.health import Health
 from pulque.client.pending import Promise, Span
 from pulque.client.receipt import Outgoing, as_body, check_priority, ms_of
-from pulque.client.redealing import divide, is_moved, is_quiet
+from pulque.client.redealing import divide
 from pulque.client.routes import Delayed, Target, Targets, Way, is_delay_server
+from pulque.client.way_streams import WayStreams
 from pulque.errors import MessageTooLargeError, PulqueError, UsageError
 from pulque.model.ids import IdSource
 from pulque.model.names import DEFAULT_LEVEL
@@ -34,8 +35,6 @@ __all__ = ["NoRouteError", "OutgoingCore"]
 
 P = TypeVar("P", bound=Promise)
 _NO_LIMIT = 2**31
-_MOST_KEYS = 100_000
-"""So many order keys are remembered with where they go."""
 
 
 class NoRouteError(Exception):
@@ -44,97 +43,6 @@ class NoRouteError(Exception):
     def __init__(self, way: Way) -> None:
         super().__init__(str(way))
         self.way = way
-
-
-class WayStreams:
-    """The streams of one way: a batch to one partition, the next batch to the next."""
-
-    __slots__ = (
-        "_by_name",
-        "_by_target",
-        "_current",
-        "_monotonic",
-        "_new_stream",
-        "keyed",
-        "pending",
-        "targets",
-    )
-
-    def __init__(
-        self,
-        targets: Targets,
-        new_stream: Callable[[Target], Stream],
-        monotonic: Callable[[], float],
-    ) -> None:
-        self.targets = targets
-        self._new_stream = new_stream
-        self._monotonic = monotonic
-        self._by_name: dict[tuple[str, str], Stream] = {}
-        """By place and partition."""
-        self._by_target: dict[Target, Stream] = {}
-        self._current: dict[int, Stream] = {}
-        """By priority: where the next batch goes."""
-        self.keyed: dict[str, tuple[Stream, bytes]] = {}
-        """By order key: where its messages go in any case, and the key as it is packed."""
-        self.pending: Targets | None = None
-        """A newer route, which has to wait for what is on its way."""
-
-    def change(self, targets: Targets) -> list[Stream]:
-        """Take in another route; what is on its way goes on.
-
-        If partitions were split, new messages have to stay behind those that wait for an answer
-        of one: the route counts when these have it. Return the streams that lead to such
-        partitions, and nowhere any more; what waits there is to be dealt out anew.
-        """
-        closing = [each for each in self._by_name.values() if is_moved(each, targets)]
-        for stream in closing:
-            stream.is_closing = True
-        if not all(map(is_quiet, closing)):
-            self.pending = targets
-            return []
-        self.pending = None
-        self.targets = targets
-        self.keyed.clear()
-        self._by_target.clear()
-        self._current.clear()
-        for stream in closing:
-            stream.is_closing = False
-        return closing
-
-    def pick(self, order_key: str | None, level: int) -> Stream:
-        """Return the stream for a message."""
-        if order_key:
-            targets = self.targets
-            now = 0.0 if targets.is_single else self._monotonic()
-            return self.stream(targets.pick(order_key, level, now))
-        return self._current.get(level) or self.turn(level)
-
-    def remember(self, order_key: str) -> None:
-        """Keep in mind where a key's messages go, if that depends on nothing else."""
-        if self.targets.is_strict or self.targets.is_single:
-            if len(self.keyed) >= _MOST_KEYS:
-                self.keyed.clear()
-            stream = self.pick(order_key, DEFAULT_LEVEL)
-            self.keyed[order_key] = stream, order_key.encode()
-
-    def turn(self, level: int) -> Stream:
-        """Have the next batch of a priority go to the next partition; return its stream."""
-        target = self.targets.pick(None, level, self._monotonic())
-        self._current[level] = found = self.stream(target)
-        return found
-
-    def stream(self, target: Target) -> Stream:
-        """Return the stream that leads to a partition."""
-        found = self._by_target.get(target)
-        if found is None:
-            name = target.place, target.partition
-            found = self._by_name.get(name)
-            if found is None:
-                found = self._by_name[name] = self._new_stream(target)
-            found.target = target
-            found.is_strict = self.targets.is_strict
-            self._by_target[target] = found
-        return found
 
 
 class OutgoingCore(Generic[P]):

@@ -104,11 +104,11 @@ class OrderedMessage(ReceivedMessage):
 class _Line:
     """The messages of one order key: one that is handed out or waits, and those behind it."""
 
-    __slots__ = ("current", "queue")
+    __slots__ = ("behind", "current")
 
     def __init__(self, current: OrderedMessage | None) -> None:
         self.current = current
-        self.queue: deque[tuple[ReceivedBatch, int]] = deque()
+        self.behind: deque[tuple[ReceivedBatch, int]] = deque()
 
 
 class Window:
@@ -273,8 +273,8 @@ class Window:
         self._release_next(key, line)
 
     def _release_next(self, key: bytes, line: _Line) -> None:
-        if line.queue:
-            self._released.append(line.queue.popleft())
+        if line.behind:
+            self._released.append(line.behind.popleft())
         else:
             del self._lines[key]
 
@@ -337,7 +337,7 @@ class Window:
             return OrderedMessage(batch, index, self)
         line = lines.get(key)
         if line is not None:
-            line.queue.append((batch, index))
+            line.behind.append((batch, index))
             return None
         message = OrderedMessage(batch, index, self)
         lines[key] = _Line(message)
