@@ -175,6 +175,14 @@ class Dispatcher:
             except TimeoutError:
                 pass
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether all that has begun is loaded, and nothing of it is on its way."""
+        now_ms = self._clock.now_ms()
+        ticks = list(self._store.ticks)
+        is_loaded = all(tick in self.indexes for tick in ticks if tick <= now_ms)
+        return is_loaded and not self._tasks
+
     async def close(self) -> None:
         """Give up what is under way; it goes on after a restart."""
         for task in self._tasks:

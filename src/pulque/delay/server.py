@@ -303,6 +303,12 @@ class DelayServer:
     def _report(self) -> bytes:
         return json.dumps(self.status()).encode()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is on its way into the schedule, or to a broker."""
+        is_placed = not self._replayer.waiting_bytes
+        return is_placed and self._notebook.is_idle and self._dispatcher.is_idle
+
     async def checkpoint(self) -> None:
         """Write a checkpoint now, and remove what is not needed any more."""
         await self._housekeeper.checkpoint()

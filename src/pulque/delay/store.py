@@ -104,6 +104,7 @@ class ScheduleStore:
         self._notes_made = 1
         self._names_synced = (0, 0)
         files.make_directory(SCHEDULE)
+        files.sync_directory("")
 
     # -- recovery ----------------------------------------------------------------------------
 
@@ -200,9 +201,9 @@ class ScheduleStore:
 
     def _append(self, tick: int, placed: list[Placed], end: int) -> list[Entry]:
         found = self.ticks.get(tick)
+        is_new = found is None
         if found is None:
             found = Tick(tick)
-            self._logs_made += 1
         buffers: list[Buffer] = []
         entries: list[Entry] = []
         offset, last = found.size, len(placed) - 1
@@ -224,6 +225,8 @@ class ScheduleStore:
             )
             offset += size
         found.size = TickFile(self._files, tick, self._listener).append(buffers, found.size)
+        if is_new:
+            self._logs_made += 1  # not before it is there: another thread syncs names
         found.messages += sum(entry.count for entry in entries)
         found.replayed = end
         self.ticks[tick] = found
@@ -264,9 +267,10 @@ class ScheduleStore:
         for tick, data in records.items():
             found = self.ticks[tick]
             log = DispatchLog(self._files, tick, self._listener)
-            if not found.noted_end:
-                self._notes_made += 1
+            is_new = not found.noted_end
             found.noted_end = log.append(data, found.noted_end)
+            if is_new:
+                self._notes_made += 1
             if is_durable:
                 self._sync(found)
                 log.sync()
