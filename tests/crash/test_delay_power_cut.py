@@ -2,8 +2,8 @@
 
 A scenario of sends, cancels, moves, deliveries, lost answers and checkpoints runs once over a
 file system that remembers every operation. Then the power is cut after each of them; the brokers
-have what they had stored by then. What is left is started again and runs until nothing waits: what was
-confirmed and not cancelled must be at the brokers once, and what was cancelled never.
+have what they had stored by then. What is left is started again and runs until nothing waits:
+what was confirmed and not cancelled must be at the brokers once, and what was cancelled never.
 """
 
 import asyncio

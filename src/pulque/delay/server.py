@@ -130,7 +130,9 @@ class DelayServer:
         recovered = self._recover()
         self._build(recovered)
         self._tasks = [asyncio.create_task(self._supervise(self._notebook.run()))]
-        await self._housekeeper.checkpoint()
+        if recovered.store.is_ahead:
+            # Else what is sent next would be taken for what is there already.
+            await self._housekeeper.checkpoint()
         for work in (self._replayer.run(), self._dispatcher.run(), self._housekeeper.run()):
             self._tasks.append(asyncio.create_task(self._supervise(work)))
         host, port = await self._listen()

@@ -168,6 +168,11 @@ class ScheduleStore:
         self._listener.corruption_found(file.path, 0, 0, reason)
         self._files.rename(file.path, f"{file.path}.misnamed")
 
+    @property
+    def is_ahead(self) -> bool:
+        """Whether a power cut left more in schedule logs than in the message log."""
+        return any(found.replayed > self.replayed for found in self.ticks.values())
+
     # -- replay ------------------------------------------------------------------------------
 
     def replay(

@@ -18,6 +18,7 @@ again, and what is closed is not: so nothing is doubled, whatever of the files w
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from struct import Struct
 from typing import NamedTuple
 
@@ -64,6 +65,7 @@ class Entry(NamedTuple):
     """Empty where only the entries are looked at."""
 
 
+@lru_cache(maxsize=65536)
 def tick_name(tick: int, suffix: str = "log") -> str:
     """Return the path of a tick's file."""
     began = datetime.fromtimestamp(tick // 1000, UTC)
@@ -211,7 +213,7 @@ class TickFile:
         is_silent: bool = False,
         window: int = _WINDOW,
     ) -> Iterator[Entry]:
-        view = _Window(file, window)
+        view = _Window(file, min(window, end - offset))
         while offset < end:
             found = self._entry_at(view, offset, end)
             if isinstance(found, Entry):
