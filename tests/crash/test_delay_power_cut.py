@@ -147,9 +147,9 @@ async def cut_at(share: int) -> int:
 
 @pytest.mark.accepts("001-45", "001-47")
 def test_a_power_cut_neither_loses_nor_doubles_at_some_points() -> None:
-    assert asyncio.run(cut_at(7)) > 20
+    assert asyncio.run(cut_at(3)) > 30
 
 
 @pytest.mark.slow
 def test_a_power_cut_neither_loses_nor_doubles_at_every_point() -> None:
-    assert asyncio.run(cut_at(1)) > 500
+    assert asyncio.run(cut_at(1)) > 400

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pulque.broker.config import BrokerSettings
+from pulque.delay.config import DelaySettings
 from pulque.meta.config import MetaSettings
 from pulque.settings.sections import ServerSettings
 from pulque.settings.sources import load_settings
@@ -49,11 +50,23 @@ def test_the_samples_make_a_cluster(folder: str) -> None:
         assert metas == 1 or server.database.url.startswith("postgresql://")
 
 
+@pytest.mark.parametrize("folder", ["3-machines", "6-machines"])
+def test_the_sample_of_a_delay_server_belongs_to_the_cluster(folder: str) -> None:
+    delay = loaded(DEPLOY / "settings" / folder, DelaySettings, 1)
+    broker = loaded(DEPLOY / "settings" / folder, BrokerSettings, 1)
+
+    assert isinstance(delay, DelaySettings)
+    assert isinstance(broker, BrokerSettings)
+    assert delay.cluster.meta == broker.cluster.meta
+    assert delay.storage.directory != broker.storage.directory
+    assert delay.cluster.advertise
+
+
 def test_every_file_of_settings_is_read_by_a_test() -> None:
     files = {path.name for path in (DEPLOY / "settings").rglob("*") if path.is_file()}
 
     assert {path.name for path in (DEPLOY / "settings").iterdir()} == set(SIZES)
-    assert all(re.fullmatch(r"(broker|meta)(\.toml|-[1-6]\.env)", name) for name in files)
+    assert all(re.fullmatch(r"(broker|meta|delay)(\.toml|-[1-6]\.env)", name) for name in files)
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd here")
@@ -81,6 +94,6 @@ def test_the_units_are_valid(tmp_path: Path) -> None:
 
 
 def test_units_run_the_commands_that_there_are() -> None:
-    for server in ("broker", "meta"):
+    for server in ("broker", "meta", "delay"):
         text = (DEPLOY / "systemd" / f"pulque-{server}.service").read_text()
         assert f"pulque {server} --config /etc/pulque/{server}.toml" in text

@@ -1,0 +1,150 @@
+"""Ticks and wheels over a virtual clock: all that was scheduled and not cancelled, none early."""
+
+from collections import defaultdict
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pulque.delay.placing import Replayed, place
+from pulque.delay.tick_index import RowState, TickIndex
+from pulque.model.batch import seed_of, verify_crc
+from pulque.model.message import Message, StoredBatch
+from pulque.model.names import PartitionName
+from pulque.model.pack import BatchPacker
+from pulque.model.positions import ConsumeSequence
+from pulque.storage.message_table import MessageTable
+from pulque.storage.schedule_log import Entry
+
+START = 1_794_820_200_000
+TICK_MS = 300_000
+SUBJECTS = ("orders", "refunds")
+
+sends = st.lists(
+    st.tuples(
+        st.sampled_from(SUBJECTS),
+        st.lists(
+            st.one_of(st.integers(0, 3000), st.integers(0, 3 * TICK_MS)), min_size=1, max_size=12
+        ),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+def replayed(messages: list[tuple[str, list[int]]]) -> list[Replayed]:
+    """Return batches whose bodies are their numbers and due times."""
+    found = []
+    number = 0
+    for i, (subject, delays) in enumerate(messages):
+        packer = BatchPacker()
+        for delay in delays:
+            number += 1
+            packer.add_encoded(
+                b"%d %d" % (number, START + delay),
+                key=b"k" * (number % 3),
+                due_at_ms=START + delay,
+                message_id=number.to_bytes(16, "big"),
+            )
+        batch = packer.encode(
+            seed=seed_of(subject), ids=bytes(16 * len(delays)), created_at_ms=START + i
+        )
+        found.append(Replayed(PartitionName(subject), i * 100, i * 100 + 100, batch))
+    return found
+
+
+def messages_of(batch: bytes, partition: PartitionName) -> list[Message]:
+    assert verify_crc(batch, seed_of(partition))
+    stored = StoredBatch(
+        batch, partition=partition, first_sequence=ConsumeSequence(0), stored_at_ms=0
+    )
+    return [Message(stored, i) for i in range(len(stored))]
+
+
+def indexes_of(batches: list[Replayed]) -> tuple[list[TickIndex], dict[int, dict[int, Entry]]]:
+    """Return the index of each tick, and its entries by offset."""
+    indexes = []
+    kept: dict[int, dict[int, Entry]] = {}
+    for tick, placed in sorted(place(batches, TICK_MS).items()):
+        index = TickIndex(tick)
+        offset = 0
+        kept[tick] = {}
+        for partition, batch, first_ms, last_ms in placed:
+            count = len(messages_of(batch, partition))
+            entry = Entry(offset, len(batch), partition, count, first_ms, last_ms, 1, batch)
+            index.add([entry])
+            kept[tick][offset] = entry
+            offset += len(batch)
+            assert tick <= first_ms <= last_ms < tick + TICK_MS
+        indexes.append(index)
+    return indexes, kept
+
+
+@pytest.mark.accepts("001-33")
+@given(
+    messages=sends,
+    cancelled=st.sets(st.integers(1, 96)),
+    steps=st.lists(st.integers(1, 120_000), min_size=1, max_size=30),
+)
+def test_what_is_delivered_is_what_was_scheduled_without_what_was_cancelled(  # noqa: C901
+    messages: list[tuple[str, list[int]]], cancelled: set[int], steps: list[int]
+) -> None:
+    batches = replayed(messages)
+    indexes, kept = indexes_of(batches)
+    expected = set()
+    for each in batches:
+        for message in messages_of(each.batch, each.partition):
+            number = int(message.body.split()[0])
+            if number not in cancelled:
+                expected.add((each.partition, number, message.due_at_ms, message.key))
+    for index in indexes:
+        for number in cancelled:
+            index.mark(index.find(number.to_bytes(16, "big")), RowState.CANCELLED)
+    delivered: dict[tuple[int, str], list[tuple[str, int, int, str | None]]] = defaultdict(list)
+    now_ms = START
+    for step in [*steps, 4 * TICK_MS]:
+        now_ms += step
+        for index in indexes:
+            index.approach(now_ms + 5000)
+            while (found := index.take(now_ms)) is not None:
+                partition, rows = found
+                places, order = index.where(rows)
+                table = MessageTable.of([kept[index.tick][at].batch for at, _ in places])
+                taken = table.taken(order)
+                batch = taken.packed(0, len(rows), seed=seed_of(partition), has_due=False)
+                for message in messages_of(batch, partition):
+                    number, due_ms = map(int, message.body.split())
+                    assert due_ms <= now_ms, "it is early"
+                    delivered[index.tick, partition].append(
+                        (partition, number, due_ms, message.key)
+                    )
+                assert index.rows_of(index.runs_of(rows)).tolist() == rows.tolist()
+    all_of_them = [each for some in delivered.values() for each in some]
+
+    assert sorted(all_of_them) == sorted(expected)
+    for some in delivered.values():
+        dues = [due_ms for _, _, due_ms, _ in some]
+        assert dues == sorted(dues), "not in the order of due times within a tick"
+
+
+@given(messages=sends, ends=st.dictionaries(st.integers(0, 3), st.integers(0, 9)))
+def test_what_a_tick_has_already_is_not_placed_again(
+    messages: list[tuple[str, list[int]]], ends: dict[int, int]
+) -> None:
+    batches = replayed(messages)
+    first = START - START % TICK_MS
+    covered = {first + tick * TICK_MS: end * 100 for tick, end in ends.items()}
+    found = sorted(
+        (tick, message.body)
+        for tick, placed in place(batches, TICK_MS, covered).items()
+        for partition, batch, _, _ in placed
+        for message in messages_of(batch, partition)
+    )
+    expected = sorted(
+        (message.due_at_ms - message.due_at_ms % TICK_MS, message.body)
+        for each in batches
+        for message in messages_of(each.batch, each.partition)
+        if each.offset >= covered.get(message.due_at_ms - message.due_at_ms % TICK_MS, 0)
+    )
+
+    assert found == expected
