@@ -4,11 +4,13 @@ import asyncio
 import json
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Self
 
 import pytest
 
@@ -201,6 +203,58 @@ def test_what_waits_is_counted_listed_and_shown(client: pulque.Client) -> None:
         assert shown.delay_server == sent[3].broker_group
     assert client.cancel_many(sent) == [Fate.CANCELLED] * 12
     assert client.delayed("listed").counts() == []
+
+
+class Shop:
+    """An application that is closed when the first attempt comes."""
+
+    def __init__(self, url: str, state_dir: Path, opens: datetime) -> None:
+        self.app = pulque.App(url, name="shop", state_dir=state_dir)
+        self.came: list[tuple[pulque.ReceivedMessage, int]] = []
+        self._opens = opens
+        self._thread = threading.Thread(target=asyncio.run, args=[self.app.serve()])
+        self.app.subscribe("closed.shop", group="shop")(self.handle)
+
+    def handle(self, message: pulque.ReceivedMessage) -> None:
+        self.came.append((message, time.time_ns() // 1_000_000))
+        if message.attempt == 1:
+            raise pulque.RetryAt(self._opens, "closed until then")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.app.stop()
+        self._thread.join(LIMIT)
+
+
+@pytest.mark.accepts("000-58")
+def test_a_handler_says_when_it_wants_a_message_again(
+    cluster: ClusterProcesses, client: pulque.Client, tmp_path: Path
+) -> None:
+    opens = datetime.now(UTC) + timedelta(seconds=5)
+    receipt = client.send("closed.shop", b"a whole body", headers={"a": "b"}, key="k")
+    with (
+        client.consumer("closed.shop", "other") as other,
+        Shop(cluster.url, tmp_path / "app", opens) as shop,
+    ):
+        wait_until(lambda: client.delayed("closed.shop").next())
+        (waiting,) = client.delayed("closed.shop").next()
+        assert (waiting.id, waiting.group) == (receipt.id, "shop")
+        shown = client.delayed().show(waiting.id)
+        assert shown is not None
+        assert shown.message is not None
+        assert shown.message.body == b"a whole body", "not just an id"
+        wait_until(lambda: len(shop.came) == 2)
+        message, at_ms = shop.came[1]
+        assert (message.id, message.attempt, message.key) == (receipt.id, 2, "k")
+        assert (message.body, message.headers["a"]) == (b"a whole body", "b")
+        assert message.headers["pulque.reason"] == "closed until then"
+        assert at_ms >= opens.timestamp() * 1000, "never early"
+        take(other, 1)
+        assert other.pull(timeout=1.0) == [], "it came back to that group only"
+    assert client.dead("closed.shop", "shop").count() == 0
 
 
 def test_long_nacks_wait_at_a_delay_server(client: pulque.Client) -> None:
