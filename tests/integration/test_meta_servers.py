@@ -10,6 +10,7 @@ from pulque.errors import NotAllowedError, PulqueError, UnavailableError
 from pulque.model.routes import RouteKind
 from pulque.testing.process import BrokerProcessError, ServerProcess
 from pulque.testing.raw import RawConnection, expect
+from pulque.wire.ordered import Attend, Attended
 from pulque.wire.registration import Registered
 from pulque.wire.requests import Route, Watch
 from pulque.wire.responses import Routed, Watched
@@ -319,3 +320,34 @@ async def test_a_broker_of_another_cluster_is_refused_by_all(
 
     with pytest.raises(NotAllowedError, match=f"belongs to cluster {home}"):
         await raws[1].ask(broker("b1", cluster=home), Registered)
+
+
+@pytest.mark.accepts("002-45", "002-48")
+async def test_partitions_are_allotted_over_one_postgresql_whoever_is_asked(
+    three: list[ServerProcess], connect: Connect
+) -> None:
+    raws = [await connect(each) for each in three]
+    for raw in raws:
+        await register(raw, "b1", "b2")
+    await route(raws[0], "orders")
+
+    async def attend(number: int) -> list[str]:
+        request = Attend(f"c{number}", 1, "orders", "g")
+        found = await raws[number % 3].ask(request, Attended)
+        return [each.broker_group for each in found.partitions]
+
+    async def is_dealt() -> bool:
+        return sorted([*await attend(0), *await attend(1)]) == ["b1", "b2"]
+
+    await asyncio.gather(attend(0), attend(1))
+    await eventually(is_dealt, 60)
+    three[1].kill()
+    raws[1] = raws[2]
+
+    assert sorted([*await attend(0), *await attend(1)]) == ["b1", "b2"]
+    await raws[2].ask(Attend("c1", 1, "orders", "g", is_online=False), Attended)
+
+    async def has_all() -> bool:
+        return await attend(0) == ["b1", "b2"]
+
+    await eventually(has_all, 60)
