@@ -1,13 +1,14 @@
 """Allotting partitions to the consumers of ordered groups: who is there, and what is whose."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from itertools import chain
 
 import pytest
 
 from pulque.errors import FencedError, InvalidNameError
-from pulque.meta.attending import AttendingConsumer, AttendingStore
+from pulque.meta.attending import Allotment, AttendingConsumer, AttendingStore, Word
 from pulque.meta.database import Database, parse_database_url
 from pulque.model.cluster import ServerState
 from pulque.model.names import ConsumerId, Group, Subject
@@ -291,3 +292,58 @@ async def test_in_strict_order_a_partition_stays_in_the_route_while_its_broker_i
         "b2": True,
     }
     assert [each.broker_group for each in other.partitions] == ["b2"]
+
+
+# -- the database -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def store(running: RunningMeta) -> AsyncIterator[AttendingStore]:
+    """The tables of a meta server, by themselves."""
+    url = parse_database_url(running.settings.database_url())
+    database = Database(url, password=None, timeout_s=5)
+    yield AttendingStore(database)
+    await database.close()
+
+
+ROW = AttendingConsumer(Subject("orders"), Group("g"), ConsumerId("c1"), 1, True)
+
+
+@pytest.mark.accepts("002-51")
+async def test_who_was_counted_meanwhile_is_not_lost(store: AttendingStore) -> None:
+    await store.attend([ROW])
+    seen = await store.beats()
+    assert await store.attend([ROW]) == [Word()]
+
+    assert not await store.lose(seen)
+    assert list(await store.beats()) == [ROW]
+    assert await store.lose(await store.beats())
+    assert await store.beats() == {}
+    # Whoever was said to be offline hears that it came anew: its partitions may be others'.
+    assert await store.attend([ROW]) == [Word(is_new=True)]
+
+
+async def test_only_who_saw_what_is_allotted_may_change_it(store: AttendingStore) -> None:
+    mine = Allotment(0, {0: ConsumerId("c1")}, frozenset())
+    others = Allotment(0, {0: ConsumerId("c2")}, frozenset([1]))
+
+    assert await store.allot(ROW.key, 0, mine)
+    assert not await store.allot(ROW.key, 0, others)
+    assert await store.allot(ROW.key, 1, others)
+    assert not await store.allot(ROW.key, 1, mine)
+
+
+async def test_words_of_one_turn_count_one_after_the_other(store: AttendingStore) -> None:
+    gone, newer = ROW._replace(is_online=False), ROW._replace(incarnation=2)
+
+    words = await store.attend([ROW, gone, newer, ROW, gone])
+
+    assert words == [
+        Word(is_new=True),
+        Word(is_new=True),
+        Word(is_new=True),
+        Word(is_new=True),
+        Word(is_new=True),
+    ]
+    assert list(await store.beats()) == [newer]
+    assert await store.attend([ROW, gone]) == [Word(newer=2), Word(newer=2)]
