@@ -14,12 +14,21 @@ import pytest
 from google_crc32c import value as crc32c
 
 from pulque.errors import ErrorCode
-from pulque.model.groups import Mode
+from pulque.model.groups import Mode, Start, StartKind, tag_filter
 from pulque.model.ordered import Allotted, OrderStrategy
 from pulque.model.routes import SLOTS, PartitionRoute
 from pulque.testing.raw import RawConnection
 from pulque.wire.groups import Subscribe, Subscribed
-from pulque.wire.ordered import Attend, Attended, Lock, Locked, Unlock, Unlocked
+from pulque.wire.ordered import (
+    Attend,
+    Attended,
+    Lock,
+    Locked,
+    Ordered,
+    OrderedReport,
+    Unlock,
+    Unlocked,
+)
 from pulque.wire.requests import Route
 from pulque.wire.responses import Routed
 from tests.unit.broker.running import Running
@@ -244,3 +253,32 @@ async def test_children_wait_until_their_parents_are_drained_for_each_group(
         assert len(await attend(cluster, "quick")) == 4
         assert await attend(cluster, "slow") == found
         raw.close()
+
+
+async def test_a_group_that_began_at_the_latest_misses_nothing_of_what_follows(
+    tmp_path: Path,
+) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        commands = cluster.meta.server.administration
+        await commands.create_subject("orders", ["b1"])
+        first, second = [await each.connect() for each in cluster.brokers]
+        latest = Start(StartKind.LATEST)
+        wish = Subscribe("g", "c", 1, "orders", Mode.ORDERED, tag_filter(["vip"]), latest)
+        assert await attend(cluster, "g") == ["orders@b1"]
+        await first.ask(wish, Subscribed)
+        token = (await first.ask(Lock("orders", "g", "c", 1, OrderStrategy.STRICT), Locked)).token
+
+        await commands.extend_subject("orders", 2, ["b2"])
+        outcome = await second.send("orders#2", [b"sent before anybody came"])
+        assert outcome.code is ErrorCode.NONE
+
+        async def is_allotted() -> bool:
+            return await attend(cluster, "g") == ["orders#1@b1", "orders#2@b2"]
+
+        await eventually(is_allotted)
+        assert token
+        await second.ask(wish, Subscribed)
+        found = await second.ask(Ordered("orders", "g"), OrderedReport)
+        assert {(row.partition, row.settled, row.end) for row in found.rows} >= {
+            ("orders#2", 0, 1)
+        }

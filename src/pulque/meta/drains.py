@@ -11,12 +11,14 @@ from typing import TypeVar
 
 from pulque.client.aio_connection import AsyncConnection
 from pulque.client.url import Address
-from pulque.errors import PulqueError, RemoteProtocolError
+from pulque.errors import PulqueError, RemoteProtocolError, UnavailableError
 from pulque.meta.attendance import Attendance
 from pulque.meta.attending import OrderKey
 from pulque.meta.directory import Directory
 from pulque.model.cluster import Placement
+from pulque.model.groups import FROM_EARLIEST
 from pulque.model.names import PartitionName
+from pulque.wire.groups import ChangeGroup, GroupChanged, Subscribe, Subscribed
 from pulque.wire.ordered import Close, Closed, Ordered, OrderedReport
 from pulque.wire.requests import Request
 from pulque.wire.responses import Response
@@ -25,6 +27,7 @@ __all__ = ["Drains"]
 
 T = TypeVar("T")
 _PATIENCE_S = 3.0
+_OWN = "pulque-meta"
 _Place = tuple[str, PartitionName]
 
 
@@ -107,7 +110,27 @@ class Drains:
             for place, each in waiting.items():
                 row = rows.get(each.partition)
                 if each.broker_group == broker_group and row is not None and row.is_drained:
+                    if row.token:
+                        await self._carry_over(key, placed, place)
                     await self._attendance.drained(key, place)
+
+    async def _carry_over(self, key: OrderKey, placed: Sequence[Placement], place: int) -> None:
+        """Have a group that consumed a partition begin those that follow it at their start.
+
+        A consumer that comes to their brokers for the first time may ask for the latest: it would
+        pass over what was sent there while the partition was being drained.
+        """
+        subject, group = key
+        look = ChangeGroup(group, subject)
+        found = await self._ask(placed[place].broker_group, look, _settings)
+        if found is None:
+            raise UnavailableError(f"nobody of broker group {placed[place][1]} can be reached")
+        told = Subscribe(
+            group, _OWN, 0, subject, found.mode, found.filter, FROM_EARLIEST, found.retry
+        )
+        for broker_group in sorted({e.broker_group for e in placed if place in e.parents}):
+            if await self._ask(broker_group, told, _subscribed) is None:
+                raise UnavailableError(f"nobody of broker group {broker_group} can be reached")
 
     async def _ask(
         self, broker_group: str, request: Request, convert: Callable[[Response], T]
@@ -127,6 +150,18 @@ class Drains:
 def _closed(response: Response) -> Closed:
     if not isinstance(response, Closed):
         raise RemoteProtocolError(f"{type(response).__name__} came instead of Closed")
+    return response
+
+
+def _settings(response: Response) -> GroupChanged:
+    if not isinstance(response, GroupChanged):
+        raise RemoteProtocolError(f"{type(response).__name__} came instead of GroupChanged")
+    return response
+
+
+def _subscribed(response: Response) -> Subscribed:
+    if not isinstance(response, Subscribed):
+        raise RemoteProtocolError(f"{type(response).__name__} came instead of Subscribed")
     return response
 
 
