@@ -203,3 +203,16 @@ def test_without_a_host_a_partition_is_at_home() -> None:
     table.take_in(RouteKey("orders"), Route(Pattern("orders"), 1, (here,)))
     (target,) = table.targets["orders"]
     assert (target.place, target.address, target.slots) == (HOME, None, ALL_SLOTS)
+
+
+@given(st.integers(1, 5), st.floats(0, 1, exclude_max=True))
+def test_clients_that_send_once_begin_anywhere(count: int, drawn: float) -> None:
+    names = [f"b{n}" for n in range(count)]
+    table = RouteTable(draw=lambda: drawn)
+    partitions = [PartitionRoute(PartitionName("s"), name, "h", 1) for name in names]
+    table.take_in(RouteKey("s"), Route(Pattern("s"), 1, tuple(partitions)))
+
+    picked = [table.targets["s"].pick(None).broker_group for _ in names]
+
+    assert picked[0] == names[int(drawn * count) % count]
+    assert sorted(picked) == names

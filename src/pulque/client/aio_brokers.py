@@ -156,7 +156,7 @@ class Brokers:
         draw: Callable[[], float],
     ) -> None:
         self.home = Calls(addresses, client=client, draw=draw)
-        self.table = RouteTable(latency)
+        self.table = RouteTable(latency, draw)
         self._client = client
         self._draw = draw
         self._pools: dict[str, Calls] = {HOME: self.home}

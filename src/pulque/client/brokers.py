@@ -106,7 +106,7 @@ class Brokers:
         draw: Callable[[], float],
     ) -> None:
         self.home = Calls(addresses, client=client, draw=draw)
-        self.table = RouteTable(latency)
+        self.table = RouteTable(latency, draw)
         self.spread = Spread(self.calls_at, self.table.targets.get, self.stale, draw)
         self._client = client
         self._draw = draw

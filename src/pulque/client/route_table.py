@@ -3,7 +3,7 @@
 A route is kept until another is heard: with all meta servers down, messages go where they went.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from pulque.client.health import LATENCY_TABLE, Health, LatencyRow
@@ -41,15 +41,21 @@ class RouteTable:
 
     Args:
         table: What is done about slow answers.
+        draw: Returns a random number in ``0.0..1.0``.
     """
 
-    def __init__(self, table: tuple[LatencyRow, ...] = LATENCY_TABLE) -> None:
+    def __init__(
+        self,
+        table: tuple[LatencyRow, ...] = LATENCY_TABLE,
+        draw: Callable[[], float] = lambda: 0.0,
+    ) -> None:
         self.targets: dict[Way, Targets] = {}
         """Where the messages of a subject are sent to, and those of it that are due later."""
         self._routes: dict[RouteKey, Route] = {}
         self._addresses: dict[str, Address] = {}
         self._healths: dict[str, Health] = {}
         self._table = table
+        self._draw = draw
 
     def health_of(self, place: str) -> Health:
         """Return how a broker group is doing; it is the same one for all routes."""
@@ -89,6 +95,8 @@ class RouteTable:
             targets = Targets(route, self.health_of, key.kind)
             if known := self.targets.get(key.way):
                 targets.go_on_from(known)
+            else:
+                targets.begin_at(self._draw())
             if targets.is_empty:
                 self.targets.pop(key.way, None)
             else:

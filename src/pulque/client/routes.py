@@ -350,6 +350,14 @@ class Targets:
         targets[index].health.breaker.probe(now)
         return targets[index]
 
+    def begin_at(self, drawn: float) -> None:
+        """Take turns from any of them on: clients that send little must not all begin with one.
+
+        Args:
+            drawn: A random number in ``0.0..1.0``.
+        """
+        self._turn = int(drawn * len(self._plain)) - 1
+
     def go_on_from(self, other: "Targets") -> None:
         """Take turns where an older route of the subject was.
 

@@ -182,6 +182,7 @@ class _Packer:
         targets = Targets(self._brokers.route(subject, is_for_sending=True))
         if targets.is_empty:
             raise UnavailableError(f"no broker serves {subject} at present")
+        targets.begin_at(secrets.SystemRandom().random())  # tasks may have one batch each
         return targets
 
     def _close(self, target: Target) -> tuple[PackedBatch, int]:

@@ -134,10 +134,10 @@ def test_a_broker_that_left_the_route_is_pulled_until_it_is_gone(tmp_path: Path)
 def test_a_nack_whose_broker_is_away_goes_to_another_with_the_message(
     cluster: FakeCluster, client: pulque.Client
 ) -> None:
-    client.send_many("orders", [b"%d" % number for number in range(2000)])
+    client.send_many("orders", [b"%d" % number for number in range(3000)])
     with client.consumer("orders", "kitchen") as consumer:
         messages: list[pulque.ReceivedMessage] = []
-        while len(messages) < 2000:
+        while len(messages) < 3000:
             messages += consumer.pull(timeout=1)
         mine = [each for each in messages if each.broker_group == "g1"]
         cluster.kill(1)
