@@ -48,7 +48,7 @@ class PendingSend(Promise):
     async def exception(self, timeout: float | None = None) -> PulqueError | None:
         """Return what went wrong, or None for a confirmed message; wait for it if need be."""
         await _wait_for((self._batch,), timeout)
-        return self._batch.error
+        return self._batch.error_of(self._index)
 
     def __await__(self) -> Generator[object, None, Receipt]:
         return self.result().__await__()

@@ -78,7 +78,7 @@ class Stream:
             return False
         if self.is_closing:
             # Only to learn whether it is stored already.
-            return bool(self.ready) and self.ready[0].is_unanswered
+            return any(each.is_unanswered for each in self.ready)
         unresolved = self.unresolved
         while unresolved and unresolved[0].is_done:
             unresolved.popleft()
@@ -195,6 +195,13 @@ class OutgoingBatch:
     def is_plain(self) -> bool:
         """Whether the messages are nothing but bodies."""
         return self.packer.is_plain
+
+    def error_of(self, index: int) -> PulqueError | None:
+        """Return what went wrong with one message, if anything; it must be done."""
+        if self.pieces:
+            piece, at = self.pieces[index]
+            return piece.error_of(at)
+        return self.error
 
     def receipt(self, index: int) -> Receipt:
         """Return the receipt of one message, or raise what went wrong; it must be done."""

@@ -284,8 +284,7 @@ class Dispatch:
             else:
                 self._confirm(batch, outcome)
             self.activate(stream)
-            if stream.is_closing and self.on_quiet is not None:
-                self.on_quiet(batch.way)
+            self._look_quiet(stream, batch)
 
     def disconnected(self) -> None:
         """Have everything without an answer sent again, in order and under the same numbers."""
@@ -297,6 +296,11 @@ class Dispatch:
                 if not batch.is_done:
                     batch.stream.put_back(batch)
                 self.activate(batch.stream)
+                self._look_quiet(batch.stream, batch)
+
+    def _look_quiet(self, stream: Stream, batch: OutgoingBatch) -> None:
+        if stream.is_closing and self.on_quiet is not None:
+            self.on_quiet(batch.way)
 
     def oldest_in_flight(self) -> float | None:
         """Return when the request was sent that waits for its answer for longest."""

@@ -71,7 +71,7 @@ class PendingSend(Promise):
         """Return what went wrong, or None for a confirmed message; wait for it if need be."""
         if not self._batch.is_done:
             wait_for((self._batch,), timeout)
-        return self._batch.error
+        return self._batch.error_of(self._index)
 
 
 P = TypeVar("P", bound=Promise)
@@ -123,7 +123,10 @@ class Promises(Sequence[P], Generic[P]):
         """Return the receipts, or raise the first thing that went wrong; all must be done."""
         confirmed = 0
         for batch, start, end in self._spans:
-            confirmed += end - start if batch.error is None else 0
+            if batch.pieces:
+                confirmed += sum(batch.error_of(each) is None for each in range(start, end))
+            else:
+                confirmed += end - start if batch.error is None else 0
         try:
             return [
                 batch.receipt(index)

@@ -53,9 +53,10 @@ class WayStreams:
         of one: the route counts when these have it. Return the streams that lead to such
         partitions, and nowhere any more; what waits there is to be dealt out anew.
         """
-        closing = [each for each in self._by_name.values() if is_moved(each, targets)]
-        for stream in closing:
-            stream.is_closing = True
+        for stream in self._by_name.values():
+            stream.is_closing = is_moved(stream, targets)
+            stream.dispatch.activate(stream)  # another route may have closed it before
+        closing = [each for each in self._by_name.values() if each.is_closing]
         if not all(map(is_quiet, closing)):
             self.pending = targets
             return []
