@@ -33,6 +33,7 @@ class Stream:
     __slots__ = (
         "backoff",
         "dispatch",
+        "has_keys",
         "in_flight",
         "is_active",
         "is_closing",
@@ -58,6 +59,8 @@ class Stream:
         self.ready: deque[OutgoingBatch] = deque()
         """Full, or to be sent again; those with a number first."""
         self.in_flight = 0
+        self.has_keys = False
+        """Whether messages with an order key ever took it."""
         self.is_closing = False
         """Whether its partition was split: nothing new is sent there."""
         self.is_strict = False

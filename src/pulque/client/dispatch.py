@@ -347,6 +347,7 @@ class Dispatch:
         while place and self._unresolved[place - 1].deadline > batch.deadline:
             place -= 1
         self._unresolved.insert(place, batch)
+        batch.stream.has_keys |= batch.is_ordered
         batch.stream.ready.append(batch)
         self.activate(batch.stream)
 

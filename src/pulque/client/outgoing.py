@@ -321,7 +321,7 @@ class OutgoingCore(Generic[P]):
             self._added += len(body) + extra + OBJECT_BYTES
             self._raise_ceiling()
             if message.order_key:
-                batch.is_ordered = True
+                batch.is_ordered = batch.stream.has_keys = True
             if index == self._last:
                 batch.stream.dispatch.close(batch)
         return self._promise(batch, index)

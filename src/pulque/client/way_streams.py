@@ -54,7 +54,7 @@ class WayStreams:
         partitions, and nowhere any more; what waits there is to be dealt out anew.
         """
         for stream in self._by_name.values():
-            stream.is_closing = is_moved(stream, targets)
+            stream.is_closing = stream.has_keys and is_moved(stream, targets)
             stream.dispatch.activate(stream)  # another route may have closed it before
         closing = [each for each in self._by_name.values() if each.is_closing]
         if not all(map(is_quiet, closing)):

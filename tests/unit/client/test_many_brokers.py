@@ -194,7 +194,7 @@ class Spreading(RuleBasedStateMachine):
             return
         left = [pending for pending in self.sent.values() if not pending.done()]
         self.core.close()
-        for place, dispatch in self.core.dispatches.items():
+        for place, dispatch in list(self.core.dispatches.items()):
             self.connections[place] += 1
             dispatch.disconnected()
         for _ in range(1000):
