@@ -60,7 +60,7 @@ def wait_until(condition: Callable[[], object]) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.accepts("001-32", "004-69", "004-72")
+@pytest.mark.accepts("001-10", "001-11", "001-15", "001-16", "001-32", "004-69", "004-72")
 def test_messages_come_when_they_are_due_and_not_before(client: pulque.Client) -> None:
     sent: dict[str, pulque.Receipt] = {}
     for n in range(30):

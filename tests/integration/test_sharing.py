@@ -75,7 +75,7 @@ def settled_lag(client: pulque.Client) -> int:
 
 
 @pytest.mark.usefixtures("backlog")
-@pytest.mark.accepts("000-08", "001-01", "001-02")
+@pytest.mark.accepts("000-08", "001-01", "001-02", "002-44")
 def test_fast_consumers_take_more_and_nobody_is_idle_while_messages_remain(
     team: Team, pulque_client: pulque.Client, seed: int
 ) -> None:
