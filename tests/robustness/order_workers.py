@@ -182,7 +182,8 @@ def main() -> None:
     parser.add_argument("--work", type=float, default=0.002)
     arguments = parser.parse_args()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+        # In a thread: the one that is interrupted may hold the lock of ``stop.wait``.
+        signal.signal(number, lambda *_: threading.Thread(target=stop.set).start())
     arguments.history.with_suffix(".ready").touch()
     if arguments.role == "producer":
         produce(arguments)

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pulque
 from pulque.client.received import ReceivedMessage
@@ -45,7 +46,7 @@ def produce(arguments: argparse.Namespace) -> None:
     """Send until told to stop: one at a time, or many underway."""
     with (
         HistoryWriter(arguments.history, arguments.process) as history,
-        pulque.connect(arguments.url, timeout=_TIMEOUT, acks=arguments.acks) as client,
+        _connect(arguments, acks=arguments.acks) as client,
     ):
         if arguments.pipelined:
             _produce_many(client, history, arguments)
@@ -112,12 +113,12 @@ def _write_failure(history: HistoryWriter, id: str, error: PulqueError) -> None:
     history.write("fail" if is_no else "info", "send", id, detail=f"{error!r}"[:200])
 
 
-def _connect(arguments: argparse.Namespace) -> pulque.Client:
+def _connect(arguments: argparse.Namespace, **options: Any) -> pulque.Client:
     """Connect; the broker may have been killed since this process was started."""
     deadline = time.monotonic() + _TIMEOUT
     while True:
         try:
-            return pulque.connect(arguments.url, timeout=_TIMEOUT, state_dir=arguments.state)
+            return pulque.connect(arguments.url, timeout=_TIMEOUT, **options)
         except UnavailableError:
             if time.monotonic() > deadline:
                 raise
@@ -129,7 +130,7 @@ def consume(arguments: argparse.Namespace) -> None:
     draw = random.Random(arguments.process)
     with (
         HistoryWriter(arguments.history, arguments.process) as history,
-        _connect(arguments) as client,
+        _connect(arguments, state_dir=arguments.state) as client,
         client.consumer(
             arguments.subject, arguments.group, consumer_id=arguments.process, max_messages=200
         ) as consumer,
@@ -195,7 +196,8 @@ def main() -> None:
     parser.add_argument("--work", type=float, default=0.0)
     arguments = parser.parse_args()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+        # In a thread: the one that is interrupted may hold the lock of ``stop.wait``.
+        signal.signal(number, lambda *_: threading.Thread(target=stop.set).start())
     arguments.history.with_suffix(".ready").touch()
     if arguments.role == "producer":
         produce(arguments)

@@ -177,10 +177,12 @@ def _stopping(*, is_wanted: bool) -> Iterator[threading.Event]:
     if not is_wanted:
         yield stop
         return
-    before = {
-        each: signal.signal(each, lambda *_: stop.set())
-        for each in (signal.SIGTERM, signal.SIGINT)
-    }
+
+    def ask(*_: object) -> None:
+        # In a thread: the one that is interrupted here may hold the lock of ``wait``.
+        threading.Thread(target=stop.set).start()
+
+    before = {each: signal.signal(each, ask) for each in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield stop
     finally:
