@@ -19,6 +19,7 @@ __all__ = [
     "Range",
     "Split",
     "advance",
+    "check_not_shorter",
     "resolve",
     "split",
     "whole_range",
@@ -98,6 +99,20 @@ def whole_range(wanted: Range, bounds: Bounds, *, must_be_whole: bool) -> Range:
             "broker; with failOnDataLoss=false the read goes on with what there is"
         )
     return Range(wanted.partition, first, max(first, end))
+
+
+def check_not_shorter(start: Offsets, ends: Offsets) -> None:
+    """Refuse to go on where messages were read that are not stored any more.
+
+    Raises:
+        DataLossError: A partition ends before what was read: it is another one of that name.
+    """
+    for name, end in ends.items():
+        if end < start.get(name, 0):
+            raise DataLossError(
+                f"{name} was read up to {start[name]} and ends at {end} now: it vanished, or this "
+                "is another broker; with failOnDataLoss=false the read begins anew there"
+            )
 
 
 def split(ranges: Iterable[Range], *, least: int, most_rows: int) -> list[Split]:

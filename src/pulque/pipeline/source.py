@@ -31,7 +31,14 @@ from pulque.pipeline.columns import schema_of
 from pulque.pipeline.decode import decode
 from pulque.pipeline.live import LiveLog
 from pulque.pipeline.options import Place, ReadOptions, WriteOptions
-from pulque.pipeline.ranges import Range, Split, advance, resolve, whole_range
+from pulque.pipeline.ranges import (
+    Range,
+    Split,
+    advance,
+    check_not_shorter,
+    resolve,
+    whole_range,
+)
 from pulque.pipeline.stored import StoredLog, Stretch, read_stretch
 from pulque.pipeline.writer import BatchWriter, StreamWriter
 
@@ -171,6 +178,8 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
         ends = self._ends() if self._goal is None else self._goal
+        if self._options.must_be_whole:
+            check_not_shorter(start, ends)
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         # A partition that is gone keeps its place: it may come back.
         return {**start, **advance(self._started(start, ends), ends, most)}
@@ -194,11 +203,13 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._log.close()
 
     def _started(self, start: Mapping[str, int], ends: Mapping[str, int]) -> dict[str, int]:
-        """A partition that came later is read from its beginning."""
+        """A partition that came later, or began anew, is read from its beginning."""
         log = self._connected()
         return {
-            name: start[name] if name in start else log.bounds(PartitionName(name)).start
-            for name in ends
+            name: start[name]
+            if name in start and start[name] <= end
+            else log.bounds(PartitionName(name)).start
+            for name, end in ends.items()
         }
 
     def _ends(self) -> dict[str, int]:
