@@ -161,7 +161,7 @@ def test_best_effort_a_failed_message_comes_again_later_and_the_next_goes_on(
     assert handled == [0, 2, 3, 4, 1]
 
 
-@pytest.mark.accepts("002-55", "002-56", "002-57", "002-12", "004-76", "004-77")
+@pytest.mark.accepts("002-55", "002-56", "002-57")
 def test_a_partition_is_handed_over_after_what_is_held_is_settled(
     client: pulque.Client, strict: str
 ) -> None:
@@ -182,7 +182,6 @@ def test_a_partition_is_handed_over_after_what_is_held_is_settled(
     assert {each.token for each in rest if isinstance(each, OrderedMessage)} == {2}
 
 
-@pytest.mark.accepts("002-52", "002-53")
 def test_what_runs_ends_before_its_partition_is_handed_over(
     client: pulque.Client, strict: str
 ) -> None:

@@ -7,7 +7,7 @@ a checkpoint written; then the port opens.
 import asyncio
 import json
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Protocol
@@ -41,7 +41,7 @@ from pulque.broker.status import cluster_report, status_report
 from pulque.broker.waiting import Releaser
 from pulque.client.url import Address
 from pulque.clock import Clock, SystemClock
-from pulque.errors import ConfigError, PulqueError, StorageError
+from pulque.errors import ConfigError, StorageError
 from pulque.model.positions import Epoch, Tenure
 from pulque.net.process import allow_descriptors, loop_factory
 from pulque.net.server import ConnectionLimits, FrameServer
@@ -51,6 +51,7 @@ from pulque.rules.retry import RetryPolicy
 from pulque.serving.attended import Authorisation
 from pulque.serving.commit import Committer
 from pulque.serving.listener import LoggingListener
+from pulque.serving.supervised import Supervised
 from pulque.settings.logs import configure_logging
 from pulque.storage.files import FileSystem, OsFileSystem
 from pulque.storage.options import StorageOptions
@@ -104,7 +105,7 @@ class DataDirectory(FileSystem, Protocol):
     def unlock(self) -> None: ...
 
 
-class Broker:
+class Broker(Supervised):
     """One broker on one data directory. Lives in one event loop.
 
     Args:
@@ -122,10 +123,8 @@ class Broker:
         self._settings = settings
         self._clock = clock or SystemClock()
         self._files = files
-        self._log = structlog.get_logger(component="broker")
+        super().__init__(structlog.get_logger(component="broker"), failed="broker_failed")
         self._listener = LoggingListener()
-        self._stop = asyncio.Event()
-        self._failure: PulqueError | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._address = Address("", 0)
         """Where clients reach it."""
@@ -317,20 +316,6 @@ class Broker:
         named = {"broker": self._settings.name, "cluster": cluster_report(self._cluster)}
         return json.dumps({**named, **found}).encode()
 
-    def stop(self) -> None:
-        """Ask the broker to stop."""
-        self._stop.set()
-
-    async def stopped(self) -> None:
-        """Wait until the broker is asked to stop, or has to.
-
-        Raises:
-            PulqueError: Its disk failed.
-        """
-        await self._stop.wait()
-        if self._failure is not None:
-            raise self._failure
-
     async def close(self) -> None:
         """Stop serving, sync, write a checkpoint, and give the directory back."""
         await self._cluster.close()
@@ -362,29 +347,6 @@ class Broker:
                 f"cannot listen on {listen.host}:{listen.port}: {error.strerror}"
             ) from error
 
-    async def _supervise(self, work: Coroutine[None, None, None]) -> None:
-        """Run a task that must not end; if it does, the broker stops and says why."""
-        try:
-            await work
-        except asyncio.CancelledError:
-            raise
-        except PulqueError as error:
-            self._fail(error)
-        except Exception as error:  # noqa: BLE001  # the root of a task
-            self._log.exception("task_failed")
-            self._fail(StorageError(f"an inner task failed: {error!r}"))
-
-    def callback_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-        """Stop on a bug in a callback of the loop: who goes on half done loses messages."""
-        del loop
-        problem = context.get("exception")
-        text = f"{context.get('message')}: {problem!r}"
-        if problem is None or isinstance(problem, OSError):
-            # A socket that died in an odd way; its connection is closed, and that is all.
-            self._log.warning("connection_failed", reason=text)
-        else:
-            self._fail(StorageError(f"an inner callback failed: {text}"))
-
     def _wake(self, partitions: list[Partition]) -> None:
         self._parts.puller.wake(partitions)
         self._parts.browser.wake(partitions)
@@ -396,13 +358,6 @@ class Broker:
 
     def _write_out(self) -> None:
         self._server.write_out()
-
-    def _fail(self, error: PulqueError) -> None:
-        """Stop taking writes: the process ends and recovers from its logs."""
-        if self._failure is None:
-            self._log.error("broker_failed", reason=str(error))
-            self._failure = error
-        self._stop.set()
 
 
 def _options(settings: BrokerSettings) -> StorageOptions:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from hashlib import blake2b
@@ -27,7 +27,7 @@ from pulque.delay.receive import DueLimits, Receiver
 from pulque.delay.recovery import Recovered, recover
 from pulque.delay.replay import Replayer
 from pulque.delay.requests import DelayHandler
-from pulque.errors import ConfigError, PulqueError, StorageError
+from pulque.errors import ConfigError, StorageError
 from pulque.model.positions import Epoch, Tenure
 from pulque.model.routes import Role
 from pulque.net.process import allow_descriptors, loop_factory
@@ -35,6 +35,7 @@ from pulque.net.server import ConnectionLimits, FrameServer
 from pulque.serving.batches import SendLimits
 from pulque.serving.commit import Committer
 from pulque.serving.listener import LoggingListener
+from pulque.serving.supervised import Supervised
 from pulque.settings.logs import configure_logging
 from pulque.storage.files import FileSystem, OsFileSystem
 from pulque.storage.options import StorageOptions
@@ -75,6 +76,7 @@ async def _serve(settings: DelaySettings, on_ready: Callable[[str], None]) -> No
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stop)
+    loop.set_exception_handler(server.callback_failed)
     await server.start()
     try:
         on_ready(server.url)
@@ -91,7 +93,7 @@ class DataDirectory(FileSystem, Protocol):
     def unlock(self) -> None: ...
 
 
-class DelayServer:
+class DelayServer(Supervised):
     """One delay server on one data directory. Lives in one event loop.
 
     Args:
@@ -112,10 +114,8 @@ class DelayServer:
         self._clock = clock or SystemClock()
         self._files = files
         self._given_brokers = brokers
-        self._log = structlog.get_logger(component="delay")
+        super().__init__(structlog.get_logger(component="delay"), failed="delay_server_failed")
         self._listener = LoggingListener(self._log)
-        self._stop = asyncio.Event()
-        self._failure: PulqueError | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._address = Address("", 0)
         self.url = ""
@@ -315,20 +315,6 @@ class DelayServer:
         """Write a checkpoint now, and remove what is not needed any more."""
         await self._housekeeper.checkpoint()
 
-    def stop(self) -> None:
-        """Ask the delay server to stop."""
-        self._stop.set()
-
-    async def stopped(self) -> None:
-        """Wait until the delay server is asked to stop, or has to.
-
-        Raises:
-            PulqueError: Its disk failed.
-        """
-        await self._stop.wait()
-        if self._failure is not None:
-            raise self._failure
-
     async def close(self) -> None:
         """Stop serving, sync, write a checkpoint, and give the directory back."""
         await self._joining.close()
@@ -368,28 +354,9 @@ class DelayServer:
                 f"cannot listen on {listen.host}:{listen.port}: {error.strerror}"
             ) from error
 
-    async def _supervise(self, work: Coroutine[None, None, None]) -> None:
-        """Run a task that must not end; if it does, the server stops and says why."""
-        try:
-            await work
-        except asyncio.CancelledError:
-            raise
-        except PulqueError as error:
-            self._fail(error)
-        except Exception as error:  # noqa: BLE001  # the root of a task
-            self._log.exception("task_failed")
-            self._fail(StorageError(f"an inner task failed: {error!r}"))
-
     def _answered(self) -> None:
         self._server.write_out()
         self._replayer.wake()
-
-    def _fail(self, error: PulqueError) -> None:
-        """Stop taking writes: the process ends and recovers from its logs."""
-        if self._failure is None:
-            self._log.error("delay_server_failed", reason=str(error))
-            self._failure = error
-        self._stop.set()
 
 
 def _options(settings: DelaySettings) -> StorageOptions:

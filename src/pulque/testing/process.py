@@ -18,7 +18,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, ClassVar, Self
 
 from pulque.errors import PulqueError
 
@@ -191,94 +191,67 @@ class ServerProcess:
         return BrokerProcessError(f"{text}\n{self.stderr[-_TAIL:]}")
 
 
-class BrokerProcess(ServerProcess):
+class _DirectoryProcess(ServerProcess):
+    """A server on one data directory; the command is the subclass's."""
+
+    _COMMAND: ClassVar[str]
+    _TIMEOUT: ClassVar[float]
+
+    def __init__(
+        self,
+        data: str | os.PathLike[str],
+        *,
+        arguments: Sequence[str] = (),
+        environ: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        self.data = Path(data)
+        """The data directory; it stays when the process is gone."""
+        super().__init__(
+            [self._COMMAND, "--data", str(self.data), *arguments],
+            log=self.data.with_name(f"{self.data.name}.stderr"),
+            environ=environ,
+            timeout=self._TIMEOUT if timeout is None else timeout,
+        )
+
+    @classmethod
+    def start(
+        cls,
+        data: str | os.PathLike[str],
+        *,
+        arguments: Sequence[str] = (),
+        environ: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> Self:
+        """Start it and wait until it serves.
+
+        Args:
+            data: The data directory. What it writes to stderr goes into a file beside it.
+            arguments: More options for its command.
+            environ: More variables.
+            timeout: How long starting and stopping may take, in seconds; usually enough if not
+                given.
+
+        Raises:
+            BrokerProcessError: It does not serve in time.
+        """
+        process = cls(data, arguments=arguments, environ=environ, timeout=timeout)
+        process.restart()
+        return process
+
+
+class BrokerProcess(_DirectoryProcess):
     """One ``pulque broker`` that stands alone, on one data directory. Made by ``start``."""
 
-    def __init__(
-        self,
-        data: str | os.PathLike[str],
-        *,
-        arguments: Sequence[str] = (),
-        environ: Mapping[str, str] | None = None,
-        timeout: float = 20.0,
-    ) -> None:
-        self.data = Path(data)
-        """The data directory; it stays when the process is gone."""
-        super().__init__(
-            ["broker", "--data", str(self.data), *arguments],
-            log=self.data.with_name(f"{self.data.name}.stderr"),
-            environ=environ,
-            timeout=timeout,
-        )
-
-    @classmethod
-    def start(
-        cls,
-        data: str | os.PathLike[str],
-        *,
-        arguments: Sequence[str] = (),
-        environ: Mapping[str, str] | None = None,
-        timeout: float = 20.0,
-    ) -> Self:
-        """Start a broker and wait until it serves.
-
-        Args:
-            data: The data directory. What it writes to stderr goes into a file beside it.
-            arguments: More options for ``pulque broker``.
-            environ: More variables.
-            timeout: How long starting and stopping may take, in seconds.
-
-        Raises:
-            BrokerProcessError: It does not serve in time.
-        """
-        process = cls(data, arguments=arguments, environ=environ, timeout=timeout)
-        process.restart()
-        return process
+    _COMMAND = "broker"
+    _TIMEOUT = 20.0
 
 
-class UpProcess(ServerProcess):
+class UpProcess(_DirectoryProcess):
     """One ``pulque up``: meta server, broker and delay server together. Made by ``start``."""
 
-    def __init__(
-        self,
-        data: str | os.PathLike[str],
-        *,
-        arguments: Sequence[str] = (),
-        environ: Mapping[str, str] | None = None,
-        timeout: float = 30.0,
-    ) -> None:
-        self.data = Path(data)
-        """The data directory; it stays when the process is gone."""
-        super().__init__(
-            ["up", "--data", str(self.data), *arguments],
-            log=self.data.with_name(f"{self.data.name}.stderr"),
-            environ=environ,
-            timeout=timeout,
-        )
-
-    @classmethod
-    def start(
-        cls,
-        data: str | os.PathLike[str],
-        *,
-        arguments: Sequence[str] = (),
-        environ: Mapping[str, str] | None = None,
-        timeout: float = 30.0,
-    ) -> Self:
-        """Start all of it and wait until it serves.
-
-        Args:
-            data: The data directory. What it writes to stderr goes into a file beside it.
-            arguments: More options for ``pulque up``.
-            environ: More variables.
-            timeout: How long starting and stopping may take, in seconds.
-
-        Raises:
-            BrokerProcessError: It does not serve in time.
-        """
-        process = cls(data, arguments=arguments, environ=environ, timeout=timeout)
-        process.restart()
-        return process
+    _COMMAND = "up"
+    _TIMEOUT = 30.0
 
 
 def _read_line(stream: IO[bytes], deadline: float) -> str:
