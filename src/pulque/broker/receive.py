@@ -6,7 +6,6 @@ are read as a whole, the records are never opened.
 """
 
 from collections.abc import Callable
-from typing import Protocol, cast
 
 from pulque.broker.newcomers import Newcomers
 from pulque.broker.state import BrokerState, SendLimits, Surroundings
@@ -24,47 +23,17 @@ from pulque.model.names import DEFAULT_LEVEL, PartitionName, level_of, owner_of,
 from pulque.model.positions import ConsumeSequence
 from pulque.serving.batches import check_batch
 from pulque.serving.commit import Committer
+from pulque.serving.outcomes import PendingSend, Waiter, outcome_of, refused, tell
 from pulque.storage.message_log import Appended
 from pulque.storage.partitions import Partition
 from pulque.wire.requests import Acks, Send
 from pulque.wire.responses import Outcome, Sent
 from pulque.wire.single import SingleSend
 
-__all__ = ["Receiver", "Waiter"]
+__all__ = ["Receiver"]
 
 _MOST_BATCHES = 1024
-_NO_SEQUENCE = ConsumeSequence(0)
 _DISK = int(Acks.DISK)
-_new_outcome = tuple.__new__
-"""Without the keywords of a named tuple's own constructor, which cost as much again."""
-
-
-class Waiter(Protocol):
-    """Who waits for the outcomes of a send."""
-
-    def put(self, index: int, outcome: Outcome) -> None:
-        """Take the outcome of one batch."""
-
-
-class _PendingSend:
-    """One send whose outcomes come in."""
-
-    __slots__ = ("_answer", "_missing", "_outcomes")
-
-    def __init__(self, count: int, answer: Callable[[Sent], None]) -> None:
-        self._outcomes: list[Outcome | None] = [None] * count
-        self._missing = count
-        self._answer = answer
-
-    def put(self, index: int, outcome: Outcome) -> None:
-        self._outcomes[index] = outcome
-        self._missing -= 1
-        if not self._missing:
-            self._answer(Sent(tuple(cast("list[Outcome]", self._outcomes))))
-
-
-_Waiting = tuple[Waiter, int]
-"""Who waits for a batch: a send, and which of its batches it is."""
 
 
 class Receiver:
@@ -112,7 +81,7 @@ class Receiver:
             raise InvalidRequestError(
                 f"a send of {len(batches)} batches; 1 to {_MOST_BATCHES} are allowed"
             )
-        pending = _PendingSend(len(batches), answer)
+        pending = PendingSend(len(batches), answer)
         wants_disk = request.acks is Acks.DISK
         for index, (name, batch) in enumerate(batches):
             self._take_in(name, bytes(batch), pending, index, wants_disk=wants_disk)
@@ -140,7 +109,7 @@ class Receiver:
                 self._store(name, partition, batch, waiter, index, wants_disk=wants_disk)
         except PulqueError as error:
             self.refused += 1
-            waiter.put(index, _failed(error))
+            waiter.put(index, refused(error))
 
     def _must_ask(self, name: str) -> bool:
         """Whether a partition that is not here may only be made if a meta server says so."""
@@ -173,7 +142,7 @@ class Receiver:
                 self._committer.schedule()
             except PulqueError as error:
                 self.refused += 1
-                waiter.put(index, _failed(error))
+                waiter.put(index, refused(error))
 
         self._newcomers.decide(PartitionName(name), decided)
 
@@ -231,15 +200,10 @@ class Receiver:
         if error is None:
             self.messages += entry.count
             self.batches += 1
-            outcome = _new_outcome(
-                Outcome, (ErrorCode.NONE, False, entry.first_sequence, entry.stored_at_ms, "")
-            )
         else:
             self.refused += 1
             self._dedup.take_back(entry.partition, read_header(appended.batch))
-            outcome = _failed(error)
-        for waiter, index in appended.waiting:
-            waiter.put(index, outcome)
+        tell(appended.waiting, outcome_of(appended, error))
 
     def _answer_again(
         self, partition: Partition, first: ConsumeSequence, waiter: Waiter, index: int
@@ -270,13 +234,3 @@ def _check_level(priority: int, partition: PartitionName) -> None:
             f"a batch of priority {priority} for {partition}, whose messages have priority "
             f"{level_of(partition)}: other priorities have partitions of their own"
         )
-
-
-def _failed(error: PulqueError) -> Outcome:
-    return Outcome(
-        error.code,
-        is_duplicate=False,
-        first_sequence=_NO_SEQUENCE,
-        stored_at_ms=0,
-        text=str(error)[:2000],
-    )

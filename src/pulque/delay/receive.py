@@ -6,7 +6,6 @@ already is due at once.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, cast
 
 import numpy as np
 
@@ -33,15 +32,15 @@ from pulque.model.positions import ConsumeSequence
 from pulque.rules.dedup import Dedup
 from pulque.serving.batches import SendLimits, check_batch
 from pulque.serving.commit import Committer
+from pulque.serving.outcomes import PendingSend, Waiter, outcome_of, refused, tell
 from pulque.storage.engine import Engine
 from pulque.storage.message_log import Appended
 from pulque.wire.requests import Acks, Send
 from pulque.wire.responses import Outcome, Sent
 
-__all__ = ["DueLimits", "Receiver", "Waiter"]
+__all__ = ["DueLimits", "Receiver"]
 
 _MOST_BATCHES = 1024
-_NO_SEQUENCE = ConsumeSequence(0)
 _SLACK_MS = 60_000
 """A producer's clock may be ahead of ours by so much."""
 
@@ -53,28 +52,6 @@ class DueLimits:
     longest_delay_ms: int
     tick_ms: int
     max_partitions: int
-
-
-class Waiter(Protocol):
-    """Who waits for the outcomes of a send."""
-
-    def put(self, index: int, outcome: Outcome) -> None:
-        """Take the outcome of one batch."""
-
-
-class _PendingSend:
-    """One send whose outcomes come in."""
-
-    def __init__(self, count: int, answer: Callable[[Sent], None]) -> None:
-        self._outcomes: list[Outcome | None] = [None] * count
-        self._missing = count
-        self._answer = answer
-
-    def put(self, index: int, outcome: Outcome) -> None:
-        self._outcomes[index] = outcome
-        self._missing -= 1
-        if not self._missing:
-            self._answer(Sent(tuple(cast("list[Outcome]", self._outcomes))))
 
 
 class Receiver:
@@ -110,7 +87,7 @@ class Receiver:
             raise InvalidRequestError(
                 f"a send of {len(batches)} batches; 1 to {_MOST_BATCHES} are allowed"
             )
-        pending = _PendingSend(len(batches), answer)
+        pending = PendingSend(len(batches), answer)
         wants_disk = request.acks is Acks.DISK
         for index, (name, batch) in enumerate(batches):
             self.take_in(name, bytes(batch), pending, index, wants_disk=wants_disk)
@@ -123,7 +100,7 @@ class Receiver:
             self._store(name, batch, waiter, index, wants_disk=wants_disk)
         except PulqueError as error:
             self.refused += 1
-            waiter.put(index, _failed(error))
+            waiter.put(index, refused(error))
 
     def pause(self, owner: object) -> None:
         """Take note that a connection has sent all that it had."""
@@ -223,20 +200,12 @@ class Receiver:
         if error is None:
             self.messages += entry.count
             self.batches += 1
-            outcome = Outcome(
-                ErrorCode.NONE,
-                is_duplicate=False,
-                first_sequence=entry.first_sequence,
-                stored_at_ms=entry.stored_at_ms,
-            )
         else:
             self.refused += 1
             self.replayer.drop(appended)
             self._dedup.take_back(entry.partition, read_header(appended.batch))
-            outcome = _failed(error)
         self.replayer.wake()
-        for waiter, index in appended.waiting:
-            waiter.put(index, outcome)
+        tell(appended.waiting, outcome_of(appended, error))
 
     def _answer_again(
         self, partition: int, first: ConsumeSequence, waiter: Waiter, index: int
@@ -250,13 +219,3 @@ class Receiver:
             index,
             Outcome(ErrorCode.NONE, is_duplicate=True, first_sequence=first, stored_at_ms=0),
         )
-
-
-def _failed(error: PulqueError) -> Outcome:
-    return Outcome(
-        error.code,
-        is_duplicate=False,
-        first_sequence=_NO_SEQUENCE,
-        stored_at_ms=0,
-        text=str(error)[:2000],
-    )

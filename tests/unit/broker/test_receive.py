@@ -251,7 +251,11 @@ async def test_the_same_batch_twice_in_one_turn_is_stored_once(raw: RawConnectio
         answer = await raw.answer_to(request)
         assert isinstance(answer, Sent)
         outcomes += answer.outcomes
-    assert [o.first_sequence for o in outcomes] == [0, 0, 0]
+    assert [(o.first_sequence, o.is_duplicate) for o in outcomes] == [
+        (0, False),
+        (0, True),
+        (0, True),
+    ]
     assert (await raw.read("orders"))[0].end == 1
 
 
