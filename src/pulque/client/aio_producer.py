@@ -247,6 +247,7 @@ async def _wait_for(batches: Sequence[OutgoingBatch], timeout: float | None) -> 
 
     for batch in todo:
         batch.when_done(finished)
+        batch.hurry()
     try:
         async with asyncio.timeout(timeout):
             await done.wait()

@@ -53,12 +53,17 @@ class SendLinks(Generic[P]):
         self.owner: object = None
         """Lives as long as the links: a producer that nobody holds is still closed at the end."""
         core.on_place = self._add
+        core.signal.on_hurry = self._hurry
 
     def pump(self) -> None:
         """Write what is ready, and have the clock ring when something will be."""
         self._core.signal.is_up = False
         for link in self._links:
             link.pump()
+
+    def _hurry(self) -> None:
+        self._core.let_loose()
+        self.pump()
 
     def tell(self) -> None:
         """Call those who wait for batches that have an outcome."""

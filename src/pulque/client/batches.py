@@ -38,6 +38,7 @@ class Stream:
         "is_active",
         "is_closing",
         "is_due",
+        "is_held",
         "is_strict",
         "next_number",
         "open",
@@ -56,6 +57,8 @@ class Stream:
         """Takes new messages."""
         self.is_due = False
         """Whether the open batch should go as soon as it may."""
+        self.is_held = False
+        """Whether it had better not yet: those who are told of the last one add more to it."""
         self.ready: deque[OutgoingBatch] = deque()
         """Full, or to be sent again; those with a number first."""
         self.in_flight = 0
@@ -227,6 +230,11 @@ class OutgoingBatch:
             self.may_be_doubled,
             self.dues[index] if self.dues else AT_ONCE,
         )
+
+    def hurry(self) -> None:
+        """Take note that somebody is about to wait for it, and so adds nothing more meanwhile."""
+        if self.stream.is_held:
+            self.stream.dispatch.hurry()
 
     def when_done(self, callback: Callable[[], object]) -> None:
         """Call ``callback`` once there is an outcome: now, or by whoever brings it."""

@@ -6,6 +6,10 @@
                                    ↑                          │
                                    └── refused for now, or the connection was lost
 
+Whoever waited for the last batch is likely to add to the next one as soon as it is told. So that
+one is held for a moment: until somebody waits for it, or until ``_LONGEST_HOLD``. Without that,
+a caller with 64 messages under way has batches of 1 and of 63 in turn, and pays for both.
+
 A batch gets its number when it is first taken and keeps it, so that a broker that stored it
 already knows it again. Every batch has a deadline; whatever happens, its messages have an
 outcome by then.
@@ -50,6 +54,8 @@ _SMALL_REQUEST_BYTES = 8 * 1024
 """As long as a request is smaller, one more batch of the same partition goes along."""
 _FAR_AHEAD = 64
 """After so many batches more that wait, the answers should be looked at."""
+_LONGEST_HOLD = 0.0005
+"""How long a batch may be held, in seconds; nor for longer than half of what the last one took."""
 _EMPTY = BatchPacker()
 """Stands in for the messages of a batch that is packed, so that their memory is free."""
 
@@ -98,6 +104,8 @@ class Dispatch:
         self._active: deque[Stream] = deque()
         self._paused: list[tuple[float, int, Stream]] = []
         self._pauses = count()
+        self._held: list[Stream] = []
+        self._held_until = 0.0
         self._in_flight: dict[int, list[OutgoingBatch]] = {}
         self._finished: list[OutgoingBatch] = []
         self._ghosts: list[OutgoingBatch] = []
@@ -145,10 +153,22 @@ class Dispatch:
         """
         if stream.is_active or stream.is_full(self.options.max_in_flight):
             return
-        if stream.ready or stream.is_due:
+        if stream.ready or (stream.is_due and not stream.is_held):
             stream.is_active = True
             self._active.append(stream)
             self.has_work = self._signal.is_up = True
+
+    def hurry(self) -> None:
+        """Have what is held sent now, of all that the producer has. Takes the lock itself."""
+        if self._signal.on_hurry is not None:
+            self._signal.on_hurry()
+
+    def let_loose(self) -> None:
+        """Hold nothing any more."""
+        held, self._held = self._held, []
+        for stream in held:
+            stream.is_held = False
+            self.activate(stream)
 
     # ── batches go out ─────────────────────────────────────────────────────────────────────
 
@@ -193,6 +213,8 @@ class Dispatch:
         self._in_flight[request_id] = batches
 
     def _find_due(self, now: float) -> None:
+        if self._held and self._held_until <= now:
+            self.let_loose()
         while self._paused and self._paused[0][0] <= now:
             self.activate(heapq.heappop(self._paused)[2])
         lingering = self._lingering
@@ -207,7 +229,7 @@ class Dispatch:
     def _next_of(self, stream: Stream, now: float) -> OutgoingBatch | None:
         while stream.may_send(now, self.options.max_in_flight):
             if not stream.ready:
-                if not stream.is_due or stream.open is None:
+                if not stream.is_due or stream.is_held or stream.open is None:
                     return None
                 batch = stream.open
                 self.no_longer_open(batch)
@@ -282,9 +304,19 @@ class Dispatch:
             if isinstance(outcome, PulqueError):
                 self._refused(batch, outcome, now)
             else:
+                self._hold(batch, now)
                 self._confirm(batch, outcome)
             self.activate(stream)
             self._look_quiet(stream, batch)
+
+    def _hold(self, batch: OutgoingBatch, now: float) -> None:
+        """Let those add to the next batch who are about to be told of this one."""
+        stream = batch.stream
+        if batch.callbacks and batch.count > 1 and not stream.in_flight and not stream.is_held:
+            if not self._held:
+                self._held_until = now + min(_LONGEST_HOLD, (now - batch.sent_at) / 2)
+            stream.is_held = True
+            self._held.append(stream)
 
     def disconnected(self) -> None:
         """Have everything without an answer sent again, in order and under the same numbers."""
@@ -392,6 +424,7 @@ class Dispatch:
 
     def flush(self) -> list[OutgoingBatch]:
         """Let no batch linger; return all that have no outcome yet."""
+        self.let_loose()
         for batch in self._lingering:
             if batch.stream.open is batch:
                 batch.stream.is_due = True
@@ -411,6 +444,8 @@ class Dispatch:
             wakes.append(lingering[0].due_at)
         if self._paused:
             wakes.append(self._paused[0][0])
+        if self._held:
+            wakes.append(self._held_until)
         return min(wakes, default=None)
 
     def take_finished(self) -> list[OutgoingBatch]:

@@ -466,6 +466,11 @@ class OutgoingCore(Generic[P]):
         """Let no batch linger; return all that have no outcome yet."""
         return [batch for each in self._all() for batch in each.flush()]
 
+    def let_loose(self) -> None:
+        """Hold no batch back for messages that might come."""
+        for each in self._all():
+            each.let_loose()
+
     def fail_all(self, error: PulqueError) -> None:
         """Give every batch without an outcome this one."""
         for each in self._all():

@@ -170,6 +170,7 @@ def wait_for(batches: Sequence[OutgoingBatch], timeout: float | None) -> None:
     left = threading.Semaphore(0)
     for batch in todo:
         batch.when_done(left.release)
+        batch.hurry()
     if not _acquire(left, len(todo), timeout):
         raise RequestTimeoutError(
             f"{sum(not batch.is_done for batch in todo)} batches have no outcome "

@@ -1,5 +1,6 @@
 """How a producer sends, and the signal that it has something to do."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pulque.model.batch import Codec
@@ -31,9 +32,11 @@ class SendOptions:
 class Signal:
     """Says that some dispatch of a producer may have something to do."""
 
-    __slots__ = ("is_ahead", "is_up")
+    __slots__ = ("is_ahead", "is_up", "on_hurry")
 
     def __init__(self) -> None:
         self.is_up = False
         self.is_ahead = False
         """Batches are made faster than answers come: whoever reads them should have a turn."""
+        self.on_hurry: Callable[[], None] | None = None
+        """Called when what was held should go now, without the lock."""

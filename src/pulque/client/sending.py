@@ -56,12 +56,18 @@ class SendLinks:
         self._links: tuple[SendLink, ...] = ()
         self._is_stopped = False
         core.on_place = self._add
+        core.signal.on_hurry = self._hurry
 
     def pump(self) -> None:
         """Write what is ready; the thread that writes already takes over what others bring."""
         self._core.signal.is_up = False
         for link in self._links:
             link.pump()
+
+    def _hurry(self) -> None:
+        with self._core.lock:
+            self._core.let_loose()
+        self.pump()
 
     def stop(self) -> None:
         """End the threads and the connections."""

@@ -140,10 +140,16 @@ class Sending(RuleBasedStateMachine):
     wire = Bundle("wire")
     answers = Bundle("answers")
 
-    @initialize(partitions=st.integers(1, 3), linger=st.sampled_from([0.0, 0.005]))
-    def start(self, partitions: int, linger: float) -> None:
+    @initialize(
+        partitions=st.integers(1, 3),
+        linger=st.sampled_from([0.0, 0.005]),
+        max_in_flight=st.sampled_from([1, 8]),
+    )
+    def start(self, partitions: int, linger: float, max_in_flight: int) -> None:
         self.clock = ManualTime()
-        self.core = make_core(self.clock, partitions=partitions, linger=linger)
+        self.core = make_core(
+            self.clock, partitions=partitions, linger=linger, max_in_flight=max_in_flight
+        )
         self.dispatch = self.core.dispatch
         self.broker = ModelBroker()
         self.sent: dict[bytes, PendingSend] = {}
@@ -228,6 +234,10 @@ class Sending(RuleBasedStateMachine):
         self.clock.now += seconds
         self.dispatch.expire(self.clock.now)
         self._tell()
+
+    @rule()
+    def hurry(self) -> None:
+        self.core.let_loose()
 
     @rule()
     def flush(self) -> None:
@@ -365,6 +375,78 @@ def test_small_batches_of_a_partition_share_a_request_and_large_ones_do_not(
 
     assert [len(request.batches) for request in sent] == [3, 1, 1]
     assert numbers(sent) == [0, 1, 2, 3, 4]
+
+
+def hold_the_next(core: OutgoingCore[PendingSend], clock: ManualTime) -> list[PendingSend]:
+    """Have three messages confirmed that somebody waits for, with one more at hand."""
+    promises = [core.add("a", b"%d" % number) for number in range(3)]
+    (request,) = send_all(core, clock)
+    assert len(request.batches) == 1
+    promises[0].add_done_callback(lambda _: None)
+    promises.append(core.add("a", b"3"))
+    clock.now += 0.001
+    core.dispatch.answered(1001, Sent((stored(0),)), clock.now)
+    assert [each.done() for each in promises] == [True, True, True, False]
+    return promises
+
+
+def test_whoever_is_told_of_a_batch_may_add_to_the_next_one(clock: ManualTime) -> None:
+    core = make_core(clock, linger=0, max_in_flight=1, max_batch=100)
+    hold_the_next(core, clock)
+
+    held = list(send_all(core, clock))
+    core.add("a", b"4")
+    core.let_loose()
+    (request,) = send_all(core, clock)
+
+    assert held == []
+    assert [m.body for m in messages_in("a", bytes(request.batches[0][1]))] == [b"3", b"4"]
+
+
+def test_a_batch_is_held_until_somebody_waits_for_it(clock: ManualTime) -> None:
+    core = make_core(clock, linger=0, max_in_flight=1, max_batch=100)
+    last = hold_the_next(core, clock)[-1]
+    hurried: list[bool] = []
+    core.signal.on_hurry = lambda: hurried.append(True)
+
+    with pytest.raises(RequestTimeoutError):
+        last.result(0)
+
+    assert hurried == [True]
+
+
+def test_a_batch_is_held_for_a_moment_only(clock: ManualTime) -> None:
+    core = make_core(clock, linger=0, max_in_flight=1, max_batch=100)
+    hold_the_next(core, clock)
+    assert list(send_all(core, clock)) == []
+
+    wake = core.dispatch.next_wake()
+    assert wake is not None
+    assert clock.now < wake <= clock.now + 0.0005
+    clock.now = wake
+
+    assert len(list(send_all(core, clock))) == 1
+
+
+def test_a_full_batch_is_not_held(clock: ManualTime) -> None:
+    core = make_core(clock, linger=0, max_in_flight=1, max_batch=3)
+    hold_the_next(core, clock)
+    core.add("a", b"4")
+    core.add("a", b"5")
+
+    assert len(list(send_all(core, clock))) == 1
+
+
+def test_where_nobody_waits_nothing_is_held(clock: ManualTime) -> None:
+    core = make_core(clock, linger=0, max_in_flight=1, max_batch=100)
+    for number in range(3):
+        core.add("a", b"%d" % number)
+    list(send_all(core, clock))
+    core.add("a", b"3")
+    clock.now += 0.001
+    core.dispatch.answered(1001, Sent((stored(0),)), clock.now)
+
+    assert len(list(send_all(core, clock))) == 1
 
 
 def stored(first: int) -> Outcome:
