@@ -197,7 +197,7 @@ class Packing:
         pile = self._piles.get(key) or _Pile()
         batch, index = message.source()
         content = message.body if body is None else body
-        pile.packer.add_encoded(
+        extra = pile.packer.add_encoded(
             content,
             key=batch.part(index, _KEYS),
             order_key=batch.part(index, _ORDER_KEYS),
@@ -213,8 +213,8 @@ class Packing:
         pile.sequences.append(message.sequence)
         if due_ms:
             pile.due_ms.append(due_ms)
-        pile.size += len(content)
-        if pile.size + pile.packer.extra_size >= _MOST_BYTES:
+        pile.size += len(content) + extra
+        if pile.size >= _MOST_BYTES:
             del self._piles[key]
             self._finish(key, pile)
 

@@ -27,6 +27,10 @@ WINDOW = 32
 """How far batches without an outcome may be apart; a broker remembers the last 64 it stored."""
 
 
+_EMPTY = BatchPacker()
+"""Stands in for the messages of a batch that is packed."""
+
+
 class Stream:
     """The batches on their way to one partition, in order. Its owner's lock guards it."""
 
@@ -119,6 +123,7 @@ class OutgoingBatch:
         "is_done",
         "is_ordered",
         "is_unanswered",
+        "keys",
         "large",
         "lock",
         "may_be_doubled",
@@ -150,8 +155,7 @@ class OutgoingBatch:
         self.due_at = due_at
         """When it has lingered for long enough, by the monotonic clock."""
         self.deadline = deadline
-        self.packer = BatchPacker()
-        self.bodies = self.packer.bodies
+        self.take_from(BatchPacker())
         self.dues: list[int] = []
         """When each message is due, where they are due later."""
         self.size = 0
@@ -179,6 +183,16 @@ class OutgoingBatch:
         self.whole: OutgoingBatch | None = None
         """The batch that this one is a piece of."""
 
+    def take_from(self, packer: BatchPacker) -> None:
+        """Have the messages that a packer has."""
+        self.packer = packer
+        self.bodies = packer.bodies
+        self.keys = packer.order_keys
+
+    def forget_messages(self) -> None:
+        """Let go of the messages, now that they are packed, so that their memory is free."""
+        self.take_from(_EMPTY)
+
     @property
     def is_bound(self) -> bool:
         """Whether it goes to its own partition or nowhere, as its order is strict."""
@@ -191,8 +205,7 @@ class OutgoingBatch:
         of a strict stream may go.
         """
         found = OutgoingBatch(self.way, self.stream, self.lock, due_at=0.0, deadline=float("inf"))
-        found.packer = self.packer
-        found.bodies = self.bodies
+        found.take_from(self.packer)
         for name in ("number", "data", "ids", "is_ordered", "is_unanswered", "sent_at"):
             setattr(found, name, getattr(self, name))
         return found

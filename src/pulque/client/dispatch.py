@@ -39,7 +39,7 @@ from pulque.errors import (
 from pulque.model.batch import renumber
 from pulque.model.ids import IdSource
 from pulque.model.names import DEFAULT_LEVEL
-from pulque.model.pack import BatchPacker, ProducedBy
+from pulque.model.pack import ProducedBy
 from pulque.model.single import pack_single
 from pulque.wire.requests import Send
 from pulque.wire.responses import Outcome, Response, Sent
@@ -56,8 +56,6 @@ _FAR_AHEAD = 64
 """After so many batches more that wait, the answers should be looked at."""
 _LONGEST_HOLD = 0.0005
 """How long a batch may be held, in seconds; nor for longer than half of what the last one took."""
-_EMPTY = BatchPacker()
-"""Stands in for the messages of a batch that is packed, so that their memory is free."""
 
 
 class Dispatch:
@@ -286,7 +284,7 @@ class Dispatch:
     def _count(self, batch: OutgoingBatch) -> None:
         if batch.bodies:
             batch.count = len(batch.bodies)
-            batch.size = sum(map(len, batch.bodies)) + batch.packer.extra_size
+            batch.size = batch.packer.size
 
     # ── answers come back ──────────────────────────────────────────────────────────────────
 
@@ -370,7 +368,7 @@ class Dispatch:
             reason = error if isinstance(error, PulqueError) else LocalProtocolError(str(error))
             self._fail(batch, reason)
             return False
-        batch.packer, batch.bodies = _EMPTY, _EMPTY.bodies
+        batch.forget_messages()
         return True
 
     def take_over(self, batch: OutgoingBatch) -> None:
@@ -497,7 +495,7 @@ class Dispatch:
         self._count(batch)
         self.released += batch.size + OBJECT_BYTES * batch.count
         batch.data = b""
-        batch.packer, batch.bodies = _EMPTY, _EMPTY.bodies
+        batch.forget_messages()
         batch.is_done = True
         self._finished.append(batch)
         whole = batch.whole

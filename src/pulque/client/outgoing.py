@@ -255,34 +255,37 @@ class OutgoingCore(Generic[P]):
     def add_keyed(self, subject: str, body: bytes, order_key: str) -> P:
         """Add a message that has an order key and nothing else. Takes the lock itself.
 
-        Raises as ``add`` does. As short as can be, where the key was here before.
+        Raises as ``add`` does. As short as can be, where the batch has such messages only.
         """
         if type(body) is not bytes:
             body = as_body(body)
-        size = len(body)
+        batch, index = None, 0
         self._acquire()
         try:
             streams = self._ways.get(subject)
-            found = None if streams is None else streams.keyed.get(order_key)
-            batch = None if found is None else found[0].open
-            if found is not None and batch is not None and batch.is_ordered:
-                index = len(batch.bodies)
-                key = found[1]
-                if size <= self._small and batch.large + self._small * index < self._full:
-                    batch.packer.add_keyed(body, key)
-                    batch.large += len(key)
-                    self._added += size + len(key) + OBJECT_BYTES
-                    if index == self._last:
-                        batch.stream.dispatch.close(batch)
-                    elif self._added > self._ceiling:
-                        self._raise_ceiling()
-                    return self._promise(batch, index)
+            found = streams and (streams.keyed.get(order_key) or streams.remember(order_key))
+            if found:
+                stream, key, size = found
+                open_batch = stream.open
+                if open_batch is not None and open_batch.large <= self._full:
+                    bodies, keys = open_batch.bodies, open_batch.keys
+                    index, size = len(bodies), size + len(body)
+                    if 0 < index == len(keys) and size <= self._small:
+                        batch = open_batch
+                        bodies.append(body)
+                        keys.append(key)
+                        self._added = added = self._added + size + OBJECT_BYTES
+                        if index == self._last:
+                            stream.dispatch.close(batch)
+                        elif added > self._ceiling:
+                            self._raise_ceiling()
         finally:
             self._release()
-        promise = self.add_message(subject, Outgoing(body, order_key=order_key))
-        if streams is not None and order_key:
-            with self.lock:
-                streams.remember(order_key)
+        if batch is None:
+            return self.add_message(subject, Outgoing(body, order_key=order_key))
+        promise = self._new_promise(self._promise)
+        promise._batch = batch  # noqa: SLF001
+        promise._index = index  # noqa: SLF001
         return promise
 
     def add_message(self, subject: str, message: Outgoing) -> P:
@@ -299,9 +302,8 @@ class OutgoingCore(Generic[P]):
             batch = self._batch_for(way, message.order_key, len(body), level)
             packer = batch.packer
             index = len(batch.bodies)
-            before = packer.extra_size
             try:
-                packer.add(
+                extra = packer.add(
                     body,
                     key=message.key,
                     order_key=message.order_key,
@@ -316,7 +318,6 @@ class OutgoingCore(Generic[P]):
                 raise
             if due_at_ms != AT_ONCE:
                 batch.dues.append(due_at_ms)
-            extra = packer.extra_size - before
             batch.large += extra
             self._added += len(body) + extra + OBJECT_BYTES
             self._raise_ceiling()

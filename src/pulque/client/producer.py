@@ -54,6 +54,7 @@ class Producer:
         )
         self._signal = self._core.signal
         self._add = self._core.add
+        self._add_keyed = self._core.add_keyed
         self._find_targets = find_targets
         self._links = SendLinks(self._core, connect, stale, draw)
         if first_place is not None:
@@ -79,13 +80,12 @@ class Producer:
             UnavailableError: Who serves the subject could not be found out.
         """
         try:
-            order_key = parts.get("order_key") if len(parts) == 1 else None
-            if order_key:
-                pending = self._core.add_keyed(subject, body, order_key)
-            elif parts:
-                pending = self._core.add_message(subject, Outgoing(body, **parts))
-            else:
+            if not parts:
                 pending = self._add(subject, body)
+            elif len(parts) == 1 and (order_key := parts.get("order_key")):
+                pending = self._add_keyed(subject, body, order_key)
+            else:
+                pending = self._core.add_message(subject, Outgoing(body, **parts))
         except NoRouteError as unknown:
             self._learn(unknown.way)
             return self.send(subject, body, **parts)

@@ -6,6 +6,7 @@ from pulque.client.batches import Stream
 from pulque.client.redealing import is_moved, is_quiet
 from pulque.client.routes import Target, Targets
 from pulque.model.names import DEFAULT_LEVEL
+from pulque.model.pack import encode_order_key
 
 __all__ = ["WayStreams"]
 
@@ -41,8 +42,8 @@ class WayStreams:
         self._by_target: dict[Target, Stream] = {}
         self._current: dict[int, Stream] = {}
         """By priority: where the next batch goes."""
-        self.keyed: dict[str, tuple[Stream, bytes]] = {}
-        """By order key: where its messages go in any case, and the key as it is packed."""
+        self.keyed: dict[str, tuple[Stream, bytes, int]] = {}
+        """By order key: where its messages go in any case, the key as it is packed, its length."""
         self.pending: Targets | None = None
         """A newer route, which has to wait for what is on its way."""
 
@@ -77,13 +78,20 @@ class WayStreams:
             return self.stream(targets.pick(order_key, level, now))
         return self._current.get(level) or self.turn(level)
 
-    def remember(self, order_key: str) -> None:
-        """Keep in mind where a key's messages go, if that depends on nothing else."""
-        if self.targets.is_strict or self.targets.is_single:
-            if len(self.keyed) >= _MOST_KEYS:
-                self.keyed.clear()
-            stream = self.pick(order_key, DEFAULT_LEVEL)
-            self.keyed[order_key] = stream, order_key.encode()
+    def remember(self, order_key: str) -> tuple[Stream, bytes, int] | None:
+        """Keep in mind where a key's messages go, and return it; None if it depends on more.
+
+        Raises:
+            UsageError: It is no order key.
+        """
+        if not self.targets.is_strict and not self.targets.is_single:
+            return None
+        if len(self.keyed) >= _MOST_KEYS:
+            self.keyed.clear()
+        encoded = encode_order_key(order_key)
+        found = self.pick(order_key, DEFAULT_LEVEL), encoded, len(encoded)
+        self.keyed[order_key] = found
+        return found
 
     def turn(self, level: int) -> Stream:
         """Have the next batch of a priority go to the next partition; return its stream."""

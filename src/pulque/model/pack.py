@@ -8,7 +8,7 @@ it is added, and about a tenth of a microsecond when the batch is made.
 from collections.abc import Iterable, Mapping
 from functools import lru_cache, reduce
 from itertools import chain
-from operator import or_
+from operator import add, or_
 from struct import Struct
 from typing import NamedTuple
 
@@ -21,7 +21,14 @@ from pulque.model.ids import ID_SIZE
 from pulque.model.names import DEFAULT_LEVEL, MAX_LEVEL
 from pulque.model.tags import bits_of_tags
 
-__all__ = ["NOBODY", "BatchPacker", "ProducedBy", "encode_headers", "encode_tags"]
+__all__ = [
+    "NOBODY",
+    "BatchPacker",
+    "ProducedBy",
+    "encode_headers",
+    "encode_order_key",
+    "encode_tags",
+]
 
 MAX_KEY_SIZE = 0xFFFF
 MAX_TAGS = 64
@@ -99,14 +106,19 @@ class BatchPacker:
     """Collects messages of one partition and turns them into one batch.
 
     Not thread-safe. ``bodies`` may be appended to directly for a message that is nothing but a
-    body (``bench/micro`` shows the gain); all else goes through ``add``.
+    body (``bench/micro`` shows the gain). So may ``order_keys`` together with it, for one that has
+    an encoded order key beside, as long as both are of the same length. All else goes through
+    ``add``.
     """
 
-    __slots__ = ("_columns", "bodies", "extra_size")
+    __slots__ = ("_columns", "_parts_size", "bodies", "order_keys")
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
-        self.extra_size = 0
+        self.order_keys: list[bytes] = []
+        """A column like the others, once there is one."""
+        self._parts_size = 0
+        """Of keys, tags and headers."""
         self._columns: dict[str, list[bytes] | list[int]] = {}
 
     def __len__(self) -> int:
@@ -115,7 +127,12 @@ class BatchPacker:
     @property
     def is_plain(self) -> bool:
         """Whether all messages are nothing but bodies."""
-        return not self._columns
+        return not self._columns and not self.order_keys
+
+    @property
+    def size(self) -> int:
+        """Bytes of all bodies, keys, tags and headers."""
+        return sum(map(len, self.bodies)) + self._parts_size + sum(map(len, self.order_keys))
 
     def add(  # noqa: PLR0913  # a message has many parts, all by keyword
         self,
@@ -127,8 +144,8 @@ class BatchPacker:
         headers: Mapping[str, str] | None = None,
         expires_at_ms: int = NEVER,
         due_at_ms: int = 0,
-    ) -> None:
-        """Add a new message.
+    ) -> int:
+        """Add a new message; return how many bytes it has beside its body.
 
         Raises:
             UsageError: A part of it is not allowed; nothing was added.
@@ -137,26 +154,15 @@ class BatchPacker:
             raise UsageError(f"{expires_at_ms} is not an instant in milliseconds since 1970")
         encoded_tags = encode_tags(tags) if tags else b""
         encoded_headers = encode_headers(headers) if headers else b""
-        self.add_encoded(
+        return self.add_encoded(
             body,
             key=_encode_key(key, "key") if key else b"",
-            order_key=_encode_key(order_key, "order key") if order_key else b"",
+            order_key=encode_order_key(order_key) if order_key else b"",
             tags=encoded_tags,
             headers=encoded_headers,
             expires_at_ms=expires_at_ms,
             due_at_ms=due_at_ms,
         )
-
-    def add_keyed(self, body: bytes, order_key: bytes) -> None:
-        """Add a message that has an encoded order key and nothing else: the short way."""
-        column = self._columns.get("order_key")
-        before = len(self.bodies)
-        if column is None or len(column) < before:
-            self._append("order_key", order_key, before, b"")
-        else:
-            column.append(order_key)  # type: ignore[arg-type]
-        self.extra_size += len(order_key)
-        self.bodies.append(body)
 
     def add_encoded(  # noqa: C901, PLR0913  # a test for each part is the fastest there is
         self,
@@ -171,17 +177,19 @@ class BatchPacker:
         attempt: int = 1,
         message_id: bytes = b"",
         due_at_ms: int = 0,
-    ) -> None:
+    ) -> int:
         """Add a message whose parts are encoded already, such as one taken out of a batch.
 
-        An attempt beyond ``MAX_ATTEMPT`` counts as that: the column ends there.
+        Return how many bytes it has beside its body. An attempt beyond ``MAX_ATTEMPT`` counts as
+        that: the column ends there.
         """
         bodies = self.bodies
         before = len(bodies)
         if key:
             self._append("key", key, before, b"")
         if order_key:
-            self._append("order_key", order_key, before, b"")
+            self.order_keys += [b""] * (before - len(self.order_keys))
+            self.order_keys.append(order_key)
         if tags:
             self._append("tags", tags, before, b"")
         if headers:
@@ -196,8 +204,10 @@ class BatchPacker:
             self._append("due_at_ms", due_at_ms, before, 0)
         if message_id:
             self._append("id", message_id, before, b"")
-        self.extra_size += len(key) + len(order_key) + len(tags) + len(headers)
         bodies.append(body)
+        parts_size = len(key) + len(tags) + len(headers)
+        self._parts_size += parts_size
+        return parts_size + len(order_key)
 
     def encode(
         self,
@@ -260,13 +270,15 @@ class BatchPacker:
 
     def _filled(self, name: str, default: bytes | int) -> list[bytes] | list[int] | None:
         column = self._columns.get(name)
+        if name == "order_key":
+            column = self.order_keys or None
         if column is not None and len(column) < len(self.bodies):
             column.extend([default] * (len(self.bodies) - len(column)))  # type: ignore[list-item]
         return column
 
     def _encode_columns(self, count: int, ids: bytes) -> tuple[int, int, list[bytes], list[bytes]]:
         """Return flags, tag union, visible columns after ``size``, and record columns."""
-        if not self._columns:
+        if self.is_plain:
             return 0, 0, [], [ids]
         flags = int(Flag.DUE) if "due_at_ms" in self._columns else 0
         tag_union, visible = self._encode_visible(count)
@@ -308,9 +320,13 @@ class BatchPacker:
         if not parts:
             return b"".join(self.bodies), list(map(len, self.bodies))
         parts.append(self.bodies)
-        data = b"".join(chain.from_iterable(zip(*parts, strict=True)))
-        lengths = [list(map(len, part)) for part in parts]  # type: ignore[arg-type]
-        return data, list(map(sum, zip(*lengths, strict=True)))
+        mixed: list[bytes] = [b""] * (len(parts) * len(self.bodies))
+        sizes: Iterable[int] = map(len, self.bodies)
+        for at, part in enumerate(parts):
+            mixed[at :: len(parts)] = part  # type: ignore[assignment]
+        for part in parts[:-1]:
+            sizes = map(add, sizes, map(len, part))  # type: ignore[arg-type]
+        return b"".join(mixed), list(sizes)
 
 
 # In the order of the format, which docs/reference/batch-format.md fixes.
@@ -325,6 +341,15 @@ _PARTS = (
     ("tags", Flag.TAGS, "H"),
     ("headers", Flag.HEADERS, "I"),
 )
+
+
+def encode_order_key(text: str) -> bytes:
+    """Return an order key as it stands in a record.
+
+    Raises:
+        UsageError: It is too long, or no text.
+    """
+    return _encode_key(text, "order key")
 
 
 def _encode_key(text: str, kind: str) -> bytes:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis.stateful import (
     Bundle,
     RuleBasedStateMachine,
@@ -705,3 +705,46 @@ def test_a_callback_that_fails_does_not_stop_the_others(
 
     assert called == [None]
     assert "a done callback failed" in caplog.text
+
+
+@given(
+    messages=st.lists(
+        st.tuples(
+            st.binary(max_size=400),
+            st.sampled_from(["", "", "a key", "another", "ein Schlüssel" * 9]),
+            st.booleans(),
+        ),
+        min_size=1,
+        max_size=30,
+    ),
+    partitions=st.integers(1, 2),
+)
+def test_messages_keep_their_order_keys_whichever_way_they_come_in(
+    messages: list[tuple[bytes, str, bool]], partitions: int
+) -> None:
+    core = make_core(ManualTime(), partitions=partitions, max_in_flight=32)
+    for body, order_key, has_tag in messages:
+        if has_tag:
+            core.add_message("a", Outgoing(body, order_key=order_key or None, tags=["t"]))
+        elif order_key:
+            core.add_keyed("a", body, order_key)
+        else:
+            core.add("a", body)
+    core.flush()
+
+    found = []
+    while batches := core.dispatch.take(0.0):
+        for batch in batches:
+            assert len(batch.data) < 2 * 1000 + 400
+            found += messages_in(batch.stream.target.partition, batch.data)
+        core.dispatch.sent(1, batches)
+        stored = Outcome(ErrorCode.NONE, False, ConsumeSequence(0), 1)
+        core.dispatch.answered(1, Sent((stored,) * len(batches)), 0.0)
+
+    assert sorted((each.body, each.order_key or "", bool(each.tags)) for each in found) == sorted(
+        messages
+    )
+    for key in {order_key for _, order_key, _ in messages if order_key}:
+        sent = [body for body, order_key, _ in messages if order_key == key]
+        assert [each.body for each in found if each.order_key == key] == sent
+    assert core.buffered == 0
