@@ -294,10 +294,11 @@ class ScheduleStore:
 
     def sync(self, extent: Extent) -> None:
         """Have all that a checkpoint says on disk. May be called from any thread."""
-        for tick in extent.sizes:
-            found = self.ticks.get(tick)
-            if found is not None:
-                self._sync(found)
+        found = [self.ticks[tick] for tick in extent.sizes if tick in self.ticks]
+        grown = [(each, each.size) for each in found if each.synced < each.size]
+        self._files.sync_files([tick_name(each.tick) for each, _ in grown])
+        for each, size in grown:
+            each.synced = max(each.synced, size)
         self._sync_names()
 
     def remove(self, tick: int) -> None:

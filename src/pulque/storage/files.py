@@ -13,11 +13,15 @@ A disk that is in trouble (full, failed, read-only) raises ``StorageError`` wher
 what is wrong with the call itself stays an ``OSError``.
 """
 
+import ctypes
 import errno
 import fcntl
 import os
-from collections.abc import Iterator, Sequence
+import platform
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from typing import Protocol
 
 from pulque.errors import DataDirectoryError, StorageError, StorageFullError
@@ -40,6 +44,10 @@ _TROUBLE = (
     errno.EROFS,
     errno.ESTALE,
 )
+_MANY_FILES = 64
+"""More than these are not synced one by one: each of them would wait for the disk."""
+_TELLS_FAILURES = (5, 8)
+"""Linux tells of failed writes when a whole file system is synced, since this release."""
 _NOT_SUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
@@ -108,6 +116,9 @@ class FileSystem(Protocol):
 
     def sync_directory(self, path: str) -> None:
         """Make all changes of names in a directory durable."""
+
+    def sync_files(self, paths: Sequence[str]) -> None:
+        """Make all writes to files durable, as ``File.sync`` does; many of them at once."""
 
     def free_bytes(self) -> int:
         """Return how much room there is for more."""
@@ -270,6 +281,30 @@ class OsFileSystem:
         finally:
             os.close(descriptor)
 
+    def sync_files(self, paths: Sequence[str]) -> None:
+        if len(paths) > _MANY_FILES and self._sync_all():
+            return
+        for path in paths:
+            file = self.open(path)
+            try:
+                file.sync()
+            finally:
+                file.close()
+
+    def _sync_all(self) -> bool:
+        """Sync the whole file system; say whether this system can, and tells of failures."""
+        call = _syncfs()
+        if call is None:
+            return False
+        descriptor = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            if call(descriptor):
+                reason = os.strerror(ctypes.get_errno())
+                raise StorageError(f"{self.root}: sync failed: {reason}")
+        finally:
+            os.close(descriptor)
+        return True
+
     def free_bytes(self) -> int:
         with _translating(self.root):
             found = os.statvfs(self.root)
@@ -343,6 +378,19 @@ def replace(
         raise
     finally:
         file.close()
+
+
+@cache
+def _syncfs() -> Callable[[int], int] | None:
+    """Return the system's call that syncs a file system, if it reports what went wrong."""
+    release = platform.release().split(".")
+    if not sys.platform.startswith("linux") or not all(part.isdigit() for part in release[:2]):
+        return None
+    if (int(release[0]), int(release[1])) < _TELLS_FAILURES:
+        return None
+    found: Callable[[int], int] | None
+    found = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
+    return found
 
 
 @contextmanager

@@ -118,7 +118,8 @@ class MessageTable:
 
     def taken(self, order: _Ints) -> "MessageTable":
         """Return some of the messages, in an order of their own."""
-        columns = {name: column[order] for name, column in self.columns.items()}
+        # Not column[order]: of columns of two dimensions that makes a copy in another order.
+        columns = {name: column.take(order, axis=0) for name, column in self.columns.items()}
         header = BatchHeader(
             0, self.flags, 0, self.priority, 1, 0, 0, 0, 0, self.created_at_ms, self.tag_union
         )
@@ -139,7 +140,7 @@ class MessageTable:
         size = int(sizes[0])
         if len(firsts) > count // 4 and size and bool((sizes == size).all()):
             rows = np.frombuffer(view, np.uint8).reshape(-1, size)
-            return rows[order].tobytes()
+            return rows.take(order, axis=0).data.cast("B")
         pieces = zip(starts.tolist(), ends.tolist(), strict=True)
         return b"".join([view[start:end] for start, end in pieces])
 

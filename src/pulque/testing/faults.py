@@ -60,6 +60,10 @@ class BreakableFiles:
         if not self.is_cut_off:
             self._inner.sync_directory(path)
 
+    def sync_files(self, paths: Sequence[str]) -> None:
+        if not self.is_cut_off:
+            self._inner.sync_files(paths)
+
     def free_bytes(self) -> int:
         return 0 if self.is_full else self._inner.free_bytes()
 

@@ -170,6 +170,10 @@ class MemoryFileSystem:
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
             self._do(Linked(((*self._parent(path), None),)))
 
+    def sync_files(self, paths: Sequence[str]) -> None:
+        for path in paths:
+            self.open(path).sync()
+
     def sync_directory(self, path: str) -> None:
         with self._lock:
             self._do(DirectorySynced(self._directory(path)))

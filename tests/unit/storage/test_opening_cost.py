@@ -43,6 +43,7 @@ class CountingFiles:
         self.rename = files.rename
         self.remove = files.remove
         self.sync_directory = files.sync_directory
+        self.sync_files = files.sync_files
         self.free_bytes = files.free_bytes
 
     def open(self, path: str, *, create: bool = False, writable: bool = True) -> File:
