@@ -106,7 +106,7 @@ class Changer:
         if table is None:
             return Fate.UNKNOWN
         found = found._replace(tick=self._live.get(found.tick.tick, found.tick))
-        if found.state > RowState.NEAR:
+        if found.state > RowState.STUCK:
             return Fate.TOO_LATE  # it became due meanwhile
         await self._store_moved(found, table, max(move.new_due_ms, self._clock.now_ms()))
         self.moved += 1
@@ -147,7 +147,7 @@ class Changer:
         found = await self._looker.find(message_id, due_ms)
         states = [each.state for each in found]
         for each in reversed(found):
-            if each.state <= RowState.NEAR:
+            if each.state <= RowState.STUCK:
                 return Fate.UNKNOWN, each
         if due_ms != ANY_DUE and RowState.MOVED in states:
             return await self._find(message_id, ANY_DUE)

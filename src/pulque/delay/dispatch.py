@@ -10,9 +10,7 @@ it, the same batch goes to the same broker again, which stores each number once.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,11 +19,15 @@ from pulque.delay.around import Around
 from pulque.delay.brokers import Taker
 from pulque.delay.lateness import Lateness
 from pulque.delay.notebook import Notebook
+from pulque.delay.parcels import Delivery, Item, Lane, Parcel
 from pulque.delay.store import ScheduleStore, open_intents
-from pulque.delay.targets import Way, partition_at, target_of_key
+from pulque.delay.stuck import Stuck
+from pulque.delay.targets import grouped_by_target, partition_at, target_of_key
 from pulque.delay.tick_index import Rows, RowState, TickIndex
 from pulque.errors import (
     DisconnectedError,
+    InvalidBatchError,
+    MessageTooLargeError,
     OverloadedError,
     PulqueError,
     RejectedError,
@@ -41,7 +43,7 @@ from pulque.storage.message_table import MessageTable
 from pulque.storage.schedule_log import Entry
 from pulque.wire.adopt import Adopt
 
-__all__ = ["Delivery", "Dispatcher"]
+__all__ = ["Dispatcher"]
 
 _LEAD_MS = 60_000
 """The index of a tick is loaded this long before it begins."""
@@ -59,54 +61,11 @@ _MOST_ADOPTED = 100
 _FIRST_WAIT_S = 0.1
 _LONGEST_WAIT_S = 5.0
 _INCARNATION = 1
+_MOST_REFUSALS = 3
+"""A piece that was refused for good so often is put aside."""
+_OF_ONE = (MessageTooLargeError, InvalidBatchError)
+"""What may be wrong with a single message of a piece."""
 _ORDER_KEYS = int(Flag.ORDER_KEYS)
-
-
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """How messages go to brokers."""
-
-    name: str
-    """The delay server's."""
-    producer_id: int
-    """What brokers know it by."""
-    batch_messages: int
-    batch_bytes: int
-    patience_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Item:
-    """Messages of one tick that are due."""
-
-    index: TickIndex
-    rows: Rows
-    intent: Intent | None = None
-    """If they were on their way when the server stopped."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Parcel:
-    """One batch that is written down, and may be sent."""
-
-    index: TickIndex
-    rows: Rows
-    """What is in it."""
-    table: MessageTable
-    start: int
-    end: int
-    """Messages ``start..end`` of the table."""
-    intent: Intent
-
-
-class _Lane(Way):
-    """All that goes to one partition, in order."""
-
-    def __init__(self, partition: PartitionName) -> None:
-        super().__init__(partition)
-        self.items: deque[_Item] = deque()
-        self.is_working = False
-        self.turn = 0
 
 
 class Dispatcher:
@@ -137,7 +96,7 @@ class Dispatcher:
         self.moving: dict[int, set[int]] = {}
         """Rows of ticks that are being moved to another time, which no log says yet."""
         self._numbers: dict[int, int] = {}
-        self._lanes: dict[PartitionName, _Lane] = {}
+        self._lanes: dict[PartitionName, Lane] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self._failure: BaseException | None = None
@@ -149,6 +108,7 @@ class Dispatcher:
         self.lost = 0
         self.steps = 0
         self.lateness = Lateness()
+        self.stuck = Stuck(around.clock, around.warn)
 
     # -- taking ------------------------------------------------------------------------------
 
@@ -167,7 +127,7 @@ class Dispatcher:
             for tick in sorted(self.indexes):
                 index = self.indexes.get(tick)
                 while index is not None and (found := index.take(now_ms)) is not None:
-                    self._put(found[0], _Item(index, found[1]))
+                    self._put(found[0], Item(index, found[1]))
             self._wake.clear()
             try:
                 async with asyncio.timeout(_LONGEST_SLEEP_S):
@@ -221,6 +181,7 @@ class Dispatcher:
             rows = sum(index.count for index in self.indexes.values())
             if tick not in self.indexes and (rows < _MOST_ROWS or not self.indexes):
                 await self._load(tick)
+        self.stuck.give_back(steady_ms)
         for index in self.indexes.values():
             index.approach(now_ms + _NEAR_MS)
 
@@ -245,12 +206,12 @@ class Dispatcher:
         for intent in open_intents(noted):
             rows = index.rows_of(intent.runs)
             if len(rows):
-                self._put(index.partition_of(int(rows[0])), _Item(index, rows, intent))
+                self._put(index.partition_of(int(rows[0])), Item(index, rows, intent))
 
-    def _put(self, partition: PartitionName, item: _Item) -> None:
+    def _put(self, partition: PartitionName, item: Item) -> None:
         lane = self._lanes.get(partition)
         if lane is None:
-            lane = self._lanes[partition] = _Lane(partition)
+            lane = self._lanes[partition] = Lane(partition)
         lane.items.append(item)
         if not lane.is_working:
             lane.is_working = True
@@ -264,7 +225,7 @@ class Dispatcher:
             self._failure = task.exception()
             self._wake.set()
 
-    async def _work(self, lane: _Lane) -> None:
+    async def _work(self, lane: Lane) -> None:
         while lane.items:
             item = lane.items.popleft()
             async with self._slots:
@@ -274,13 +235,13 @@ class Dispatcher:
 
     # -- reading -----------------------------------------------------------------------------
 
-    async def _dispatch(self, lane: _Lane, item: _Item) -> None:
+    async def _dispatch(self, lane: Lane, item: Item) -> None:
         index, rows = item.index, item.rows
         places, order = index.where(rows)
         if item.intent is None and len(rows) > 1 and sum(size for _, size in places) > _MOST_READ:
             half = len(rows) // 2
-            await self._dispatch(lane, _Item(index, rows[:half]))
-            await self._dispatch(lane, _Item(index, rows[half:]))
+            await self._dispatch(lane, Item(index, rows[:half]))
+            await self._dispatch(lane, Item(index, rows[half:]))
             return
         loop = asyncio.get_running_loop()
         entries = await loop.run_in_executor(self._reader, self._store.read, index.tick, places)
@@ -295,8 +256,8 @@ class Dispatcher:
 
     async def _without_damaged(
         self,
-        lane: _Lane,
-        item: _Item,
+        lane: Lane,
+        item: Item,
         places: list[tuple[int, int]],
         entries: list[Entry | None],
     ) -> None:
@@ -312,44 +273,85 @@ class Dispatcher:
             self._note(item.index, Kind.ABANDONED, item.intent.number)
         left = item.rows[~is_lost]
         if len(left):
-            await self._dispatch(lane, _Item(item.index, left))
+            await self._dispatch(lane, Item(item.index, left))
 
     # -- sending -----------------------------------------------------------------------------
 
-    async def _deliver_all(self, lane: _Lane, item: _Item, table: MessageTable) -> None:
+    async def _deliver_all(self, lane: Lane, item: Item, table: MessageTable) -> None:
         index, rows = item.index, item.rows
         if item.intent is not None:
-            parcel = _Parcel(index, rows, table, 0, len(rows), item.intent)
-            if not await self._send(lane, parcel, None):
-                await self._deliver_all(lane, _Item(index, rows), table)
+            parcel = Parcel(index, rows, table, 0, len(rows), item.intent)
+            if await self._send(lane, parcel, None) is not None:
+                await self._deliver_all(lane, Item(index, rows), table)
             return
+        if table.flags & _ORDER_KEYS and lane.group is None:
+            item, table = await self._grouped(lane, item, table)
         most = _MOST_ADOPTED if lane.group is not None else self._delivery.batch_messages
         pieces = table.pieces(0, len(rows), most=most, most_bytes=self._delivery.batch_bytes)
         for start, end in pieces:
-            at = start
-            while at < end:
-                at = await self._deliver(lane, item, table, at, end)
+            await self._deliver(lane, item, table, start, end)
+
+    async def _grouped(
+        self, lane: Lane, item: Item, table: MessageTable
+    ) -> tuple[Item, MessageTable]:
+        """Put together what goes to one partition; messages of one key stay in their order."""
+        try:
+            partitions = (await self._brokers.route(lane.subject)).partitions
+        except PulqueError:
+            return item, table  # it is asked again, and complained about, for each piece
+        if len(partitions) < 2:
+            return item, table
+        order = grouped_by_target(partitions, table)
+        return Item(item.index, item.rows[order]), table.taken(order)
 
     async def _deliver(
-        self, lane: _Lane, item: _Item, table: MessageTable, start: int, end: int
-    ) -> int:
-        """Send a piece, or as much of it as goes to one broker; return what comes next."""
+        self, lane: Lane, item: Item, table: MessageTable, start: int, end: int
+    ) -> None:
+        """Send a piece; what brokers refuse for good is put aside, and the rest goes on."""
         wait_s = _FIRST_WAIT_S
-        while True:
-            try:
-                target, stop = await self._target(lane, table, start, end)
-            except PulqueError as error:
-                self._complain(lane, error)
+        refusals = 0
+        while start < end:
+            stop, problem = await self._try(lane, item, table, start, end)
+            if problem is None:
+                start, refusals, wait_s = stop, 0, _FIRST_WAIT_S
+                continue
+            is_final = isinstance(problem, RejectedError) and not problem.retryable
+            refusals = refusals + 1 if is_final else 0
+            if is_final and (lane.group is not None or isinstance(problem, _OF_ONE)):
+                # It is about one of them, and nobody says which.
+                if stop - start > 1:
+                    middle = (start + stop) // 2
+                    await self._deliver(lane, item, table, start, middle)
+                    await self._deliver(lane, item, table, middle, stop)
+                else:
+                    self.stuck.put(item.index, item.rows[start:stop], lane.partition, problem)
+                start = stop
+            elif refusals >= _MOST_REFUSALS:
+                self.stuck.put(item.index, item.rows[start:stop], lane.partition, problem)
+                start = stop
             else:
-                rows = item.rows[start:stop]
-                intent = self._intend(lane, item.index, rows, target)
-                await self._notebook.note(item.index.tick, encode_intent(intent))
-                parcel = _Parcel(item.index, rows, table, start, stop, intent)
-                if await self._send(lane, parcel, target):
-                    return stop
-            wait_s = await self._back_off(wait_s)
+                wait_s = await self._back_off(wait_s)
 
-    def _intend(self, lane: _Lane, index: TickIndex, rows: Rows, target: PartitionRoute) -> Intent:
+    async def _try(
+        self, lane: Lane, item: Item, table: MessageTable, start: int, end: int
+    ) -> tuple[int, PulqueError | None]:
+        """Send a piece, or as much of it as goes to one broker.
+
+        Returns:
+            What comes next, and why it was not accepted.
+        """
+        try:
+            target, stop = await self._target(lane, table, start, end)
+        except PulqueError as error:
+            self._complain(lane, error)
+            return end, error
+        rows = item.rows[start:stop]
+        intent = self._intend(lane, item.index, rows, target)
+        await self._notebook.note(item.index.tick, encode_intent(intent))
+        parcel = Parcel(item.index, rows, table, start, stop, intent)
+        return stop, await self._send(lane, parcel, target)
+
+    def _intend(self, lane: Lane, index: TickIndex, rows: Rows, target: PartitionRoute) -> Intent:
         """Give a batch its number."""
         partition = partition_at(target, lane)
         key = (target.broker_group, partition)
@@ -361,8 +363,10 @@ class Dispatcher:
             number, sequence, durable, target.broker_group, partition, index.runs_of(rows)
         )
 
-    async def _send(self, lane: _Lane, parcel: _Parcel, target: PartitionRoute | None) -> bool:
-        """Send a batch until its outcome is known; say whether it was accepted.
+    async def _send(
+        self, lane: Lane, parcel: Parcel, target: PartitionRoute | None
+    ) -> PulqueError | None:
+        """Send a batch until its outcome is known; return why it was not accepted.
 
         Args:
             lane: What it belongs to.
@@ -382,9 +386,11 @@ class Dispatcher:
             except (RejectedError, StorageFullError, OverloadedError) as error:
                 self.refused += 1
                 self._complain(lane, error)
+                problem: PulqueError = error
                 break
             except PulqueError as error:
                 self._complain(lane, error)
+                problem = error
                 if not was_sent and isinstance(error, DisconnectedError):
                     break
                 if self._clock.monotonic_ms() - began_ms > self._delivery.patience_ms:
@@ -392,13 +398,13 @@ class Dispatcher:
                     break
             else:
                 self._accepted(parcel)
-                return True
+                return None
             target = None
             wait_s = await self._back_off(wait_s)
         self._note(parcel.index, Kind.ABANDONED, intent.number)
-        return False
+        return problem
 
-    def _give_up(self, lane: _Lane, parcel: _Parcel) -> None:
+    def _give_up(self, lane: Lane, parcel: Parcel) -> None:
         self._warn(
             "dispatch_may_double",
             partition=lane.partition,
@@ -406,7 +412,7 @@ class Dispatcher:
             messages=len(parcel.rows),
         )
 
-    async def _put_at(self, lane: _Lane, parcel: _Parcel, target: PartitionRoute) -> None:
+    async def _put_at(self, lane: Lane, parcel: Parcel, target: PartitionRoute) -> None:
         if lane.group is not None:
             for row in range(parcel.start, parcel.end):
                 await self._brokers.adopt(target, self._adoption(lane, parcel.table, row))
@@ -423,13 +429,13 @@ class Dispatcher:
         )
         await self._brokers.send(target, intent.partition, batch)
 
-    def _adoption(self, lane: _Lane, table: MessageTable, row: int) -> Adopt:
+    def _adoption(self, lane: Lane, table: MessageTable, row: int) -> Adopt:
         """Return what puts a message into the retries of one group, once."""
         batch = table.packed(row, row + 1, seed=seed_of(lane.partition), has_due=False)
         due_ms = int(table.columns["due_at_ms"][row])
         return adoption_of(batch, lane.partition, due_ms, self._delivery.name)
 
-    def _accepted(self, parcel: _Parcel) -> None:
+    def _accepted(self, parcel: Parcel) -> None:
         index, rows = parcel.index, parcel.rows
         self._note(index, Kind.DONE, parcel.intent.number)
         index.mark(rows, RowState.DONE)
@@ -442,7 +448,7 @@ class Dispatcher:
     # -- where to ----------------------------------------------------------------------------
 
     async def _target(
-        self, lane: _Lane, table: MessageTable, start: int, end: int
+        self, lane: Lane, table: MessageTable, start: int, end: int
     ) -> tuple[PartitionRoute, int]:
         """Return where the next messages go, and how many of them go there."""
         route = await self._brokers.route(lane.subject)
@@ -454,7 +460,7 @@ class Dispatcher:
         lane.turn += 1
         return writable[lane.turn % len(writable)], end
 
-    async def _target_named(self, lane: _Lane, intent: Intent) -> PartitionRoute:
+    async def _target_named(self, lane: Lane, intent: Intent) -> PartitionRoute:
         """Return where the broker is that a batch was sent to."""
         route = await self._brokers.route(lane.subject)
         for each in route.partitions:
@@ -462,7 +468,7 @@ class Dispatcher:
                 return each
         raise UnavailableError(f"broker group {intent.broker_group} is away")
 
-    def _complain(self, lane: _Lane, error: PulqueError) -> None:
+    def _complain(self, lane: Lane, error: PulqueError) -> None:
         self._brokers.forget(lane.subject)
         self._warn("dispatch_delayed", partition=lane.partition, reason=str(error))
 

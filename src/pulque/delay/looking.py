@@ -145,7 +145,7 @@ class Looker:
         if len(request.id) != ID_SIZE:
             raise InvalidRequestError(f"an id of {len(request.id)} bytes; all have {ID_SIZE}")
         found = await self.find(request.id, request.from_ms)
-        waiting = [each for each in found if each.state <= RowState.NEAR]
+        waiting = [each for each in found if each.state <= RowState.STUCK]
         if not waiting:
             return ScheduledListed((), (), b"")
         index, row = waiting[-1]

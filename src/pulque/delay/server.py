@@ -18,11 +18,12 @@ from pulque.delay.around import Around
 from pulque.delay.brokers import Brokers, Taker
 from pulque.delay.changing import Changer
 from pulque.delay.config import DelaySettings
-from pulque.delay.dispatch import Delivery, Dispatcher
+from pulque.delay.dispatch import Dispatcher
 from pulque.delay.housekeeping import Housekeeper
 from pulque.delay.joining import Joining
 from pulque.delay.looking import Looker
 from pulque.delay.notebook import Notebook
+from pulque.delay.parcels import Delivery
 from pulque.delay.receive import DueLimits, Receiver
 from pulque.delay.recovery import Recovered, recover
 from pulque.delay.replay import Replayer
@@ -294,6 +295,7 @@ class DelayServer(Supervised):
                 "dispatched": dispatcher.dispatched,
                 "refused": dispatcher.refused,
                 "lost": dispatcher.lost,
+                "stuck": dispatcher.stuck.report(),
                 "clock_steps": dispatcher.steps,
                 "lateness_ms": dispatcher.lateness.report(),
             },

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 
 import google_crc32c
+import numpy as np
+import numpy.typing as npt
 
 from pulque.errors import UnavailableError
 from pulque.model.names import (
@@ -17,7 +19,7 @@ from pulque.model.names import (
 from pulque.model.routes import SLOTS, PartitionRoute
 from pulque.storage.message_table import MessageTable
 
-__all__ = ["Way", "partition_at", "target_of_key"]
+__all__ = ["Way", "grouped_by_target", "partition_at", "target_of_key"]
 
 
 class Way:
@@ -48,6 +50,15 @@ def target_of_key(
     while stop < end and _of_slot(partitions, _slot_of(table, stop)) == chosen:
         stop += 1
     return chosen, stop
+
+
+def grouped_by_target(
+    partitions: Sequence[PartitionRoute], table: MessageTable
+) -> npt.NDArray[np.int64]:
+    """Return an order in which messages for one partition are together, else as they are."""
+    slots = [_slot_of(table, row) for row in range(len(table))]
+    starts = sorted(each.slots.start for each in partitions)
+    return np.argsort(np.searchsorted(starts, slots, "right"), kind="stable")
 
 
 def _slot_of(table: MessageTable, row: int) -> int:

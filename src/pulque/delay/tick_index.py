@@ -38,13 +38,15 @@ class RowState(IntEnum):
     WAITING = 0
     NEAR = 1
     """It waits in the wheel."""
-    TAKEN = 2
+    STUCK = 2
+    """Brokers refuse it; it waits to be tried again, much later."""
+    TAKEN = 3
     """It is on its way to a broker."""
-    DONE = 3
-    CANCELLED = 4
-    MOVED = 5
+    DONE = 4
+    CANCELLED = 5
+    MOVED = 6
     """It was moved to another time."""
-    LOST = 6
+    LOST = 7
     """It cannot be read any more."""
 
 
@@ -196,7 +198,7 @@ class TickIndex:
     @property
     def waiting(self) -> Rows:
         """The rows that are neither dispatched nor on their way, nor taken back."""
-        return np.flatnonzero(self.states <= RowState.NEAR)
+        return np.flatnonzero(self.states <= RowState.STUCK)
 
     # -- places ------------------------------------------------------------------------------
 

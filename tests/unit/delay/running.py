@@ -59,6 +59,8 @@ class FakeBrokers:
         """Raised by the next sends, before anything is stored."""
         self.lost_answers: list[PulqueError] = []
         """Raised by the next sends, after they are stored."""
+        self.refuses: Callable[[str, bytes], PulqueError | None] = lambda _, __: None
+        """Says why a batch for a partition is refused, always."""
         self.on_accept: Callable[[Accepted], None] = lambda _: None
         self._dedups: dict[str, Dedup] = {}
         self._partitions: dict[str, PartitionId] = {}
@@ -81,6 +83,9 @@ class FakeBrokers:
         await asyncio.sleep(0)
         if self.failures:
             raise self.failures.pop(0)
+        refusal = self.refuses(partition, batch)
+        if refusal is not None:
+            raise refusal
         self.store(target.broker_group, partition, batch)
         await asyncio.sleep(0)
         if self.lost_answers:

@@ -1,0 +1,110 @@
+"""What brokers refuse for good is put aside, shown, and does not hold up the rest."""
+
+from pulque.errors import MessageTooLargeError, NotAllowedError, PulqueError
+from pulque.testing.clock import ManualClock
+from pulque.wire.delay import Fate, Listing, Scheduled
+from tests.unit.delay.running import FakeBrokers, RunningDelay, StartDelay, eventually
+
+SECOND = 1000
+HOUR = 3_600_000
+
+
+def refuse_large(partition: str, batch: bytes) -> PulqueError | None:
+    del partition
+    return MessageTooLargeError("too large") if b"large" in batch else None
+
+
+def refuse_secrets(partition: str, batch: bytes) -> PulqueError | None:
+    del batch
+    return NotAllowedError("no such subject") if partition == "secrets" else None
+
+
+def stuck(running: RunningDelay) -> int:
+    return int(running.server.status()["dispatch"]["stuck"]["messages"])
+
+
+async def test_one_message_that_is_refused_does_not_keep_the_others(
+    start_delay: StartDelay, clock: ManualClock, brokers: FakeBrokers
+) -> None:
+    running = await start_delay()
+    brokers.refuses = refuse_large
+    due = clock.now_ms() + SECOND
+    bodies = [b"%d" % i for i in range(7)] + [b"large"] + [b"%d" % i for i in range(7, 20)]
+    await running.send([(body, due) for body in bodies])
+    clock.advance(2 * SECOND)
+    await eventually(lambda: len(brokers.accepted) == 20)
+    await eventually(lambda: stuck(running) == 1)
+
+    assert brokers.bodies == [b"%d" % i for i in range(20)]
+    (refusal,) = running.server.status()["dispatch"]["stuck"]["refusals"]
+    assert (refusal["partition"], refusal["reason"]) == ("orders", "too large")
+
+
+async def test_a_subject_that_is_refused_does_not_keep_itself_busy(
+    start_delay: StartDelay, clock: ManualClock, brokers: FakeBrokers
+) -> None:
+    running = await start_delay()
+    brokers.refuses = refuse_secrets
+    due = clock.now_ms() + SECOND
+    await running.send([(b"%d" % i, due) for i in range(50)], "secrets")
+    clock.advance(2 * SECOND)
+    await eventually(lambda: stuck(running) == 50)
+    tried = len(brokers.batches)
+    await running.send([(b"fine", due)], "orders")
+    await eventually(lambda: brokers.bodies == [b"fine"])
+
+    assert tried == 3
+    assert len(brokers.batches) == tried + 1
+
+
+async def test_what_is_stuck_can_be_listed_cancelled_and_moved(
+    start_delay: StartDelay, clock: ManualClock, brokers: FakeBrokers
+) -> None:
+    running = await start_delay()
+    brokers.refuses = refuse_large
+    due = clock.now_ms() + SECOND
+    first, second, third = await running.send([(b"large %d" % i, due) for i in range(3)])
+    clock.advance(2 * SECOND)
+    await eventually(lambda: stuck(running) == 3)
+    listed = await running.listed(Scheduled(Listing.NEXT, "", 0, 0, 10, b"", b""))
+    assert [each.id for each in listed.messages] == [first, second, third]
+
+    assert await running.cancel((first, due)) == [Fate.CANCELLED]
+    brokers.refuses = lambda _, __: None
+    assert await running.move((second, due, clock.now_ms() + SECOND)) == [Fate.MOVED]
+    clock.advance(2 * SECOND)
+    await eventually(lambda: brokers.bodies == [b"large 1"])
+    assert stuck(running) == 1
+
+
+async def test_what_is_stuck_is_tried_again_after_a_while(
+    start_delay: StartDelay, clock: ManualClock, brokers: FakeBrokers
+) -> None:
+    running = await start_delay()
+    brokers.refuses = refuse_large
+    await running.send([(b"large", clock.now_ms() + SECOND)])
+    clock.advance(2 * SECOND)
+    await eventually(lambda: stuck(running) == 1)
+    brokers.refuses = lambda _, __: None
+    clock.advance(11 * 60 * SECOND)
+    await eventually(lambda: brokers.bodies == [b"large"])
+
+    assert stuck(running) == 0
+
+
+async def test_what_is_stuck_is_tried_again_after_a_restart(
+    start_delay: StartDelay, clock: ManualClock, brokers: FakeBrokers
+) -> None:
+    running = await start_delay()
+    brokers.refuses = refuse_large
+    await running.send([(b"large", clock.now_ms() + SECOND), (b"fine", clock.now_ms() + SECOND)])
+    clock.advance(2 * SECOND)
+    await eventually(lambda: stuck(running) == 1)
+    clock.advance(3 * HOUR)
+    await running.checkpointed()
+    assert len(running.schedule("*.log")) == 1, "its tick must stay"
+    brokers.refuses = lambda _, __: None
+    await start_delay()
+    await eventually(lambda: len(brokers.accepted) == 2)
+
+    assert sorted(brokers.bodies) == [b"fine", b"large"]
