@@ -185,16 +185,19 @@ class Consumer:
             self._pace.handled(self._handed, time.monotonic() - self._handed_at)
             self._handed = 0
         inlets = self._inlets
+        want = want or self._pace.want
+        if inlets.may_hold_more:
+            want = self._pace.of_each(want)
         while not self._is_closed:
             found = inlets.next_batch()
             if found is not None:
                 _, batch = found
                 if prefetch:
-                    inlets.ask_ahead(want or self._pace.want)
+                    inlets.ask_ahead(want)
                 self._handed = batch.end - batch.start
                 self._handed_at = time.monotonic()
                 return found
-            await inlets.exchange(deadline, want or self._pace.want)
+            await inlets.exchange(deadline, want)
             if time.monotonic() >= deadline and not inlets.has_waiting:
                 return None
         return None

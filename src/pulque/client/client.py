@@ -223,12 +223,13 @@ class Client(Administration, Reading, Delaying, Sends):
             tags: Only messages that have one of these tags. The group keeps it.
             all_tags: Only messages that have all of these tags.
             retry: How failed messages come again; the group keeps what was said last.
-            max_messages: The most to ask for at once. It asks for less while it is slow.
+            max_messages: The most to ask for at once; each of several brokers is asked for
+                twice as many by who is fast. It asks for less while it is slow.
             max_bytes: About the most bytes to ask for at once.
             max_held: How many messages may be held that are neither acked nor nacked; else four
-                times ``max_messages``, or if ordered 10,000 of each partition, those included
-                that are done but stand behind one that is not. With so many held, it waits for
-                acks.
+                times ``max_messages`` (of each of several brokers twice), or if ordered 10,000
+                of each partition, those included that are done but stand behind one that is
+                not. With so many held, it waits for acks.
             prefetch: Whether to ask for the next messages while the caller handles these; by
                 default when iterating, and not for ``pull``.
         """

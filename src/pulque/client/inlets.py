@@ -30,6 +30,7 @@ from pulque.client.shares import Shares
 from pulque.client.trouble import Trouble
 from pulque.client.url import Address
 from pulque.errors import DisconnectedError, ProtocolError, UnavailableError
+from pulque.model.groups import Mode
 
 __all__ = ["ConsumerBrokers", "Inlets"]
 
@@ -138,6 +139,15 @@ class Inlets:
     def has_waiting(self) -> bool:
         """Whether a batch waits to be handed out."""
         return any(each.core.has_waiting for each in self._all())
+
+    @property
+    def may_hold_more(self) -> bool:
+        """Whether each broker may be asked for more messages than are wanted.
+
+        Several are asked for all of them anyway, and what was delivered once only must not wait
+        here: it is lost with this consumer.
+        """
+        return len(self._inlets) > 1 and self._plan.options.mode is not Mode.ONCE
 
     def on_abandoned(self, callback: Callable[[], None]) -> None:
         """Have ``callback`` called when deliveries went to others."""
@@ -354,6 +364,6 @@ class Inlets:
 
     def _share_room(self) -> None:
         """Divide what may be held: a busy broker does not take it all."""
-        share = self._plan.options.max_held // max(1, len(self._inlets))
+        share = self._plan.options.share_of(len(self._inlets))
         for inlet in self._all():
-            inlet.core.max_held = max(1, share)
+            inlet.core.max_held = share

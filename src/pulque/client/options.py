@@ -152,6 +152,7 @@ def consumer_plan(  # noqa: PLR0913  # the arguments of Client.consumer
         max_bytes,
         max_held or (4 * max_messages if wanted is None else WINDOW_LENGTH),
         *wishes,
+        least_share=1 if max_held or wanted is not None else 2 * max_messages,
     )
     return ConsumerPlan(options, identity, wanted)
 

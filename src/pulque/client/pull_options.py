@@ -32,6 +32,12 @@ class PullOptions:
     filter: Filter = EVERYTHING
     start: Start = FROM_EARLIEST
     retry: RetrySettings = BROKERS_CHOICE
+    least_share: int = 1
+    """How many messages of each broker may be held at least, however many there are."""
+
+    def share_of(self, brokers: int) -> int:
+        """Return how many messages may be held of each of so many brokers."""
+        return max(self.max_held // max(1, brokers), self.least_share)
 
     def subscribe_request(self) -> Subscribe:
         """Return what must be said on each connection before the first pull."""

@@ -4,11 +4,13 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import pulque
 from pulque import aio
+from pulque.wire.requests import Pull
 from tests.unit.client.fake_cluster import FakeCluster
 
 LIMIT = 20.0
@@ -55,7 +57,54 @@ def test_one_consumer_gets_what_all_brokers_have(
         assert len(broker.acked) == cluster.bodies(number)
 
 
-def test_iterating_takes_turns_between_brokers(client: pulque.Client) -> None:
+@pytest.mark.parametrize(
+    ("horizon", "wishes", "most"),
+    [
+        pytest.param(1e9, {}, 20, id="fast"),
+        pytest.param(0.0, {}, 10, id="slow"),
+        pytest.param(1e9, {"max_held": 45}, 15, id="told to hold few"),
+        pytest.param(1e9, {"mode": "once"}, 10, id="lost with the consumer"),
+    ],
+)
+def test_who_is_fast_asks_each_broker_for_more(
+    cluster: FakeCluster,
+    client: pulque.Client,
+    monkeypatch: pytest.MonkeyPatch,
+    horizon: float,
+    wishes: dict[str, Any],
+    most: int,
+) -> None:
+    monkeypatch.setattr("pulque.client.pace.HORIZON", horizon)
+    for _ in range(9):
+        client.send_many("orders", [b"x"] * 100)
+    with client.consumer("orders", "kitchen", max_messages=10, **wishes) as consumer:
+        take(consumer, 900)
+    pulls = [
+        request
+        for broker in cluster.brokers
+        for request in broker.requests
+        if isinstance(request, Pull)
+    ]
+    assert max(each.max_messages for each in pulls) == most
+
+
+def test_one_broker_is_asked_for_no_more_than_is_wanted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("pulque.client.pace.HORIZON", 1e9)
+    with (
+        FakeCluster(1) as cluster,
+        pulque.connect(cluster.url, name="test", timeout=10, state_dir=tmp_path) as client,
+        client.consumer("orders", "kitchen", max_messages=10) as consumer,
+    ):
+        client.send_many("orders", [b"x"] * 100)
+        take(consumer, 50)
+        assert len(consumer.pull(10, timeout=LIMIT)) == 10
+        consumer.settle(timeout=LIMIT)
+        assert consumer.held == 10
+
+
+def test_iterating_hands_out_what_all_brokers_have(client: pulque.Client) -> None:
     for _ in range(9):
         client.send_many("orders", [b"x"] * 100)
     handed = []
@@ -66,11 +115,7 @@ def test_iterating_takes_turns_between_brokers(client: pulque.Client) -> None:
             if len(handed) == 900:
                 break
     assert Counter(handed) == {"g0": 300, "g1": 300, "g2": 300}
-    # While all have some, none is far ahead.
-    counts: Counter[str] = Counter()
-    for group in handed[100:600]:
-        counts[group] += 1
-    assert min(counts.values()) >= 100
+    # How they take turns is tested without a clock: tests/property/test_client_shares.py.
 
 
 def test_a_broker_that_comes_is_pulled_from(cluster: FakeCluster, client: pulque.Client) -> None:

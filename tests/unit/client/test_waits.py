@@ -75,6 +75,19 @@ def test_a_consumer_asks_for_a_tenth_of_a_second(count: int, seconds: float, wan
     assert pace.want == want
 
 
+@pytest.mark.parametrize(
+    ("seconds", "asked"), [(0.001, 200), (0.05, 200), (0.051, 100), (0.1, 100), (60.0, 100)]
+)
+def test_several_brokers_are_asked_for_twice_as_much_by_who_is_fast(
+    seconds: float, asked: int
+) -> None:
+    pace = Pace(1000)
+    assert pace.of_each(100) == 100  # nobody knows yet
+    pace.handled(100, seconds)
+
+    assert pace.of_each(100) == asked
+
+
 def test_nothing_handled_changes_nothing() -> None:
     pace = Pace(5)
     pace.handled(0, 1.0)
