@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from struct import pack
 
 from pulque.client.kept import KeptPosition, KeptRange, encode_positions
 from pulque.client.spool import SpooledNack, encode_nack
 from pulque.errors import ErrorCode, NotLeaderError, PulqueError
 from pulque.model.batch import Codec, seed_of
+from pulque.model.gathered import pack_gathered
 from pulque.model.groups import Filter, FilterKind, Mode, RetrySettings, Start, StartKind
 from pulque.model.names import ConsumerId, Group, PartitionName, Pattern
 from pulque.model.ordered import Allotted, ConsumeStrategy, OrderStrategy
@@ -497,6 +499,8 @@ RESPONSES: dict[str, Response] = {
     ),
 }
 ERROR: PulqueError = NotLeaderError("broker-b leads orders#1 — ask there")
+GATHERED_PLACES = (0, 7, 2**18)
+GATHERED_TIMES = (CREATED_AT_MS, CREATED_AT_MS + 5, 2**42)
 OWNER = {"group": "ticketing", "consumer": "host/shop/orders/0"}
 SPOOLED = SpooledNack(
     PARTITION, TENURE, 7, 41, CREATED_AT_MS, 5000, "no paper — later", packed(PLAIN, Codec.NONE)
@@ -512,10 +516,18 @@ KEPT = [
 ]
 
 
+def gathered() -> bytes:
+    """Return messages that were gathered out of several batches."""
+    batch = packed(PLAIN, Codec.NONE)
+    places, times = pack("<3I", *GATHERED_PLACES), pack("<3q", *GATHERED_TIMES)
+    return pack_gathered(41, 3, places, times, batch)
+
+
 def encoded() -> dict[str, bytes]:
     """Return what today's code writes, by the name of the file."""
     files = {name: packed(samples, codec) for name, (samples, codec) in BATCHES.items()}
     files["record-batch"] = pack_envelope(ENVELOPE) + RECORD
+    files["record-gathered"] = gathered()
     for name, request in REQUESTS.items():
         files[f"request-{name}"] = b"".join(encode_request(request, REQUEST_ID, EPOCH))
     for name, response in RESPONSES.items():

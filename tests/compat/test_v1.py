@@ -9,6 +9,7 @@ from pulque.client.kept import decode_positions
 from pulque.client.spool import decode_nack
 from pulque.errors import PulqueError
 from pulque.model.batch import Codec, read_header, verify_crc
+from pulque.model.gathered import Gathered, read_gathered
 from pulque.model.message import Message, StoredBatch
 from pulque.model.positions import ConsumeSequence
 from pulque.model.record import ENVELOPE_SIZE, read_envelope
@@ -20,6 +21,8 @@ from tests.compat.samples import (
     ENVELOPE,
     EPOCH,
     ERROR,
+    GATHERED_PLACES,
+    GATHERED_TIMES,
     KEPT,
     OWNER,
     PARTITION,
@@ -66,6 +69,15 @@ def seen(message: Message) -> dict[str, object]:
 
 def expected(sample: Sample) -> dict[str, object]:
     return asdict(sample) | {"headers": dict(sample.headers or {})}
+
+
+def test_a_gathered_record_is_read_as_what_it_was() -> None:
+    found = read_gathered(golden("record-gathered"), 0)
+
+    assert isinstance(found, Gathered)
+    assert (found.first_sequence, found.places) == (41, GATHERED_PLACES)
+    assert found.stored_at_ms == GATHERED_TIMES
+    assert [seen(message) for message in messages_of(found.batch)] == list(map(expected, PLAIN))
 
 
 @pytest.mark.parametrize("name", BATCHES)

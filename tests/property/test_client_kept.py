@@ -1,5 +1,7 @@
 """What a consumer kept: a file gives back what was put in, and divides batches by it."""
 
+from itertools import accumulate
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,9 +12,11 @@ from pulque.client.kept import (
     decode_positions,
     encode_positions,
     finish,
+    finished_of,
 )
 from pulque.client.received import ACKED, NACKED, OPEN, ReceivedBatch
 from pulque.model.batch import seed_of
+from pulque.model.gathered import Gathered
 from pulque.model.names import PartitionName
 from pulque.model.pack import BatchPacker
 from pulque.model.positions import ConsumeSequence, Epoch, StartCount, Tenure
@@ -119,6 +123,59 @@ def test_a_batch_is_divided_as_message_by_message(
             if len(by_hand) == 1:
                 is_nacked = any(nacked.sequence == pull for nacked in by_hand[0].nacked)
                 assert part.states[index] == (NACKED if is_nacked else ACKED)
+
+
+@given(
+    gaps=st.lists(st.integers(1, 4), min_size=9, max_size=9),
+    times=st.lists(st.integers(1, 3), min_size=10, max_size=10),
+    finished=st.integers(1, 10),
+    nacked=st.sets(st.integers(0, 9)),
+    again=st.integers(0, 9),
+)
+def test_what_was_gathered_is_known_again_however_it_comes(
+    gaps: list[int], times: list[int], finished: int, nacked: set[int], again: int
+) -> None:
+    tenure = Tenure(Epoch(0), StartCount(1))
+    places = (0, *accumulate(gaps))
+    stored = tuple(sorted(times))
+
+    def delivered(start: int) -> ReceivedBatch:
+        """Return messages as they come if the first ones are left out."""
+        count = 10 - start
+        packer = BatchPacker()
+        for _ in range(count):
+            packer.add(b"")
+        data = packer.encode(seed=seed_of(ORDERS), ids=bytes(16 * count), created_at_ms=0)
+        own = tuple(place - places[start] for place in places[start:])
+        found = Gathered(0, 100 + places[start], own, stored[start:], data)
+        received = ReceivedBatch(
+            data,
+            partition=ORDERS,
+            first_sequence=ConsumeSequence(100 + places[start]),
+            stored_at_ms=stored[start],
+            pull_base=7 + places[start],
+            start=0,
+            end=count,
+            tenure=tenure,
+        )
+        received.gather(found)
+        return received
+
+    before = delivered(0)
+    for index in range(finished):
+        before.states[index] = ACKED
+        if index in nacked:
+            before.nacks[index] = "why", 5
+            before.states[index] = NACKED
+    ranges = tuple(kept for each in finished_of([before]) for kept in each.as_ranges())
+
+    after = delivered(again)
+    for first, end, found in Kept([KeptPosition(ORDERS, 0, 0, ranges)]).windows(after):
+        part = after.window(first, end)
+        if found is not None:
+            finish(part, found)
+        for index in range(first, end):
+            assert part.states[index] == before.states[again + index]
 
 
 def test_what_was_passed_is_forgotten() -> None:

@@ -5,7 +5,8 @@ from contextlib import suppress
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulque.client.received import ReceivedBatch, batches_of
+from pulque.client.delivered import batches_of
+from pulque.client.received import ReceivedBatch
 from pulque.client.records import read_record, read_single
 from pulque.errors import CorruptionError, InvalidBatchError, RemoteProtocolError
 from pulque.model.batch import Codec, seal

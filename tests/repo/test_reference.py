@@ -9,8 +9,10 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from itertools import accumulate, pairwise
+from struct import pack
 from typing import Any
 
+import google_crc32c
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +20,7 @@ from hypothesis import strategies as st
 from pulque import errors
 from pulque.errors import ErrorCode, PulqueError
 from pulque.model.batch import COLUMNS, HEADER, BatchHeader, Codec, Flag, read_header
+from pulque.model.gathered import pack_gathered
 from pulque.model.record import Envelope, RecordType, pack_envelope
 from pulque.model.tags import bits_of_tag
 from pulque.wire.requests import Opcode, encode_request
@@ -230,6 +233,28 @@ def test_envelopes_are_read_by_the_page(envelope: Envelope) -> None:
     assert found.pop("crc") == number("u32", data[-4:])
     assert found == envelope._asdict()
     assert sum(int(row["Width"]) for row in layout.rows) == len(data)
+
+
+@settings(max_examples=FEW)
+@given(
+    first=st.integers(0, 2**64 - 1),
+    places=st.lists(st.integers(1, 2**32 - 1), max_size=4, unique=True).map(sorted),
+)
+def test_gathered_records_are_read_by_the_page(first: int, places: list[int]) -> None:
+    places = [0, *places]
+    count = len(places)
+    batch = packed([Draft(b"body")] * count)
+    columns = pack(f"<{count}I", *places), pack(f"<{count}q", *range(count))
+    data = pack_gathered(first, count, *columns, batch)
+    layout = table("batch-format", "The gathered record", *LAYOUT)
+    width = sum(int(row["Width"]) for row in layout.rows)
+    found = fields_by(layout, data[:width])
+
+    assert found.pop("magic") == int.from_bytes(b"PG", "little")
+    assert (found.pop("version"), found.pop("zero")) == (1, 0)
+    assert found.pop("crc") == google_crc32c.value(data[: width - 4] + b"".join(columns))
+    assert found == {"size": len(data), "count": count, "first_sequence": first}
+    assert data[width:] == b"".join(columns) + batch
 
 
 @settings(max_examples=FEW)

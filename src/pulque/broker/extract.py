@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from pulque.errors import InvalidBatchError
 from pulque.model.batch import Codec, Flag, read_header, seed_of
+from pulque.model.gathered import GATHERED_MAGIC, Gathered, read_gathered
 from pulque.model.groups import Filter
 from pulque.model.message import Message, StoredBatch
 from pulque.model.names import PartitionName
@@ -123,6 +124,12 @@ class _Decoder:
         data = b"".join(records)
         at = 0
         while at < len(data):
+            gathered = read_gathered(data, at) if data.startswith(GATHERED_MAGIC, at) else ""
+            if isinstance(gathered, Gathered):
+                found = StoredBatch.gathered(gathered, self._partition)
+                yield from (Message(found, i) for i in range(len(found)))
+                at += gathered.size
+                continue
             envelope = read_envelope(data, at)
             if not isinstance(envelope, Envelope):
                 return

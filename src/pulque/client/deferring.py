@@ -61,12 +61,12 @@ class Deferral(NamedTuple):
     @property
     def key(self) -> _Delivery:
         """The delivery that it is."""
-        return self.batch.partition, self.batch.tenure, self.batch.pull_base + self.place
+        return self.batch.partition, self.batch.tenure, self.batch.pull_of(self.place)
 
     @property
     def sequence(self) -> ConsumeSequence:
         """Its ordinal in its partition."""
-        return ConsumeSequence(self.batch.first_sequence + self.place)
+        return self.batch.sequence_of(self.place)
 
 
 class _Packed(NamedTuple):

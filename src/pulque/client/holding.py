@@ -66,7 +66,7 @@ class Subscription:
     def finish(self, tenure: Tenure, pull: int) -> None:
         """Turn a nack into an ack: another broker has taken over the message."""
         for batch in self.held:
-            index = pull - batch.pull_base
+            index = batch.index_at(pull)
             is_it = batch.tenure == tenure and batch.settled <= index < batch.end
             if isinstance(batch, ReceivedBatch) and is_it:
                 batch.states[index] = ACKED
@@ -76,9 +76,9 @@ class Subscription:
     def lose_below(self, pull: int) -> int:
         """Abandon what the broker gave to others: all before ``pull``."""
         lost = 0
-        while self.held and self.held[0].pull_base + self.held[0].settled < pull:
+        while self.held and self.held[0].pull_until(self.held[0].settled) < pull:
             batch = self.held[0]
-            until = min(pull - batch.pull_base, batch.end)
+            until = min(batch.index_at(pull), batch.end)
             lost += batch.lose(batch.settled, until)
             batch.settled = until
             if until < batch.end:
@@ -92,12 +92,12 @@ class Subscription:
     def lose_from(self, pull: int) -> int:
         """Abandon what the broker does not know: all from ``pull`` on."""
         lost = 0
-        while self.held and self.held[-1].pull_base + self.held[-1].end > pull:
+        while self.held and self.held[-1].pull_until(self.held[-1].end) > pull:
             batch = self.held[-1]
-            start = max(pull - batch.pull_base, batch.settled)
-            lost += batch.lose(start, batch.end)
-            batch.end = start
-            if start > batch.settled:
+            end = batch.end
+            batch.cut(pull)
+            lost += batch.lose(batch.end, end)
+            if batch.end > batch.settled:
                 break
             self.held.pop()
         self.expected = pull

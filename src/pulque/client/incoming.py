@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
+from pulque.client.delivered import batches_of
 from pulque.client.holding import UNKNOWN, Subscription
 from pulque.client.kept import Kept, Progress, finish, finished_of
 from pulque.client.pull_options import PullOptions
@@ -27,7 +28,6 @@ from pulque.client.received import (
     ReceivedBatch,
     ReceivedMessage,
     ToDefer,
-    batches_of,
 )
 from pulque.client.settling import finished_in
 from pulque.client.trouble import problem_of
@@ -38,9 +38,7 @@ from pulque.errors import (
     StaleSettleError,
     error_from_wire,
 )
-from pulque.model.groups import (
-    Mode,
-)
+from pulque.model.groups import Mode
 from pulque.model.names import PartitionName, owner_of
 from pulque.model.positions import Tenure
 from pulque.model.routes import RouteKind
@@ -272,10 +270,10 @@ class IncomingCore:
             )
         filters = self._filters(each.partition)
         for batch in batches_of(each.partition, delivered):
-            first_pull = batch.pull_base + batch.start
+            first_pull = batch.pull_of(batch.start)
             if first_pull > each.expected:
                 self._leave_out(each, first_pull, delivered.tenure)
-            each.expected += batch.end - batch.start
+            each.expected = batch.pull_until(batch.end)
             batch.max_delay_ms = self._max_delay_ms
             batch.to_defer = self.to_defer
             batch.broker_group = self.broker_group
@@ -298,14 +296,16 @@ class IncomingCore:
             if is_wanted:
                 self._hold(each, batch.window(start, end))
             else:
-                each.held.append(Hole(batch.pull_base + start, end - start, batch.tenure))
+                first, until = batch.pull_until(start), batch.pull_until(end)
+                each.held.append(Hole(first, until - first, batch.tenure))
 
     def _take_in_once(self, each: Subscription, delivered: Delivered) -> None:
         """Have messages handed out that are settled already, whatever becomes of them."""
         wanted = self.options.filter
         for batch in batches_of(each.partition, delivered):
             batch.broker_group = self.broker_group
-            runs = batch.runs(wanted) if wanted.kind else [(batch.start, batch.end, True)]
+            is_whole = not wanted.kind or batch.is_wanted(wanted)
+            runs = [(batch.start, batch.end, True)] if is_whole else batch.runs(wanted)
             self._waiting += [batch.window(*run) for *run, is_wanted in runs if is_wanted]
 
     def _hold(self, each: Subscription, batch: ReceivedBatch) -> None:
@@ -328,7 +328,7 @@ class IncomingCore:
             else:
                 log.info("finished before the restart: %s count=%d", each.partition, end - start)
                 finish(part, found)
-        self._kept.pass_over(each.partition, batch.pull_base + batch.end)
+        self._kept.pass_over(each.partition, batch.pull_until(batch.end))
 
     def _leave_out(self, each: Subscription, until: int, tenure: Tenure) -> None:
         """Take note that there are no messages for the deliveries before ``until``."""
@@ -413,7 +413,7 @@ class IncomingCore:
                 each.expected,
                 tuple(finished_of(each.held)),
                 tuple(
-                    (batch.tenure, batch.pull_base + batch.settled, batch.pull_base + batch.end)
+                    (batch.tenure, batch.pull_until(batch.settled), batch.pull_until(batch.end))
                     for batch in each.held
                 ),
                 self._kept.remaining(each.partition, each.expected),
@@ -467,9 +467,9 @@ class IncomingCore:
 
     def _settled(self, each: Subscription, end: int) -> None:
         each.settled = max(each.settled, end)
-        while each.held and each.held[0].pull_base + each.held[0].settled < end:
+        while each.held and each.held[0].pull_until(each.held[0].settled) < end:
             batch = each.held[0]
-            until = min(end - batch.pull_base, batch.end)
+            until = min(batch.index_at(end), batch.end)
             if isinstance(batch, ReceivedBatch):
                 self.held -= until - batch.settled
             batch.settled = until
@@ -487,7 +487,7 @@ class IncomingCore:
             for batch in each.held:
                 until = batch.finished_until()
                 if until < batch.end:
-                    self._abandon(each.lose_from(batch.pull_base + until))
+                    self._abandon(each.lose_from(batch.pull_until(until)))
                     break
 
     def _abandon(self, count: int) -> None:

@@ -81,21 +81,29 @@ class Finished(NamedTuple):
     start: int
     end: int
 
-    def as_range(self) -> KeptRange:
-        """Return what identifies them."""
-        batch, first = self.batch, self.batch.pull_base + self.start
+    def as_ranges(self) -> Iterator[KeptRange]:
+        """Yield what identifies them: a range for each instant at which some were stored."""
+        times, start = self.batch.stored_times, self.start
+        for at in range(self.start + 1, self.end) if times is not None else ():
+            if times is not None and times[at] != times[start]:
+                yield self._as_range(start, at)
+                start = at
+        yield self._as_range(start, self.end)
+
+    def _as_range(self, start: int, end: int) -> KeptRange:
+        batch, first = self.batch, self.batch.pull_of(start)
         nacked = []
-        at = batch.states.find(NACKED, self.start, self.end)
+        at = batch.states.find(NACKED, start, end)
         while at >= 0:
             reason, delay_ms = batch.nacks[at]
-            nacked.append(Nacked(batch.pull_base + at, delay_ms, reason))
-            at = batch.states.find(NACKED, at + 1, self.end)
+            nacked.append(Nacked(batch.pull_of(at), delay_ms, reason))
+            at = batch.states.find(NACKED, at + 1, end)
         return KeptRange(
             batch.tenure,
             first,
-            self.end - self.start,
-            batch.first_sequence + self.start,
-            batch.stored_at_ms,
+            batch.pull_until(end) - first,
+            batch.sequence_of(start),
+            batch.stored_at_of(start),
             tuple(nacked),
         )
 
@@ -184,23 +192,29 @@ class Kept:
     def _matches(self, batch: ReceivedBatch) -> Iterator[tuple[int, int, KeptRange]]:
         position = self._positions.get(batch.partition)
         for each in position.ranges if position is not None else ():
-            start = max(each.first_pull - batch.pull_base, batch.start)
-            end = min(each.end_pull - batch.pull_base, batch.end)
+            start = max(batch.index_at(each.first_pull), batch.start)
+            end = min(batch.index_at(each.end_pull), batch.end)
             is_same = (
                 each.tenure == batch.tenure
-                and each.stored_at_ms == batch.stored_at_ms
+                and _is_stored_at(batch, start, end, each.stored_at_ms)
                 and each.first_sequence - each.first_pull == batch.first_sequence - batch.pull_base
             )
             if is_same and start < end:
                 yield start, end, each
 
 
+def _is_stored_at(batch: ReceivedBatch, start: int, end: int, at_ms: int) -> bool:
+    if batch.stored_times is None:
+        return batch.stored_at_ms == at_ms
+    return all(each == at_ms for each in batch.stored_times[start:end])
+
+
 def finish(batch: ReceivedBatch, found: KeptRange) -> None:
     """Give the messages of a batch the states that they had before the restart."""
     batch.states[batch.start : batch.end] = bytes([ACKED]) * (batch.end - batch.start)
     for nacked in found.nacked:
-        index = nacked.sequence - batch.pull_base
-        if batch.start <= index < batch.end:
+        index = batch.index_at(nacked.sequence)
+        if batch.start <= index < batch.end and batch.pull_of(index) == nacked.sequence:
             batch.nacks[index] = nacked.reason, nacked.delay_ms
             batch.states[index] = NACKED
 

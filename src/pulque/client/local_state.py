@@ -182,8 +182,8 @@ def _position(each: Progress, safe: set[_Delivery]) -> KeptPosition:
     """Return how far the finished ones reach without leaving an unsafe nack behind."""
     position = each.settled
     ranges: list[KeptRange] = []
-    for found in each.finished:
-        kept = found.as_range()
+    finished = (kept for found in each.finished for kept in found.as_ranges())
+    for kept in finished:
         unsafe = next(
             (
                 nacked.sequence
@@ -192,11 +192,10 @@ def _position(each: Progress, safe: set[_Delivery]) -> KeptPosition:
             ),
             None,
         )
-        if unsafe is not None:
-            kept = kept.cut(unsafe)
-        if kept.length:
-            ranges.append(kept)
-            position = kept.end_pull
+        safe_part = kept if unsafe is None else kept.cut(unsafe)
+        if safe_part.length:
+            ranges.append(safe_part)
+            position = safe_part.end_pull
         if unsafe is not None:
             break
     else:
@@ -225,7 +224,7 @@ def _nacked(found: Finished) -> Iterable[int]:
 
 
 def _delivery(found: Finished, index: int) -> _Delivery:
-    return found.batch.partition, found.batch.tenure, found.batch.pull_base + index
+    return found.batch.partition, found.batch.tenure, found.batch.pull_of(index)
 
 
 def _spooled(found: Finished, index: int) -> SpooledNack:
@@ -234,9 +233,9 @@ def _spooled(found: Finished, index: int) -> SpooledNack:
     return SpooledNack(
         batch.partition,
         batch.tenure,
-        batch.pull_base + index,
-        batch.first_sequence + index,
-        batch.stored_at_ms,
+        batch.pull_of(index),
+        batch.sequence_of(index),
+        batch.stored_at_of(index),
         delay_ms,
         reason,
         pack_one(batch, index),

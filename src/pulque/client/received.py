@@ -5,21 +5,22 @@ prefix of finished messages reaches.
 """
 
 import time
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 from functools import lru_cache
 from math import ceil
 
 from pulque.client.due import instant_of
-from pulque.client.records import Served, Single, check_count, read_record, read_single
+from pulque.client.records import Single
 from pulque.errors import UsageError
 from pulque.model.actions import GROUP_DECIDES, NO_RETRY
-from pulque.model.batch import Flag, seed_of
+from pulque.model.batch import Flag
+from pulque.model.gathered import Gathered
 from pulque.model.groups import Filter
 from pulque.model.message import Message, StoredBatch, tags_in
 from pulque.model.names import PartitionName
 from pulque.model.positions import ConsumeSequence, PullSequence, Tenure
-from pulque.wire.responses import Delivered
 
 __all__ = [
     "ACKED",
@@ -30,7 +31,6 @@ __all__ = [
     "ReceivedBatch",
     "ReceivedMessage",
     "ToDefer",
-    "batches_of",
 ]
 
 OPEN = 0
@@ -44,6 +44,8 @@ _MAX_REASON = 1000
 LONGEST_DEFERRED_MS = 2 * 366 * 24 * 3600 * 1000
 """How far ahead a message may be wanted again: as delay servers have it by default."""
 _HAS_TAGS = int(Flag.TAGS)
+_TAGGED_ONLY = int(Flag.TAGS | Flag.KEYS | Flag.ORDER_KEYS)
+"""If only the first of these is there, a message begins with its tags."""
 
 
 @lru_cache(maxsize=4096)
@@ -59,6 +61,8 @@ class ReceivedBatch(StoredBatch):
         states: For each message ``OPEN``, ``ACKED`` or ``NACKED``.
         nacks: Reason and delay of the nacked ones, by index.
         pull_base: The pull sequence that the message at index 0 has or would have.
+        reach: Where the deliveries end that this stands for, counted from ``pull_base``, if the
+            messages do not follow each other: those between them are nothing for the group.
         settled: Messages before this index are settled, or were never delivered.
         start: Messages before this index are handed out.
         lost: Ranges of indices that the broker gave to others.
@@ -74,6 +78,7 @@ class ReceivedBatch(StoredBatch):
         "max_delay_ms",
         "nacks",
         "pull_base",
+        "reach",
         "settled",
         "start",
         "states",
@@ -110,6 +115,7 @@ class ReceivedBatch(StoredBatch):
         self.max_delay_ms = ANY_DELAY_MS
         self.deferred: dict[int, tuple[str, int]] = {}
         self.to_defer: ToDefer | None = None
+        self.reach = 0
 
     @classmethod
     def of_single(
@@ -131,6 +137,8 @@ class ReceivedBatch(StoredBatch):
         batch.first_sequence = first
         batch.stored_at_ms = stored_at_ms
         batch.broker_group = ""
+        batch.places = batch.stored_times = None
+        batch.reach = 0
         batch._columns = {}  # noqa: SLF001  # its own
         batch._body_starts = None  # noqa: SLF001
         batch.starts = [data_start, len(data)]
@@ -145,6 +153,31 @@ class ReceivedBatch(StoredBatch):
         batch.deferred = {}
         batch.to_defer = None
         return batch
+
+    def gather(self, found: Gathered) -> None:
+        """Take note that the messages were gathered out of many batches, with gaps between."""
+        self.places, self.stored_times = found.places, found.stored_at_ms
+        self.reach = found.places[self.end - 1] + 1
+
+    def pull_of(self, index: int) -> int:
+        """Return the pull sequence of the message at an index."""
+        return self.pull_base + (index if self.places is None else self.places[index])
+
+    def pull_until(self, index: int) -> int:
+        """Return where the deliveries end that belong to the messages before an index."""
+        if self.places is None:
+            return self.pull_base + index
+        return self.pull_base + (self.reach if index >= self.end else self.places[index])
+
+    def index_at(self, pull: int) -> int:
+        """Return the index of the first message at or after a pull sequence."""
+        place = pull - self.pull_base
+        return place if self.places is None else bisect_left(self.places, place)
+
+    def cut(self, pull: int) -> None:
+        """End before a pull sequence."""
+        self.end = max(self.index_at(pull), self.settled)
+        self.reach = min(self.reach, max(pull - self.pull_base, 0))
 
     def finished_until(self) -> int:
         """Return the index after the last of the finished ones that follow the settled ones."""
@@ -165,11 +198,25 @@ class ReceivedBatch(StoredBatch):
         part.deferred = {}
         part.start = part.settled = start
         part.end = end
+        if self.places is not None and end < self.end:
+            part.reach = self.places[end]
         return part
 
     def is_wanted(self, wanted: Filter) -> bool:
-        """Say whether it is one message that a filter wants: that is what a broker cuts out."""
-        return self.end - self.start == 1 and _matches(wanted, self.part(self.start, _HAS_TAGS))
+        """Say whether a filter wants all that was delivered: that is how a broker gathers it."""
+        if self.places is None and self.end - self.start > 1:
+            return False
+        return all(_matches(wanted, tags) for tags in set(self._encoded_tags()))
+
+    def _encoded_tags(self) -> Iterable[bytes]:
+        """Return the tags of each message that was delivered."""
+        start, end = self.start, self.end
+        flags = self.header.flags
+        if flags & _TAGGED_ONLY != _HAS_TAGS:
+            return [self.part(index, _HAS_TAGS) for index in range(start, end)]
+        data, starts, sizes = self.data, self.starts, self.column("tags_size")
+        self.body_starts()  # it checks the sizes
+        return [data[starts[i] : starts[i] + sizes[i]] for i in range(start, end)]
 
     def runs(self, wanted: Filter) -> Iterator[tuple[int, int, bool]]:
         """Divide what was delivered into runs that a filter wants and runs that it does not.
@@ -247,56 +294,22 @@ class Hole:
         """Return the index after the last: all are finished."""
         return self.end
 
+    def pull_until(self, index: int) -> int:
+        """Return the pull sequence at an index."""
+        return self.pull_base + index
+
+    def index_at(self, pull: int) -> int:
+        """Return the index of a pull sequence."""
+        return pull - self.pull_base
+
+    def cut(self, pull: int) -> None:
+        """End before a pull sequence."""
+        self.end = max(pull - self.pull_base, self.settled)
+
     def lose(self, start: int, end: int) -> int:
         """There is nothing to lose."""
         del start, end
         return 0
-
-
-def batches_of(partition: PartitionName, delivered: Delivered) -> Iterator[ReceivedBatch]:
-    """Yield the batches of a run of deliveries, each with what of it was delivered.
-
-    Raises:
-        CorruptionError: A batch is not what its producer packed.
-        InvalidBatchError: Its producer packed nonsense.
-        RemoteProtocolError: The records are out of order, or of another run.
-    """
-    assert not isinstance(delivered.records, tuple)  # noqa: S101  # decoded, not encoded
-    records = bytes(delivered.records)
-    seed = seed_of(partition)
-    expected: int = delivered.first_sequence
-    last = expected + delivered.count
-    ahead = delivered.first_pull - expected
-    at = 0
-    while at < len(records) and expected < last:
-        single = read_single(records, at, seed)
-        if single is not None and expected <= single[2] < last:
-            batch = ReceivedBatch.of_single(single, partition, ahead, delivered.tenure)
-            at += single[-1]
-        else:
-            served = read_record(records, at, partition, expected, last)
-            batch = _received(served, partition, ahead, delivered.tenure)
-            at += served.envelope.size
-        expected = batch.first_sequence + batch.end
-        yield batch
-
-
-def _received(
-    served: Served, partition: PartitionName, ahead: int, tenure: Tenure
-) -> ReceivedBatch:
-    first = served.envelope.first_sequence
-    batch = ReceivedBatch(
-        served.data,
-        partition=partition,
-        first_sequence=first,
-        stored_at_ms=served.envelope.stored_at_ms,
-        pull_base=ahead + first,
-        start=served.start,
-        end=served.end,
-        tenure=tenure,
-    )
-    check_count(len(batch), served.envelope.count)
-    return batch
 
 
 class ReceivedMessage(Message):
@@ -401,7 +414,7 @@ class ReceivedMessage(Message):
     @property
     def pull_sequence(self) -> PullSequence:
         """Its ordinal among all deliveries of this partition to this consumer."""
-        return PullSequence(self._batch.pull_base + self._index)
+        return PullSequence(self._batch.pull_of(self._index))
 
 
 def _text_of(reason: str) -> str:

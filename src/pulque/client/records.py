@@ -24,6 +24,7 @@ from pulque.model.batch import (
     verify_crc,
 )
 from pulque.model.checksum import crc_after_crc
+from pulque.model.gathered import Gathered, read_gathered
 from pulque.model.names import PartitionName
 from pulque.model.positions import ConsumeSequence
 from pulque.model.record import (
@@ -35,7 +36,14 @@ from pulque.model.record import (
     read_envelope,
 )
 
-__all__ = ["Served", "Single", "read_record", "read_single", "split_records"]
+__all__ = [
+    "Served",
+    "Single",
+    "read_gathered_record",
+    "read_record",
+    "read_single",
+    "split_records",
+]
 
 
 _HEAD = Struct("<HBBI24xQqII")
@@ -109,6 +117,29 @@ def read_record(
             f"{expected} to {last} were announced"
         )
     return Served(data, envelope, start - first, end - first)
+
+
+def read_gathered_record(
+    records: bytes, at: int, partition: PartitionName, expected: int, last: int
+) -> Gathered:
+    """Return the gathered record at ``at``, checked: all its messages belong to the run.
+
+    Raises:
+        CorruptionError: Its batch is not what the broker packed.
+        RemoteProtocolError: It cannot be read, is out of order, or of another run.
+    """
+    found = read_gathered(records, at)
+    if isinstance(found, str):
+        raise RemoteProtocolError(f"a gathered record of {partition} cannot be read: {found}")
+    first = found.first_sequence
+    if not expected <= first <= first + found.places[-1] < last:
+        raise RemoteProtocolError(
+            f"messages {first} to {first + found.places[-1] + 1} of {partition} came, and "
+            f"{expected} to {last} were announced"
+        )
+    if not verify_crc(found.batch, seed_of(partition)):
+        raise CorruptionError(partition, 0, "the crc of a gathered batch does not match its bytes")
+    return found
 
 
 def read_single(records: bytes, at: int, seed: int) -> Single | None:

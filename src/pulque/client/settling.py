@@ -63,7 +63,7 @@ def finished_in(each: Subscription, max_delay_ms: int) -> Finished | None:
             until = _limit_nacks(batch, until, nacked, max_delay_ms)
         if isinstance(batch, ReceivedBatch):
             messages += until - batch.settled
-        last = batch.pull_base + until - 1
+        last = batch.pull_until(until) - 1
         if until < batch.end:
             break
     if tenure is None or last < first:
@@ -82,6 +82,6 @@ def _limit_nacks(
         reason, delay_ms = batch.nacks[at]
         # The broker may allow less by now, and would refuse the whole settle.
         delay_ms = min(delay_ms, max_delay_ms)
-        nacked.append(Nacked(batch.pull_base + at, delay_ms, reason))
+        nacked.append(Nacked(batch.pull_until(at), delay_ms, reason))
         at = batch.states.find(NACKED, at + 1, until)
     return until

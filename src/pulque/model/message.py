@@ -12,6 +12,7 @@ from struct import Struct
 from pulque.errors import InvalidBatchError
 from pulque.model.batch import Flag, layout_of, read_header
 from pulque.model.compression import decompress
+from pulque.model.gathered import Gathered
 from pulque.model.names import PartitionName, Subject, subject_of
 from pulque.model.positions import ConsumeSequence
 
@@ -41,8 +42,10 @@ class StoredBatch:
         "first_sequence",
         "header",
         "partition",
+        "places",
         "starts",
         "stored_at_ms",
+        "stored_times",
     )
 
     def __init__(
@@ -65,6 +68,10 @@ class StoredBatch:
         self.stored_at_ms = stored_at_ms
         self.broker_group = ""
         """Who has it, where its reader knows."""
+        self.places: tuple[int, ...] | None = None
+        """How far each message is behind the first, if they do not follow each other."""
+        self.stored_times: tuple[int, ...] | None = None
+        """When each message was stored, if not all at once."""
         self._columns: dict[str, tuple[int, ...]] = {}
         self._body_starts: list[int] | None = None
         packed, size_start = _column_of(flags, count, "size")
@@ -75,6 +82,27 @@ class StoredBatch:
 
     def __len__(self) -> int:
         return self.header.count
+
+    @staticmethod
+    def gathered(found: Gathered, partition: PartitionName) -> "StoredBatch":
+        """Return messages that were gathered out of many batches; the crc has been verified."""
+        batch = StoredBatch(
+            found.batch,
+            partition=partition,
+            first_sequence=ConsumeSequence(found.first_sequence),
+            stored_at_ms=found.stored_at_ms[0],
+        )
+        batch.places, batch.stored_times = found.places, found.stored_at_ms
+        return batch
+
+    def sequence_of(self, index: int) -> ConsumeSequence:
+        """Return the consume sequence of one message."""
+        places = self.places
+        return ConsumeSequence(self.first_sequence + (index if places is None else places[index]))
+
+    def stored_at_of(self, index: int) -> int:
+        """Return when one message was stored, in milliseconds since 1970."""
+        return self.stored_at_ms if self.stored_times is None else self.stored_times[index]
 
     def column(self, name: str) -> tuple[int, ...]:
         """Return a column of numbers; it must be there, by the flags."""
@@ -178,7 +206,7 @@ class Message:
     @property
     def sequence(self) -> ConsumeSequence:
         """Its ordinal in that partition."""
-        return ConsumeSequence(self._batch.first_sequence + self._index)
+        return self._batch.sequence_of(self._index)
 
     @property
     def key(self) -> str | None:
@@ -245,7 +273,7 @@ class Message:
     @property
     def stored_at_ms(self) -> int:
         """When the broker stored it."""
-        return self._batch.stored_at_ms
+        return self._batch.stored_at_of(self._index)
 
     def source(self) -> tuple[StoredBatch, int]:
         """Return the batch that it is in, and its index there."""

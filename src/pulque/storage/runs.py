@@ -6,12 +6,13 @@ their tag bits one array. Only the checksums are made batch by batch.
 
 from collections import deque
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 import google_crc32c
 import numpy as np
 
-from pulque.model.batch import HEADER_SIZE, Codec, Flag
+from pulque.model.batch import HEADER_SIZE, Codec, Flag, layout_of
 from pulque.model.checksum import before_crc
 from pulque.model.positions import ConsumeSequence
 from pulque.model.record import ENVELOPE_SIZE, read_envelope
@@ -48,13 +49,17 @@ _AHEAD_BYTES = 8 * 1024 * 1024
 """What the disk is told of before it is read: it works while the columns are looked at."""
 _TAG_BITS = np.dtype("<u8")
 _HAS_TAGS = int(Flag.TAGS)
+_ALL_FLAGS = sum(Flag)
 _CRC_AT = ENVELOPE_SIZE - 4
 _REPEATED = ("offset", "size", "partition", "first_sequence", "count")
 _HEAD_TYPE = np.dtype(
     {
-        "names": [*_REPEATED, "crc", "batch_crc", "flags", "codec"],
-        "formats": ["<u8", "<u4", "<u4", "<u8", "<u4", "<u4", "<u4", "<u2", "u1"],
-        "offsets": [8, 4, 28, 32, 48, _CRC_AT, *[ENVELOPE_SIZE + at for at in (0, 4, 6)]],
+        "names": [*_REPEATED, "crc", "batch_crc", "flags", "codec", "priority", "created_at_ms"],
+        "formats": [
+            *("<u8", "<u4", "<u4", "<u8", "<u4", "<u4"),
+            *("<u4", "<u2", "u1", "u1", "<i8"),
+        ],
+        "offsets": [8, 4, 28, 32, 48, _CRC_AT, *[ENVELOPE_SIZE + at for at in (0, 4, 6, 7, 36)]],
         "itemsize": HEAD_SIZE,
     }
 )
@@ -88,6 +93,9 @@ class Run(NamedTuple):
     first_sequences: Numbers
     flags: Numbers
     is_compressed: Marks
+    priorities: Numbers
+    widths: Numbers
+    """What the columns of a message take up."""
 
     @property
     def first_sequence(self) -> int:
@@ -209,6 +217,7 @@ def _run(data: bytes, entries: Table, starts: Numbers) -> Run:
     # Slices put together are faster here than one gathering of so many bytes by their places.
     rows = [data[start : start + HEAD_SIZE] for start in starts.tolist()]
     heads: Table = np.frombuffer(b"".join(rows), _HEAD_TYPE)
+    flags = heads["flags"].astype(np.int64)
     return Run(
         data,
         entries,
@@ -217,9 +226,18 @@ def _run(data: bytes, entries: Table, starts: Numbers) -> Run:
         entries["size"].astype(np.int64),
         entries["count"].astype(np.int64),
         entries["first_sequence"].astype(np.int64),
-        heads["flags"].astype(np.int64),
+        flags,
         heads["codec"] != Codec.NONE,
+        heads["priority"].astype(np.int64),
+        _widths()[flags & _ALL_FLAGS],
     )
+
+
+@lru_cache(maxsize=1)
+def _widths() -> Numbers:
+    """Return how wide all columns together are, for each combination of flags."""
+    layouts = (layout_of(flags) for flags in range(_ALL_FLAGS + 1))
+    return np.array([each.visible_width + each.record_width for each in layouts], np.int64)
 
 
 def _verified(run: Run, seed: int) -> Marks:

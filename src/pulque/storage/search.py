@@ -15,11 +15,11 @@ import numpy as np
 from pulque.model.positions import ConsumeSequence
 from pulque.storage.consume_log import ConsumeLogs
 from pulque.storage.files import Buffer
+from pulque.storage.gathering import Gathering, Matches, matches_of
 from pulque.storage.listener import Listener
 from pulque.storage.message_log import MessageLog
 from pulque.storage.partitions import Partition
-from pulque.storage.pieces import Pieces, divide
-from pulque.storage.runs import Bits, Marks, Run, Stretch, read_run, stretches
+from pulque.storage.runs import Bits, Marks, Numbers, Run, Stretch, read_run, stretches
 
 __all__ = ["Budget", "Found", "Search", "TagTest"]
 
@@ -151,7 +151,7 @@ class _Harvest:
         self._messages = budget.messages
         self._room = budget.size
         self._first = self._end = sequence
-        self._buffers: list[Buffer] = []
+        self._gathering = Gathering(partition.seed)
         self._matched = 0
         self.stopped_at = sequence
         """Where it had no room for more."""
@@ -161,29 +161,26 @@ class _Harvest:
         return Found(
             self._first,
             self._end,
-            tuple(self._buffers),
+            self._gathering.buffers(),
             self._matched,
             ConsumeSequence(min(max(examined, self._end), self._limit)),
         )
 
     def take(self, run: Run, test: TagTest) -> bool:
         """Take in the matches of some batches; say whether there is room for more."""
-        pieces = self._pieces(run, test)
-        if pieces is None:
+        matches = self._matches(run, test)
+        if matches is None:
             return True
-        fitting = self._fitting(pieces)
+        sequences = matches.sequences
+        fitting = self._fitting(matches, sequences)
         if fitting:
-            self._add(pieces.until(fitting))
-        elif not self._matched:
-            self._add(pieces.part(self._messages, self._room))
-        self.stopped_at = self._end
-        if fitting < len(pieces):
-            following = int(pieces.first_sequences[fitting])
-            self.stopped_at = ConsumeSequence(max(following, self._end))
-            return False
-        return self._messages > 0 and self._room > 0
+            self._add(matches.part(0, fitting), sequences)
+        # What is not handed out is looked at again, by a filter that may be another one by then;
+        # what lies before this run need not be read once more.
+        self.stopped_at = ConsumeSequence(max(self._end, run.first_sequence))
+        return fitting == len(matches) and self._messages > 0 and self._room > 0
 
-    def _pieces(self, run: Run, test: TagTest) -> Pieces | None:
+    def _matches(self, run: Run, test: TagTest) -> Matches | None:
         """Return all that may match and lies where it was looked for."""
         bits, edges = run.tag_bits()
         hits = np.flatnonzero(test.hits(bits))
@@ -193,25 +190,21 @@ class _Harvest:
             sequences = run.first_sequences[which] + index
             is_ours = (sequences >= self._sequence) & (sequences < self._limit)
             which, index = which[is_ours], index[is_ours]
-        return divide(run, which, index) if len(which) else None
+        return matches_of(run, which, index) if len(which) else None
 
-    def _fitting(self, pieces: Pieces) -> int:
-        """Return for how many there is room."""
-        first = self._first if self._matched else int(pieces.first_sequences[0])
-        fits = (
-            (np.cumsum(pieces.matched) <= self._messages)
-            & (np.cumsum(pieces.sizes) <= self._room)
-            & (pieces.ends - first <= _WIDEST)
-        )
-        return len(pieces) if fits.all() else int(np.argmin(fits))
+    def _fitting(self, matches: Matches, sequences: Numbers) -> int:
+        """Return for how many there is room: the first one of all always fits."""
+        first = self._first if self._matched else int(sequences[0])
+        fits = (np.cumsum(matches.costs) <= self._room) & (sequences - first < _WIDEST)
+        fitting = min(len(fits) if fits.all() else int(np.argmin(fits)), self._messages)
+        return max(fitting, int(not self._matched))
 
-    def _add(self, pieces: Pieces) -> None:
-        records = b"".join(pieces.records(self.partition))
-        matched = int(pieces.matched.sum())
+    def _add(self, matches: Matches, sequences: Numbers) -> None:
         if not self._matched:
-            self._first = ConsumeSequence(int(pieces.first_sequences[0]))
-        self._end = ConsumeSequence(int(pieces.ends[-1]))
-        self._buffers.append(records)
+            self._first = ConsumeSequence(int(sequences[0]))
+        matched, before = len(matches), self._gathering.size
+        self._end = ConsumeSequence(int(sequences[matched - 1]) + 1)
+        self._gathering.add(matches)
         self._matched += matched
         self._messages -= matched
-        self._room -= len(records)
+        self._room -= self._gathering.size - before

@@ -22,10 +22,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from pulque.client.records import split_records
+from pulque.client.records import read_gathered_record, read_record
 from pulque.client.url import parse_url
 from pulque.errors import DisconnectedError, PulqueError
 from pulque.model.batch import Codec, seed_of
+from pulque.model.gathered import GATHERED_MAGIC
 from pulque.model.ids import RANDOM_BITS, IdSource
 from pulque.model.message import Message, StoredBatch
 from pulque.model.names import PartitionName, level_of
@@ -95,16 +96,26 @@ def messages_in(
     partition: str, first: int, length: int, records: bytes | memoryview
 ) -> Iterator[Message]:
     """Yield the messages of a served run; those that are not stored any more are left out."""
-    name = PartitionName(partition)
-    for served in split_records(records, partition=name, first_sequence=first, count=length):
-        batch = StoredBatch(
-            served.data,
-            partition=name,
-            first_sequence=served.envelope.first_sequence,
-            stored_at_ms=served.envelope.stored_at_ms,
-        )
-        for index in range(served.start, served.end):
+    name, data = PartitionName(partition), bytes(records)
+    expected, last, at = first, first + length, 0
+    while at < len(data) and expected < last:
+        if data.startswith(GATHERED_MAGIC, at):
+            gathered = read_gathered_record(data, at, name, expected, last)
+            batch = StoredBatch.gathered(gathered, name)
+            start, end, size = 0, len(batch), gathered.size
+        else:
+            served = read_record(data, at, name, expected, last)
+            batch = StoredBatch(
+                served.data,
+                partition=name,
+                first_sequence=served.envelope.first_sequence,
+                stored_at_ms=served.envelope.stored_at_ms,
+            )
+            start, end, size = served.start, served.end, served.envelope.size
+        for index in range(start, end):
             yield Message(batch, index)
+        at += size
+        expected = batch.sequence_of(end - 1) + 1
 
 
 @dataclass(frozen=True, slots=True)

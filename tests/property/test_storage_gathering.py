@@ -1,11 +1,11 @@
-"""Single messages that a search cuts out of many batches are the messages that were stored."""
+"""Messages that a search gathers out of many batches are the messages that were stored."""
 
 from typing import NamedTuple
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulque.model.batch import Codec, read_header
+from pulque.model.batch import Codec, layout_of, read_header, seal
 from pulque.model.groups import tag_filter
 from pulque.model.message import Message
 from pulque.model.positions import ConsumeSequence
@@ -17,7 +17,7 @@ from pulque.storage.search import Budget, TagTest
 from pulque.testing.files import MemoryFileSystem
 from pulque.testing.raw import messages_in
 from tests.crash.opening import open_engine
-from tests.property.batch_values import PARTITION, Draft, packed, read_all
+from tests.property.batch_values import PARTITION, SEED, Draft, packed, read_all
 
 NOW_MS = 1_700_000_000_000
 WANTED = tag_filter(["wanted"], [])
@@ -149,3 +149,39 @@ def test_a_damaged_batch_is_reported_and_left_out(
     is_read = victim.tag_union & WANTED.any_bits[0] == WANTED.any_bits[0]
     places = [(offset, size) for _, offset, size, _ in opened.heard.corruptions]
     assert places == ([(victim.offset, victim.size)] if is_read else [])
+
+
+def nonsense(draft: Draft, column: str, value: int) -> bytes:
+    """Return a batch of one message and one other, sealed, of which a size is not what it is."""
+    batch = bytearray(packed([draft, Draft(b"other", tags=("other",))]))
+    header = read_header(bytes(batch))
+    at = layout_of(header.flags).column_start(column, header.count)
+    batch[at : at + 2] = value.to_bytes(2, "little")
+    return seal(bytes(batch[4:]), SEED)
+
+
+@given(
+    drawn=st.lists(batches(), min_size=1, max_size=6),
+    column=st.sampled_from(["size", "tags_size"]),
+    value=st.integers(40, 65_535),
+)
+def test_what_cannot_be_taken_apart_spoils_nothing_else(
+    drawn: list[Batch], column: str, value: int
+) -> None:
+    engine = open_engine(MemoryFileSystem(), StorageOptions(tail_cache_bytes=0), NOW_MS).engine
+    partition, stored = store(engine, drawn)
+    bad = nonsense(Draft(b"bad", tags=("wanted",)), column, value)
+    at = partition.confirmed
+    engine.append(partition, bad, read_header(bad), now_ms=NOW_MS, wants_disk=False)
+    engine.write()
+    test = TagTest(WANTED.any_bits, WANTED.all_bits)
+
+    found = engine.search.find(partition, ConsumeSequence(0), test, EVERYTHING)
+
+    *good, last = found.buffers
+    assert last[ENVELOPE_SIZE:] == bad, "it is handed out as it is"
+    served = messages_in(PARTITION, 0, int(at), b"".join(good))
+    wanted = [each for each in served if WANTED.matches(each.tags)]
+    assert dict(zip([each.sequence for each in wanted], read_all(wanted), strict=True)) == (
+        expected_of(stored)
+    )
