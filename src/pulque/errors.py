@@ -35,6 +35,7 @@ __all__ = [
     "RejectedError",
     "RemoteProtocolError",
     "RequestTimeoutError",
+    "SpoolFullError",
     "StaleEpochError",
     "StaleRouteError",
     "StaleSettleError",
@@ -80,6 +81,7 @@ class ErrorCode(IntEnum):
     DISCONNECTED = 41
     REQUEST_TIMEOUT = 42
     OVERLOADED = 43
+    SPOOL_FULL = 44
     STORAGE = 50
     CORRUPTION = 51
     STORAGE_FULL = 52
@@ -275,6 +277,12 @@ class OverloadedError(UnavailableError):
     """The broker has more to do than it may buffer; nothing was stored."""
 
     code = ErrorCode.OVERLOADED
+
+
+class SpoolFullError(UnavailableError):
+    """A producer's spool keeps as much as it may; the message was not taken in."""
+
+    code = ErrorCode.SPOOL_FULL
 
 
 class StorageError(PulqueError):

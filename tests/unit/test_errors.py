@@ -68,6 +68,7 @@ def test_only_what_may_succeed_unchanged_is_retryable() -> None:
         "OverloadedError",
         "ReadOnlyError",
         "RequestTimeoutError",
+        "SpoolFullError",
         "StaleRouteError",
         "StorageFullError",
         "UnavailableError",

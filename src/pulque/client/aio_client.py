@@ -27,11 +27,13 @@ from pulque.client.options import (
     check_timeout,
     consumer_plan,
     latency_table,
+    open_spool,
     send_options,
 )
 from pulque.client.receipt import Outgoing, Parts, Receipt
 from pulque.client.route_table import RouteKey
 from pulque.client.routes import HOME, Targets, Way
+from pulque.client.spooling import SPOOL_LIMIT
 from pulque.client.url import Address, addresses_of
 from pulque.client.window import BlocksName
 from pulque.client.wishes import (
@@ -187,6 +189,9 @@ class Client(Administration, Reading, Delaying):
         max_buffered_bytes: int = 32 * 1024 * 1024,
         compression: CompressionName | None = None,
         timeout: float | None = None,
+        spool: str | os.PathLike[str] | None = None,
+        spool_limit: int = SPOOL_LIMIT,
+        spool_sync: bool = True,
     ) -> Producer:
         """Return a producer that batches underneath.
 
@@ -199,7 +204,22 @@ class Client(Administration, Reading, Delaying):
             max_in_flight: How many batches of a partition may wait for their answer.
             max_buffered_bytes: How much may wait altogether before ``send`` waits.
             compression: How to compress batches; needs the extra of that name.
-            timeout: How long until a message has an outcome, in seconds.
+            timeout: How long until a message has an outcome, in seconds. With a spool that is
+                as long as it takes, and this the limit of one request.
+            spool: A folder, of this producer alone, that keeps each message until it has an
+                outcome. What is left there when the process ends is sent first by the next
+                producer that is given it, in order and once.
+            spool_limit: How many bytes may be kept there; beyond that ``send`` waits, and then
+                raises ``SpoolFullError``.
+            spool_sync: Whether what ``send`` took in must survive a power cut, too, and not only
+                the end of the process.
+
+        Raises:
+            DataDirectoryError: Another producer has the spool, or it is damaged.
+            StorageError: The spool cannot be read or written.
+
+        What became of the last run's messages is found out before the first ``send``, ``flush``
+        or ``recovered`` returns; these raise ``UnavailableError`` if nobody can say.
         """
         options = send_options(
             acks=acks or self._acks_name,
@@ -221,6 +241,7 @@ class Client(Administration, Reading, Delaying):
             producer_id=secrets.randbits(64) | 1,
             ids=IdSource(secrets.randbits(38)),
             draw=_draw,
+            spool=open_spool(spool, spool_limit, is_synced=spool_sync),
         )
         self._open_ends.add(producer)
         return producer

@@ -9,17 +9,21 @@ from typing import Self, Unpack
 
 from pulque.client.aio_connection import AsyncConnection
 from pulque.client.aio_sending import SendLinks
+from pulque.client.backoff import Backoff
 from pulque.client.batches import OutgoingBatch
 from pulque.client.dispatch import SendOptions
-from pulque.client.outgoing import NoRouteError, OutgoingCore
+from pulque.client.outgoing import NoRouteError
 from pulque.client.pending import Promise, Promises, Span
 from pulque.client.receipt import Outgoing, Parts, Receipt
 from pulque.client.route_table import RouteKey
 from pulque.client.routes import Targets, Way
+from pulque.client.send_spool import BatchNote, SendSpool
+from pulque.client.spooling import SpoolingCore, core_of, is_stored
 from pulque.errors import (
     DisconnectedError,
     PulqueError,
     RequestTimeoutError,
+    SpoolFullError,
 )
 from pulque.model.ids import IdSource
 
@@ -96,16 +100,25 @@ class Producer:
         producer_id: int,
         ids: IdSource,
         draw: Callable[[], float],
+        spool: SendSpool | None = None,
     ) -> None:
-        self._core = OutgoingCore(
+        self._core = core_of(
             options,
+            spool=spool,
             producer_id=producer_id,
             ids=ids,
             promise=PendingSend,
             monotonic=time.monotonic,
-            now_ms=lambda: time.time_ns() // 1_000_000,
+            now_ms=_now_ms,
             draw=draw,
         )
+        self._spool = spool
+        self._draw = draw
+        self._connect = connect
+        self._recovery: asyncio.Task[None] | None = None
+        self.left_over = PendingSends([])
+        """The promises of what the spool had left from the last run, in its order; known once
+        ``recovered`` returns."""
         self._signal = self._core.signal
         self._find_targets = find_targets
         self._loop = asyncio.get_running_loop()
@@ -114,6 +127,22 @@ class Producer:
         self._is_closed = False
         if first_place is not None:
             self._core.add_place(first_place)
+        if spool is not None:
+            self._recovery = asyncio.create_task(self._recover(), name="pulque-spool")
+
+    async def recovered(self) -> None:
+        """Wait until it is known what became of the last run's messages, where there is a spool.
+
+        Raises:
+            UnavailableError: That could not be found out; the next call tries again.
+            FencedError: The spool was used elsewhere, perhaps as a copy.
+        """
+        if self._recovery is None:
+            return
+        if self._recovery.done() and self._recovery.exception() is not None:
+            self._recovery = asyncio.create_task(self._recover(), name="pulque-spool")
+        await asyncio.shield(self._recovery)
+        self._recovery = None
 
     async def send(self, subject: str, body: bytes, **parts: Unpack[Parts]) -> PendingSend:
         """Take in one message and return the promise of its receipt.
@@ -131,7 +160,10 @@ class Producer:
             MessageTooLargeError: The broker would refuse it; it was not taken in.
             UsageError: It is no message, or the producer is closed.
             UnavailableError: Who serves the subject could not be found out.
+            SpoolFullError: The spool has no room, and got none within the producer's timeout.
         """
+        if self._recovery is not None:
+            await self.recovered()
         core = self._core
         try:
             order_key = parts.get("order_key") if len(parts) == 1 else None
@@ -144,6 +176,11 @@ class Producer:
         except NoRouteError as unknown:
             await self._learn(unknown.way)
             return await self.send(subject, body, **parts)
+        except SpoolFullError:
+            await self._work()
+            if core.is_crowded:
+                raise
+            return await self.send(subject, body, **parts)
         if self._signal.is_up:
             await self._work()
         return pending
@@ -154,6 +191,7 @@ class Producer:
         The cheapest way to send bodies that are at hand. Waits and raises as ``send`` does;
         when it raises in the middle, a note says how many were taken in.
         """
+        await self.recovered()
         items = messages if isinstance(messages, list) else list(messages)
         for way in self._core.ways_of(subject, items):
             if not self._core.knows(way):
@@ -173,15 +211,23 @@ class Producer:
         Raises:
             RequestTimeoutError: Some have none within ``timeout`` seconds.
         """
+        await self.recovered()
         batches = self._core.flush()
         self._links.pump()
         await _wait_for(batches, timeout)
 
     async def close(self, timeout: float | None = None) -> None:
-        """Flush, and end. Messages without an outcome by then get ``DisconnectedError``."""
+        """Flush, and end. Messages without an outcome by then get ``DisconnectedError``.
+
+        With a spool it waits for the producer's timeout at most, if for no other time; they stay
+        there, and the next producer with this spool sends them.
+        """
         if self._is_closed:
             return
         self._is_closed = True
+        if timeout is None and self._spool is not None:
+            timeout = self._core.options.timeout
+        await self._end_recovery()
         batches = self._core.close()
         self._links.changed.set()
         self._links.pump()
@@ -195,6 +241,8 @@ class Producer:
             )
             self._links.tell()
             await self._links.stop()
+            if self._spool is not None:
+                self._spool.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -218,6 +266,44 @@ class Producer:
     async def _learn(self, way: Way) -> None:
         self._core.add_way(way, await self._find_targets(way))
 
+    async def _end_recovery(self) -> None:
+        if self._recovery is not None:
+            self._recovery.cancel()
+            await asyncio.gather(self._recovery, return_exceptions=True)
+
+    async def _recover(self) -> None:
+        """Find out about what was under way when the last run ended, and send the rest."""
+        core = self._core
+        assert isinstance(core, SpoolingCore)  # noqa: S101  # there is a spool
+        for way, note in core.undecided():
+            await self._decide(core, way, note)
+        for way in core.ways_left():
+            await self._learn(way)
+        self.left_over = PendingSends(core.resume())
+        self._links.pump()
+
+    async def _decide(self, core: SpoolingCore[PendingSend], way: Way, note: BatchNote) -> None:
+        backoff = Backoff(self._draw)
+        deadline = self._loop.time() + core.options.timeout
+        while True:
+            try:
+                await self._find_targets(way)
+                core.decide(note, is_stored=await self._ask(core, note))
+                return
+            except PulqueError as error:
+                wait = backoff.next_wait()
+                if not error.retryable or self._loop.time() + wait > deadline:
+                    raise
+                await asyncio.sleep(wait)
+
+    async def _ask(self, core: SpoolingCore[PendingSend], note: BatchNote) -> bool:
+        timeout = core.options.timeout
+        connection = await self._connect(note.place, timeout)
+        try:
+            return await connection.request(core.question(note, timeout), timeout, is_stored)
+        finally:
+            await connection.close()
+
     async def _work(self) -> None:
         """Send what is ready, and wait while too much is not."""
         self._links.pump()
@@ -230,6 +316,10 @@ class Producer:
                     await self._links.changed.wait()
             except TimeoutError:
                 return
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 async def _wait_for(batches: Sequence[OutgoingBatch], timeout: float | None) -> None:

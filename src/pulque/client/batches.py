@@ -123,6 +123,7 @@ class OutgoingBatch:
         "is_done",
         "is_ordered",
         "is_unanswered",
+        "kept",
         "keys",
         "large",
         "lock",
@@ -173,6 +174,8 @@ class OutgoingBatch:
         """Whether it was sent, and the connection lost before there was an answer."""
         self.may_be_doubled = False
         """Whether that was with another broker than the one that has it now."""
+        self.kept: list[int] | None = None
+        """By which numbers the producer's spool knows its messages, if there is one."""
         self.outcome: Outcome | None = None
         self.error: PulqueError | None = None
         self.callbacks: list[Callable[[], object]] | None = None

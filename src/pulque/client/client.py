@@ -23,6 +23,7 @@ from pulque.client.options import (
     check_timeout,
     consumer_plan,
     latency_table,
+    open_spool,
     send_options,
 )
 from pulque.client.ordered_consumer import OrderedConsumer
@@ -31,6 +32,7 @@ from pulque.client.reading import Reading
 from pulque.client.route_table import RouteKey
 from pulque.client.routes import HOME
 from pulque.client.sends import Sends
+from pulque.client.spooling import SPOOL_LIMIT
 from pulque.client.url import Address, addresses_of
 from pulque.client.window import BlocksName
 from pulque.client.wishes import (
@@ -143,6 +145,9 @@ class Client(Administration, Reading, Delaying, Sends):
         max_buffered_bytes: int = 32 * 1024 * 1024,
         compression: CompressionName | None = None,
         timeout: float | None = None,
+        spool: str | os.PathLike[str] | None = None,
+        spool_limit: int = SPOOL_LIMIT,
+        spool_sync: bool = True,
     ) -> Producer:
         """Return a producer that batches underneath.
 
@@ -155,7 +160,20 @@ class Client(Administration, Reading, Delaying, Sends):
             max_in_flight: How many batches of a partition may wait for their answer.
             max_buffered_bytes: How much may wait altogether before ``send`` blocks.
             compression: How to compress batches; needs the extra of that name.
-            timeout: How long until a message has an outcome, in seconds.
+            timeout: How long until a message has an outcome, in seconds. With a spool that is
+                as long as it takes, and this the limit of one request.
+            spool: A folder, of this producer alone, that keeps each message until it has an
+                outcome. What is left there when the process ends is sent first by the next
+                producer that is given it, in order and once.
+            spool_limit: How many bytes may be kept there; beyond that ``send`` waits, and then
+                raises ``SpoolFullError``.
+            spool_sync: Whether what ``send`` took in must survive a power cut, too, and not only
+                the end of the process.
+
+        Raises:
+            DataDirectoryError: Another producer has the spool, or it is damaged.
+            StorageError: The spool cannot be read or written.
+            UnavailableError: What became of the last run's messages could not be found out.
         """
         options = send_options(
             acks=acks or self._acks_name,
@@ -177,6 +195,7 @@ class Client(Administration, Reading, Delaying, Sends):
             producer_id=secrets.randbits(64) | 1,
             ids=IdSource(secrets.randbits(38)),
             draw=_draw,
+            spool=open_spool(spool, spool_limit, is_synced=spool_sync),
         )
         self._open_ends.add(producer)
         return producer

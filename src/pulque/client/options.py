@@ -1,6 +1,7 @@
 """What an application may choose when it connects, sends and receives, and what it gets else."""
 
 import os
+import time
 from collections.abc import Iterable
 from typing import Literal
 
@@ -10,6 +11,8 @@ from pulque.client.dispatch import SendOptions
 from pulque.client.health import LATENCY_TABLE, LatencyRow
 from pulque.client.identity import Identity, state_folder
 from pulque.client.pull_options import PullOptions
+from pulque.client.send_spool import SendSpool, read_boot
+from pulque.client.spool_files import Folder
 from pulque.client.wishes import (
     WINDOW_LENGTH,
     RetryPolicy,
@@ -37,6 +40,7 @@ __all__ = [
     "check_timeout",
     "consumer_plan",
     "latency_table",
+    "open_spool",
     "send_options",
 ]
 
@@ -105,6 +109,22 @@ def send_options(  # noqa: PLR0913  # the arguments of Client.producer
         max_buffered_bytes=max_buffered_bytes,
         timeout=check_timeout(timeout),
         codec=codec,
+    )
+
+
+def open_spool(
+    folder: str | os.PathLike[str] | None, limit: int, *, is_synced: bool
+) -> SendSpool | None:
+    """Open the spool of a producer, if it is to have one."""
+    if folder is None:
+        return None
+    _check("spool_limit", limit, 1, 2**40)
+    return SendSpool(
+        Folder(folder),
+        limit=limit,
+        is_synced=is_synced,
+        now_ms=lambda: time.time_ns() // 1_000_000,
+        boot=read_boot(),
     )
 
 

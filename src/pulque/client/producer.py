@@ -6,15 +6,18 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Self, Unpack
 
+from pulque.client.backoff import Backoff
 from pulque.client.connection import Connection
 from pulque.client.dispatch import SendOptions
-from pulque.client.outgoing import NoRouteError, OutgoingCore
+from pulque.client.outgoing import NoRouteError
 from pulque.client.pending import PendingSend, PendingSends, Span, wait_for
 from pulque.client.receipt import Outgoing, Parts
 from pulque.client.route_table import RouteKey
 from pulque.client.routes import Targets, Way
+from pulque.client.send_spool import BatchNote, SendSpool
 from pulque.client.sending import SendLinks
-from pulque.errors import DisconnectedError, RequestTimeoutError
+from pulque.client.spooling import SpoolingCore, core_of, is_stored
+from pulque.errors import DisconnectedError, PulqueError, RequestTimeoutError, SpoolFullError
 from pulque.model.ids import IdSource
 
 __all__ = ["Producer"]
@@ -42,9 +45,11 @@ class Producer:
         producer_id: int,
         ids: IdSource,
         draw: Callable[[], float],
+        spool: SendSpool | None = None,
     ) -> None:
-        self._core = OutgoingCore(
+        self._core = core_of(
             options,
+            spool=spool,
             producer_id=producer_id,
             ids=ids,
             promise=PendingSend,
@@ -52,6 +57,11 @@ class Producer:
             now_ms=_now_ms,
             draw=draw,
         )
+        self._spool = spool
+        self._draw = draw
+        self._connect = connect
+        self.left_over = PendingSends([])
+        """The promises of what the spool had left from the last run, in its order."""
         self._signal = self._core.signal
         self._add = self._core.add
         self._add_keyed = self._core.add_keyed
@@ -60,6 +70,8 @@ class Producer:
         if first_place is not None:
             self._core.add_place(first_place)
         self._is_closed = False
+        if isinstance(self._core, SpoolingCore):
+            self._recover(self._core)
         atexit.register(self.close, _LAST_WORDS)
 
     def send(self, subject: str, body: bytes, **parts: Unpack[Parts]) -> PendingSend:
@@ -78,6 +90,7 @@ class Producer:
             MessageTooLargeError: The broker would refuse it; it was not taken in.
             UsageError: It is no message, or the producer is closed.
             UnavailableError: Who serves the subject could not be found out.
+            SpoolFullError: The spool has no room, and got none within the producer's timeout.
         """
         try:
             if not parts:
@@ -88,6 +101,11 @@ class Producer:
                 pending = self._core.add_message(subject, Outgoing(body, **parts))
         except NoRouteError as unknown:
             self._learn(unknown.way)
+            return self.send(subject, body, **parts)
+        except SpoolFullError:
+            self._work()
+            if self._core.is_crowded:
+                raise
             return self.send(subject, body, **parts)
         if self._signal.is_up:
             self._work()
@@ -124,10 +142,16 @@ class Producer:
         wait_for(batches, timeout)
 
     def close(self, timeout: float | None = None) -> None:
-        """Flush, and end. Messages without an outcome by then get ``DisconnectedError``."""
+        """Flush, and end. Messages without an outcome by then get ``DisconnectedError``.
+
+        With a spool it waits for the producer's timeout at most, if for no other time; they stay
+        there, and the next producer with this spool sends them.
+        """
         if self._is_closed:
             return
         self._is_closed = True
+        if timeout is None and self._spool is not None:
+            timeout = self._core.options.timeout
         atexit.unregister(self.close)
         with self._core.lock:
             batches = self._core.close()
@@ -144,6 +168,8 @@ class Producer:
             self._links.tell(finished)
         finally:
             self._links.stop()
+            if self._spool is not None:
+                self._spool.close()
 
     def __enter__(self) -> Self:
         return self
@@ -166,6 +192,44 @@ class Producer:
         targets = self._find_targets(way)
         with self._core.lock:
             self._core.add_way(way, targets)
+
+    def _recover(self, core: SpoolingCore[PendingSend]) -> None:
+        """Find out about what was under way when the last run ended, and send the rest."""
+        try:
+            for way, note in core.undecided():
+                self._decide(core, way, note)
+            for way in core.ways_left():
+                self._learn(way)
+            self.left_over = PendingSends(core.resume())
+        except BaseException:
+            self._is_closed = True
+            self._links.stop()
+            if self._spool is not None:
+                self._spool.close()
+            raise
+        self._links.pump()
+
+    def _decide(self, core: SpoolingCore[PendingSend], way: Way, note: BatchNote) -> None:
+        backoff = Backoff(self._draw)
+        deadline = time.monotonic() + core.options.timeout
+        while True:
+            try:
+                self._find_targets(way)
+                core.decide(note, is_stored=self._ask(core, note))
+                return
+            except PulqueError as error:
+                wait = backoff.next_wait()
+                if not error.retryable or time.monotonic() + wait > deadline:
+                    raise
+                time.sleep(wait)
+
+    def _ask(self, core: SpoolingCore[PendingSend], note: BatchNote) -> bool:
+        timeout = core.options.timeout
+        connection = self._connect(note.place, timeout)
+        try:
+            return is_stored(connection.request(core.question(note, timeout), timeout))
+        finally:
+            connection.close()
 
     def _work(self) -> None:
         """Send what is ready, and wait while too much is not."""

@@ -75,6 +75,8 @@ def divide(
             message_id=stored.id_of(index),
         )
         piece.ids += stored.id_of(index)
+        if batch.kept is not None and piece.kept is not None:
+            piece.kept.append(batch.kept[index])
     batch.pieces_left = len(pieces)
     return list(pieces.values())
 
@@ -87,6 +89,7 @@ def _empty_like(batch: OutgoingBatch, stream: Stream) -> OutgoingBatch:
     piece.is_ordered = batch.is_ordered
     piece.may_be_doubled = batch.may_be_doubled
     piece.opened_at_ms = batch.opened_at_ms
+    piece.kept = None if batch.kept is None else []
     return piece
 
 

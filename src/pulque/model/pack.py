@@ -26,6 +26,7 @@ __all__ = [
     "BatchPacker",
     "ProducedBy",
     "encode_headers",
+    "encode_key",
     "encode_order_key",
     "encode_tags",
 ]
@@ -156,7 +157,7 @@ class BatchPacker:
         encoded_headers = encode_headers(headers) if headers else b""
         return self.add_encoded(
             body,
-            key=_encode_key(key, "key") if key else b"",
+            key=encode_key(key, "key") if key else b"",
             order_key=encode_order_key(order_key) if order_key else b"",
             tags=encoded_tags,
             headers=encoded_headers,
@@ -349,10 +350,15 @@ def encode_order_key(text: str) -> bytes:
     Raises:
         UsageError: It is too long, or no text.
     """
-    return _encode_key(text, "order key")
+    return encode_key(text, "order key")
 
 
-def _encode_key(text: str, kind: str) -> bytes:
+def encode_key(text: str, kind: str) -> bytes:
+    """Return a key as it stands in a record; ``kind`` is what errors call it.
+
+    Raises:
+        UsageError: It is too long, or no text.
+    """
     encoded = _encode(text, kind)
     if len(encoded) > MAX_KEY_SIZE:
         raise UsageError(f"a {kind} of {len(encoded)} bytes; at most {MAX_KEY_SIZE} are allowed")
