@@ -5,6 +5,8 @@ answers travel for any time, consumers stand still for any time, locks and permi
 moment in which a message is handed out, nobody else was ever given the partition since.
 """
 
+from collections.abc import Iterator
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
@@ -118,6 +120,7 @@ class Consumer:
         self.asked: list[Request] = []
         self.answers: list[tuple[Request, Response | PulqueError]] = []
         self.running: list[OrderedMessage] = []
+        self.following: Iterator[OrderedMessage] = iter(())
 
 
 class OneOwner(RuleBasedStateMachine):
@@ -203,10 +206,28 @@ class OneOwner(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 1))
     def hand_out(self, which: int) -> None:
-        consumer, now = self.consumers[which], self.broker.now
-        message = consumer.core.take(now)
-        if message is None:
-            return
+        consumer = self.consumers[which]
+        message = consumer.core.take(self.broker.now)
+        if message is not None:
+            self._handed(consumer, message)
+            consumer.following = consumer.core.follow(message, 4)
+
+    @rule(which=st.integers(0, 1), times=st.integers(1, 4))
+    def end_and_go_on(self, which: int, times: int) -> None:
+        """Handle one after the other, as who iterates does."""
+        for _ in range(times):
+            self.end(which, -1, fails=False)
+            self.go_on(which)
+
+    @rule(which=st.integers(0, 1))
+    def go_on(self, which: int) -> None:
+        consumer = self.consumers[which]
+        message = next(consumer.following, None)
+        if message is not None:
+            self._handed(consumer, message)
+
+    def _handed(self, consumer: Consumer, message: OrderedMessage) -> None:
+        now = self.broker.now
         assert message.token == self.broker.token, "another has it by now"
         assert consumer.name == self.broker.holder
         assert now < consumer.permit.until
@@ -252,6 +273,47 @@ class OneOwner(RuleBasedStateMachine):
 
 OneOwner.TestCase.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
 TestOneOwner = pytest.mark.accepts("002-49", "002-51", "002-53", "002-54")(OneOwner.TestCase)
+
+
+def owner(broker: LockingBroker) -> Consumer:
+    """Return a consumer that has the lock, messages, and a permit for ten seconds."""
+    consumer = Consumer("one", broker)
+    broker.now = 1.0
+    consumer.permit.until = 11.0
+    core = consumer.core
+    lock = core.next_route()
+    assert lock is not None
+    answer = broker.handle(lock)
+    assert not isinstance(answer, PulqueError)
+    core.routed(answer)
+    answer = broker.handle(core.next_pull(9, 1.0))
+    assert isinstance(answer, Pulled)
+    core.pulled(answer)
+    return consumer
+
+
+@pytest.mark.accepts("002-49")
+@pytest.mark.parametrize("why", ["permit", "lock", "leaving"])
+def test_who_iterates_is_stopped_before_the_next_message(why: str) -> None:
+    broker = LockingBroker()
+    consumer = owner(broker)
+    core = consumer.core
+    message = core.take(broker.now)
+    assert message is not None
+    following = core.follow(message, 9)
+    message.ack()
+    second = next(following)
+    second.ack()
+    if why == "permit":
+        consumer.permit.until = 2.0
+        broker.now = 2.0
+    elif why == "lock":
+        broker.now = 1.0 + LOCK
+    else:
+        core.is_leaving = True
+    assert next(following, None) is None
+    assert core.take(broker.now) is None
+    assert core.window.is_idle
 
 
 # ── what the meta server says ──────────────────────────────────────────────────────────────

@@ -5,7 +5,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from pulque.client.aio_connection import AsyncConnection
 from pulque.client.aio_inlet import Inlet
@@ -56,7 +56,8 @@ class OrderedInlets(Inlets):
         self._leaving: dict[Leaf, asyncio.Task[None]] = {}
         self._cores: tuple[tuple[Inlet, OrderedCore], ...] = ()
         self._at = 0
-        self._taken = 0
+        self._last: OrderedCore | None = None
+        """Whose message was taken last."""
         self._task: asyncio.Task[None] | None = None
         self._meta: AsyncConnection | None = None
         self._fatal: PulqueError | None = None
@@ -64,23 +65,31 @@ class OrderedInlets(Inlets):
 
     # ── one message after the other ────────────────────────────────────────────────────────
 
-    def take(self, want: int) -> OrderedMessage | None:
-        """Return a message that may be handed out now; partitions that have some take turns."""
+    def take(self, most: int, want: int) -> list[OrderedMessage]:
+        """Return messages that may be handed out now; partitions that have some take turns.
+
+        Args:
+            most: How many, at most.
+            want: How many to have on their way, where there is room.
+        """
+        messages: list[OrderedMessage] = []
         cores = self._cores
-        now = time.monotonic()
         for step in range(len(cores)):
             at = (self._at + step) % len(cores)
             inlet, core = cores[at]
-            message = core.take(now)
-            if message is None:
-                continue
-            if not core.is_pulling and core.room > 0:
+            some = core.take_many(most - len(messages))
+            if some and not core.is_pulling and core.room > 0:
                 inlet.ask_ahead(want)
-            self._taken = self._taken + 1 if not step else 1
-            self._at = at + self._taken // TURN
-            self._taken %= TURN
-            return message
-        return None
+            messages += some
+            if len(messages) >= most:
+                self._at = at + 1
+                self._last = core
+                break
+        return messages
+
+    def follow(self, message: OrderedMessage) -> Iterable[OrderedMessage]:
+        """Yield what comes behind the only message that ``take`` returned, until others' turn."""
+        return () if self._last is None else self._last.follow(message, TURN)
 
     def _next_wake(self, until: float) -> float:
         for _, core in self._cores:

@@ -10,7 +10,7 @@ is abandoned; then the lock is released.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from pulque.client.holding import Subscription
@@ -225,6 +225,27 @@ class OrderedCore(IncomingCore):
         """Return the next message, if there is one that may be handed out now."""
         return self.window.take(now) if self.may_hand_out(now) else None
 
+    def take_many(self, most: int) -> list[OrderedMessage]:
+        """Return messages that may be handed out side by side, each at its own moment."""
+        messages: list[OrderedMessage] = []
+        while len(messages) < most:
+            message = self.take(self._monotonic())
+            if message is None:
+                break
+            messages.append(message)
+        return messages
+
+    def follow(self, message: OrderedMessage, most: int) -> Iterator[OrderedMessage]:
+        """Yield what comes behind a message that ``take`` returned; see ``Window.follow``."""
+        return message.followers(most, self._instant)
+
+    def _instant(self) -> float:
+        """Return what time it is, if messages may be handed out at this moment; else 0."""
+        now = self._monotonic()
+        if now < self._locked_until and now < self._permit.until and not self.is_leaving:
+            return now
+        return 0.0
+
     @property
     def has_waiting(self) -> bool:
         """Whether ``take`` may have something."""
@@ -320,6 +341,10 @@ class RetryCore(OrderedCore):
         """Return the next message, if there is one that may be handed out now."""
         self.window.on_ended = self.on_ended
         return super().take(now)
+
+    def _instant(self) -> float:
+        now = self._monotonic()
+        return now if self.may_hand_out(now) else 0.0
 
     @property
     def is_drained(self) -> bool:

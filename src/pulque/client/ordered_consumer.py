@@ -33,8 +33,9 @@ class OrderedConsumer(Consumer):
                 can go on: iterate again.
             FencedError: Another consumer took over this id.
         """
-        while (message := self._next(FOR_EVER)) is not None:
-            yield message
+        while found := self._take(1, FOR_EVER):
+            yield found[0]
+            yield from self._inlets.follow(found[0])
 
     def pull(
         self, max_messages: int | None = None, *, timeout: float = 1.0
@@ -48,27 +49,20 @@ class OrderedConsumer(Consumer):
         limit = max_messages or self._plan.options.max_messages
         if limit < 1:
             raise UsageError(f"max_messages is {max_messages}; at least 1 must be asked for")
-        messages: list[ReceivedMessage] = []
-        message = self._next(time.monotonic() + timeout)
-        while message is not None:
-            messages.append(message)
-            if len(messages) >= limit:
-                break
-            message = self._inlets.take(self._plan.options.max_messages)
-        return messages
+        return list(self._take(limit, time.monotonic() + timeout))
 
     def ack_all(self, messages: Iterable[ReceivedMessage]) -> None:
         """Ack many messages."""
         for message in messages:
             message.ack()
 
-    def _next(self, deadline: float) -> OrderedMessage | None:
+    def _take(self, most: int, deadline: float) -> list[OrderedMessage]:
         want = self._plan.options.max_messages
         while not self._is_closed:
-            message = self._inlets.take(want)
-            if message is not None:
-                return message
+            messages = self._inlets.take(most, want)
+            if messages:
+                return messages
             self._inlets.exchange(deadline, want)
             if time.monotonic() >= deadline and not self._inlets.has_waiting:
-                return None
-        return None
+                break
+        return []

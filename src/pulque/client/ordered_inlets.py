@@ -8,7 +8,7 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from pulque.client.attendance import Attendance, Leaf, difference
 from pulque.client.backoff import Backoff
@@ -64,7 +64,8 @@ class OrderedInlets(Inlets):
         self._leaving: set[Leaf] = set()
         self._cores: tuple[tuple[Inlet, OrderedCore], ...] = ()
         self._at = 0
-        self._taken = 0
+        self._last: OrderedCore | None = None
+        """Whose message was taken last."""
         self._thread: threading.Thread | None = None
         self._stopped = threading.Event()
         self._meta: Connection | None = None
@@ -73,25 +74,33 @@ class OrderedInlets(Inlets):
 
     # ── one message after the other ────────────────────────────────────────────────────────
 
-    def take(self, want: int) -> OrderedMessage | None:
-        """Return a message that may be handed out now; partitions that have some take turns."""
+    def take(self, most: int, want: int) -> list[OrderedMessage]:
+        """Return messages that may be handed out now; partitions that have some take turns.
+
+        Args:
+            most: How many, at most.
+            want: How many to have on their way, where there is room.
+        """
+        messages: list[OrderedMessage] = []
         cores = self._cores
-        now = time.monotonic()
         for step in range(len(cores)):
             at = (self._at + step) % len(cores)
             inlet, core = cores[at]
             with inlet.lock:
-                message = core.take(now)
-                is_thirsty = message is not None and not core.is_pulling and core.room > 0
-            if message is None:
-                continue
+                some = core.take_many(most - len(messages))
+                is_thirsty = bool(some) and not core.is_pulling and core.room > 0
             if is_thirsty:
                 inlet.ask_ahead(want)
-            self._taken = self._taken + 1 if not step else 1
-            self._at = at + self._taken // TURN
-            self._taken %= TURN
-            return message
-        return None
+            messages += some
+            if len(messages) >= most:
+                self._at = at + 1
+                self._last = core
+                break
+        return messages
+
+    def follow(self, message: OrderedMessage) -> Iterable[OrderedMessage]:
+        """Yield what comes behind the only message that ``take`` returned, until others' turn."""
+        return () if self._last is None else self._last.follow(message, TURN)
 
     def stuck(self) -> list[OrderedCore]:
         """Return the partitions whose window is full."""

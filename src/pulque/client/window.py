@@ -20,9 +20,9 @@ any thread; all else is for one at a time.
 import heapq
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import count
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pulque.client.received import ACKED, OPEN, ReceivedBatch, ReceivedMessage
 from pulque.model.actions import GROUP_DECIDES, NO_RETRY
@@ -36,6 +36,8 @@ BlocksName = Literal["key", "partition"]
 DELAYS = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Seconds before each further attempt in place; the last one counts for all that follow."""
 _ORDER_KEYS = int(Flag.ORDER_KEYS)
+_FOR_GOOD = NO_RETRY
+"""As the fate of an attempt: there is no other in its place."""
 
 
 class OrderedMessage(ReceivedMessage):
@@ -45,35 +47,50 @@ class OrderedMessage(ReceivedMessage):
     while, and the others of its key wait for it. ``reject`` makes it a dead letter instead.
     """
 
-    __slots__ = ("_handed_at", "_has_ended", "_retries", "_window")
+    __slots__ = ("_fate", "_handed_at", "_key", "_retries", "_window")
 
     def __init__(
-        self, batch: ReceivedBatch, index: int, window: "Window", retries: int = 0
+        self,
+        batch: ReceivedBatch,
+        index: int,
+        window: "Window",
+        key: bytes | None,
+        retries: int = 0,
     ) -> None:
+        # Window.follow does the same without calling this.
         self._batch = batch
         self._index = index
         self._window = window
+        self._key = key
+        """None if nobody needed to know it."""
         self._retries = retries
-        self._has_ended = False
+        self._fate: int | None = None
+        """How this attempt ended: for good, or with another after so many milliseconds."""
         self._handed_at = 0.0
 
     def ack(self) -> None:
         """Say that it is done. Nothing happens if it is another consumer's by now."""
-        if not self._has_ended:
-            self._has_ended = True
+        if self._fate is None:
+            self._fate = _FOR_GOOD
             self._batch.states[self._index] = ACKED
-            self._window.ended(self, None)
+            window = self._window
+            window.ended.append(self)
+            if window.is_starved:
+                window.tell_ended()
 
     def _nack(self, reason: str, delay_ms: int) -> None:
-        if self._has_ended:
+        if self._fate is not None:
             return
-        self._has_ended = True
-        if self._window.in_place and delay_ms != NO_RETRY:
+        window = self._window
+        if window.in_place and delay_ms != NO_RETRY:
             log.info("%r failed, and is tried again in its place: %s", self, reason)
-            self._window.ended(self, delay_ms)
-            return
-        super()._nack(reason, delay_ms)
-        self._window.ended(self, None)
+            self._fate = delay_ms
+        else:
+            self._fate = _FOR_GOOD
+            super()._nack(reason, delay_ms)
+        window.ended.append(self)
+        if window.is_starved:
+            window.tell_ended()
 
     @property
     def attempt(self) -> int:
@@ -83,12 +100,16 @@ class OrderedMessage(ReceivedMessage):
     @property
     def is_finished(self) -> bool:
         """Whether this attempt ended: it was acked or nacked here."""
-        return self._has_ended or super().is_finished
+        return self._fate is not None or super().is_finished
 
     @property
     def is_abandoned(self) -> bool:
         """Whether it is no longer this consumer's: to ack or nack it has no effect."""
         return super().is_abandoned or not self._window.is_open
+
+    def followers(self, most: int, instant: Callable[[], float]) -> "Iterator[OrderedMessage]":
+        """Yield what comes behind it, one after the other; see ``Window.follow``."""
+        return self._window.follow(self, most, instant)
 
     @property
     def handed_at(self) -> float:
@@ -99,16 +120,6 @@ class OrderedMessage(ReceivedMessage):
     def token(self) -> int:
         """The token of the lock under which it was handed out; it grows with every owner."""
         return self._window.token
-
-
-class _Line:
-    """The messages of one order key: one that is handed out or waits, and those behind it."""
-
-    __slots__ = ("behind", "current")
-
-    def __init__(self, current: OrderedMessage | None) -> None:
-        self.current = current
-        self.behind: deque[tuple[ReceivedBatch, int]] = deque()
 
 
 class Window:
@@ -133,6 +144,10 @@ class Window:
         self.in_place = in_place
         self.is_open = True
         """Whether what was handed out is still ours."""
+        self.ended: deque[OrderedMessage] = deque()
+        """Handed out and ended since; for ``ack`` and ``nack``."""
+        self.is_starved = False
+        """Whether ``take`` found nothing: who ends a message has to tell."""
         self.on_ended: Callable[[], None] | None = None
         """Called by ``ack`` and ``nack``, in their thread, when ``take`` found nothing before."""
         self._blocks_all = blocks == "partition"
@@ -140,17 +155,19 @@ class Window:
         self._fresh: deque[ReceivedBatch] = deque()
         self._next = 0
         """The index of the next message in the first of them."""
-        self._released: deque[tuple[ReceivedBatch, int]] = deque()
+        self._released: deque[_Behind] = deque()
         """Their key is free for them now."""
-        self._lines: dict[bytes, _Line] = {}
+        self._busy: dict[bytes, OrderedMessage | None] = {}
+        """By order key: which one is handed out or waits for its next attempt; None if the next
+        one is released."""
+        self._behind: dict[bytes, deque[_Behind]] = {}
+        """By order key: those that wait for it."""
         self._alone: OrderedMessage | None = None
         """The only one in flight, while nobody needed to know its key."""
         self._retries: list[tuple[float, int, OrderedMessage]] = []
         self._order = count()
         self._again = 0
         """How many of those in flight failed before."""
-        self._ended: deque[tuple[OrderedMessage, int | None]] = deque()
-        self._is_starved = False
         self.in_flight = 0
         """How many are handed out and not finished."""
 
@@ -162,11 +179,10 @@ class Window:
             self._next = batch.start
         self._fresh.append(batch)
 
-    def ended(self, message: OrderedMessage, delay_ms: int | None) -> None:
-        """Take note that an attempt ended: for good, or with another after a delay."""
-        self._ended.append((message, delay_ms))
-        if self._is_starved and self.on_ended is not None:
-            self._is_starved = False
+    def tell_ended(self) -> None:
+        """Tell whoever waits for a message to end that one has."""
+        if self.is_starved and self.on_ended is not None:
+            self.is_starved = False
             self.on_ended()
 
     def close(self) -> None:
@@ -174,7 +190,8 @@ class Window:
         self.is_open = False
         self._fresh.clear()
         self._released.clear()
-        self._lines.clear()
+        self._busy.clear()
+        self._behind.clear()
         self._retries.clear()
         self._alone = None
 
@@ -182,7 +199,7 @@ class Window:
 
     def has_ready(self, now: float) -> bool:
         """Say whether it is worth a ``take``."""
-        if self._ended or (self._retries and self._retries[0][0] <= now):
+        if self.ended or (self._retries and self._retries[0][0] <= now):
             return True
         return bool(self._fresh or self._released) and not self._is_blocked
 
@@ -193,39 +210,63 @@ class Window:
     @property
     def is_idle(self) -> bool:
         """Whether all that was handed out has ended."""
-        return self.in_flight == len(self._ended)
+        return self.in_flight == len(self.ended)
 
     def take(self, now: float) -> OrderedMessage | None:
         """Return the next message to be handled, or None if all have to wait."""
-        found = self._take_following(now) or self._take(now)
+        found = self._take(now)
         if found is None:
-            self._is_starved = True
-            if self._ended:  # since then, and nobody was told
+            self.is_starved = True
+            if self.ended:  # since then, and nobody was told
                 found = self._take(now)
         return found
 
-    def _take_following(self, now: float) -> OrderedMessage | None:
-        """Return the message after the only one that was in flight: the short way.
+    def follow(
+        self, message: OrderedMessage, most: int, instant: Callable[[], float]
+    ) -> Iterator[OrderedMessage]:
+        """Yield the messages behind one, each when the one before has ended: the short way.
 
-        Whoever handles one after the other never needs to know their keys.
+        Whoever handles one after the other never needs to know their keys. It ends wherever
+        anything else is to be decided; ``take`` goes on then.
+
+        No lock is needed. A message that ended is claimed first, so that the window is not idle;
+        only then is ``instant`` asked. Whoever makes it say no, and finds the window idle after
+        that, knows that nothing goes out any more.
+
+        Args:
+            message: As ``take`` returned it last.
+            most: How many, at most.
+            instant: Returns what time it is if messages may be handed out, else 0.
         """
-        alone, ended = self._alone, self._ended
-        if alone is None or len(ended) != 1 or ended[0][0] is not alone:
-            return None
-        batch = alone._batch  # noqa: SLF001
-        index = self._next
-        if not self._fresh or self._fresh[0] is not batch or index + 1 >= batch.end:
-            return None
-        if ended[0][1] is not None or index < batch.settled or self._retries:
-            return None
-        ended.clear()
-        self._next = index + 1
-        self._alone = message = OrderedMessage(batch, index, self)
-        message._handed_at = now  # noqa: SLF001
-        return message
+        batch, ended = message._batch, self.ended  # noqa: SLF001  # its own
+        start = message._index + 1  # noqa: SLF001
+        new = OrderedMessage.__new__
+        if self._retries:
+            return
+        for index in range(start, start + most):
+            # The last one of a batch goes the long way: another batch comes after it.
+            if self._alone is not message or not batch.settled <= index < batch.end - 1:
+                return
+            if not ended or message._fate != _FOR_GOOD:  # noqa: SLF001
+                return
+            ended.popleft()
+            now = instant()
+            if not now or not self.is_open:
+                ended.append(message)
+                return
+            message = new(OrderedMessage)  # the one before, from now on
+            message._batch = batch  # noqa: SLF001
+            message._index = index  # noqa: SLF001
+            message._window = self  # noqa: SLF001
+            message._key = message._fate = None  # noqa: SLF001
+            message._retries = 0  # noqa: SLF001
+            message._handed_at = now  # noqa: SLF001
+            self._next = index + 1
+            self._alone = message
+            yield message
 
     def _take(self, now: float) -> OrderedMessage | None:
-        if self._ended:
+        if self.ended:
             self._take_in_ended(now)
         found = self._take_due(now) if self._retries else None
         if found is None and not self._is_blocked:
@@ -240,22 +281,22 @@ class Window:
         return self._blocks_all and bool(self._retries or self._again)
 
     def _take_in_ended(self, now: float) -> None:
-        ended = self._ended
+        ended = self.ended
         while ended:
-            message, delay_ms = ended.popleft()
+            message = ended.popleft()
             self.in_flight -= 1
             if message._retries:  # noqa: SLF001
                 self._again -= 1
-            if delay_ms is not None:
-                self._try_again(message, delay_ms, now)
+            if message._fate != _FOR_GOOD:  # noqa: SLF001
+                self._try_again(message, now)
             elif message is self._alone:
                 self._alone = None
             else:
                 self._free_key(message)
 
-    def _try_again(self, message: OrderedMessage, delay_ms: int, now: float) -> None:
-        retries = message._retries  # noqa: SLF001  # its own
-        if delay_ms == GROUP_DECIDES:
+    def _try_again(self, message: OrderedMessage, now: float) -> None:
+        retries, delay_ms = message._retries, message._fate  # noqa: SLF001  # its own
+        if delay_ms is None or delay_ms == GROUP_DECIDES:
             wait = self._delays[min(retries, len(self._delays) - 1)]
         else:
             wait = delay_ms / 1000
@@ -265,43 +306,41 @@ class Window:
 
     def _free_key(self, message: OrderedMessage) -> None:
         """Let the next one of a finished message's key go."""
-        key = _key_of(message._batch, message._index)  # noqa: SLF001
-        line = self._lines.get(key)
-        if line is None or line.current is not message:
-            return
-        line.current = None
-        self._release_next(key, line)
+        key = message._key  # noqa: SLF001
+        if key and self._busy.get(key) is message:
+            self._release_next(key)
 
-    def _release_next(self, key: bytes, line: _Line) -> None:
-        if line.behind:
-            self._released.append(line.behind.popleft())
-        else:
-            del self._lines[key]
+    def _release_next(self, key: bytes) -> None:
+        behind = self._behind.get(key)
+        if behind is None:
+            del self._busy[key]
+            return
+        self._busy[key] = None
+        self._released.append(behind.popleft())
+        if not behind:
+            del self._behind[key]
 
     def _take_due(self, now: float) -> OrderedMessage | None:
         while self._retries and self._retries[0][0] <= now:
             failed = heapq.heappop(self._retries)[2]
-            batch, index = failed._batch, failed._index  # noqa: SLF001
+            batch, index, key = failed._batch, failed._index, failed._key  # noqa: SLF001
             if not _is_open(batch, index):
                 self._free_key(failed)  # it was skipped meanwhile
                 continue
-            again = OrderedMessage(batch, index, self, failed._retries + 1)  # noqa: SLF001
-            line = self._lines.get(_key_of(batch, index))
-            if line is not None:
-                line.current = again
+            again = OrderedMessage(batch, index, self, key, failed._retries + 1)  # noqa: SLF001
+            if key:
+                self._busy[key] = again
             self._again += 1
             return again
         return None
 
     def _take_released(self) -> OrderedMessage | None:
         while self._released:
-            batch, index = self._released.popleft()
-            key = _key_of(batch, index)
-            line = self._lines[key]
+            batch, index, key = self._released.popleft()
             if _is_open(batch, index):
-                line.current = message = OrderedMessage(batch, index, self)
+                self._busy[key] = message = OrderedMessage(batch, index, self, key)
                 return message
-            self._release_next(key, line)
+            self._release_next(key)
         return None
 
     def _take_fresh(self) -> OrderedMessage | None:
@@ -328,19 +367,20 @@ class Window:
 
     def _deal(self, batch: ReceivedBatch, index: int) -> OrderedMessage | None:
         """Return a message if it may go; else put it behind those of its key."""
-        lines = self._lines
-        if not lines and not self.in_flight:
-            self._alone = message = OrderedMessage(batch, index, self)
+        busy = self._busy
+        if not busy and not self.in_flight:
+            self._alone = message = OrderedMessage(batch, index, self, None)
             return message
         key = _key_of(batch, index)
-        if not key:
-            return OrderedMessage(batch, index, self)
-        line = lines.get(key)
-        if line is not None:
-            line.behind.append((batch, index))
+        if key in busy:
+            behind = self._behind.get(key)
+            if behind is None:
+                behind = self._behind[key] = deque()
+            behind.append(_Behind(batch, index, key))
             return None
-        message = OrderedMessage(batch, index, self)
-        lines[key] = _Line(message)
+        message = OrderedMessage(batch, index, self, key)
+        if key:
+            busy[key] = message
         return message
 
     def _name_alone(self) -> None:
@@ -348,8 +388,17 @@ class Window:
         message, self._alone = self._alone, None
         if message is not None:
             key = _key_of(message._batch, message._index)  # noqa: SLF001
+            message._key = key  # noqa: SLF001
             if key:
-                self._lines[key] = _Line(message)
+                self._busy[key] = message
+
+
+class _Behind(NamedTuple):
+    """A message that waits for others of its key."""
+
+    batch: ReceivedBatch
+    at: int
+    key: bytes
 
 
 def _key_of(batch: ReceivedBatch, index: int) -> bytes:
