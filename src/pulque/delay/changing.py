@@ -60,17 +60,20 @@ class Changer:
         async with self._turn:
             await self._replayer.caught_up()
             fates = []
-            noted: list[asyncio.Future[None]] = []
+            noted: dict[tuple[int, int], asyncio.Future[None]] = {}
             for ticket in tickets:
                 fate, found = await self._find(ticket.id, ticket.due_ms)
                 if found is not None:
-                    # Both at once: in between its time could come.
-                    found.tick.mark(np.array([found.row]), RowState.CANCELLED)
-                    noted.append(self._note(*found))
-                    fate = Fate.CANCELLED
+                    place = (found.tick.tick, found.place)
+                    fate = Fate.ALREADY_CANCELLED if place in noted else Fate.CANCELLED
+                    if place not in noted:
+                        # Both at once: in between its time could come.
+                        found.tick.mark(np.array([found.row]), RowState.CANCELLED)
+                        noted[place] = self._note(*found)
                 fates.append(fate)
-            for each in noted:
+            for (tick, _), each in noted.items():
                 await each
+                self._looker.forget(tick)
             self.cancelled += len(noted)
             return tuple(fates)
 
@@ -105,10 +108,11 @@ class Changer:
         table = await self._looker.table_of(*found)
         if table is None:
             return Fate.UNKNOWN
-        found = found._replace(tick=self._live.get(found.tick.tick, found.tick))
+        found = found.within(self._live)
         if found.state > RowState.STUCK:
             return Fate.TOO_LATE  # it became due meanwhile
         await self._store_moved(found, table, max(move.new_due_ms, self._clock.now_ms()))
+        self._looker.forget(found.tick.tick)
         self.moved += 1
         return Fate.MOVED
 
@@ -117,7 +121,7 @@ class Changer:
         rows = np.array([row])
         before = found.state
         moving = self._moving.setdefault(index.tick, set())
-        moving.add(row)
+        moving.add(found.place)
         index.mark(rows, RowState.MOVED)
         partition = index.partition_of(row)
         table.columns["due_at_ms"] = np.array([due_ms], np.int64)
@@ -133,14 +137,15 @@ class Changer:
             self._receiver.move(partition, batch, waiter)
             await waiter.stored
         except PulqueError:
-            for each in (index, self._live.get(index.tick, index)):
-                each.mark(rows, RowState.WAITING if before == RowState.NEAR else before)
-                each.approach(each.near_ms)
+            for each in (found, found.within(self._live)):
+                state = RowState.WAITING if before == RowState.NEAR else before
+                each.tick.mark(np.array([each.row]), state)
+                each.tick.approach(each.tick.near_ms)
             raise
         else:
             await self._replayer.caught_up()
         finally:
-            moving.discard(row)
+            moving.discard(found.place)
 
     async def _find(self, message_id: bytes, due_ms: int) -> tuple[Fate, Found | None]:
         """Return a message that waits, or else what became of it."""

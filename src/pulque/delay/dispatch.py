@@ -38,7 +38,7 @@ from pulque.model.batch import Flag, seed_of
 from pulque.model.names import PartitionName
 from pulque.model.pack import ProducedBy
 from pulque.model.routes import PartitionRoute
-from pulque.storage.dispatch_log import Intent, Kind, Noted, encode_intent, encode_note
+from pulque.storage.dispatch_log import Intent, Kind, Noted, Run, encode_intent, encode_note
 from pulque.storage.message_table import MessageTable
 from pulque.storage.schedule_log import Entry
 from pulque.wire.adopt import Adopt
@@ -94,7 +94,7 @@ class Dispatcher:
         self.indexes: dict[int, TickIndex] = {}
         """Of the ticks that have begun, or are about to."""
         self.moving: dict[int, set[int]] = {}
-        """Rows of ticks that are being moved to another time, which no log says yet."""
+        """Places in ticks whose messages are being moved, which no log says yet."""
         self._numbers: dict[int, int] = {}
         self._lanes: dict[PartitionName, Lane] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -196,8 +196,8 @@ class Dispatcher:
                 if self._notebook.is_idle:  # else it may have been cancelled meanwhile
                     self.indexes[tick] = index
                     break
-        moving = np.array(sorted(self.moving.get(tick, ())), np.int64)
-        index.mark(moving, RowState.MOVED)
+        moving = [Run(place, 1) for place in sorted(self.moving.get(tick, ()))]
+        index.mark(index.rows_of(moving), RowState.MOVED)
         self._resume(index, noted)
 
     def _resume(self, index: TickIndex, noted: Noted) -> None:

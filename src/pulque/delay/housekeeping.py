@@ -17,6 +17,8 @@ __all__ = ["Housekeeper"]
 _TICK_S = 0.25
 _SWEEP_MS = 60_000
 _LEAST_MS = 1000
+_INDEXED = 8
+"""So many hash indexes are brought up to date in one turn."""
 
 
 class Housekeeper:
@@ -45,6 +47,7 @@ class Housekeeper:
         self._checkpoint_ms = checkpoint_ms
         self._checkpoint_at_ms = self._sweep_at_ms = around.clock.monotonic_ms()
         self._turn = asyncio.Lock()
+        self._unindexed: list[int] = []
         self.checkpoints = 0
         self.removed_ticks = 0
 
@@ -66,9 +69,26 @@ class Housekeeper:
         is_urgent = self._has_sealed() and waited_ms >= _LEAST_MS
         if has_changed and (waited_ms >= self._checkpoint_ms or is_urgent):
             await self.checkpoint()
+        await self._index_some()
         if now_ms - self._sweep_at_ms >= _SWEEP_MS:
             self._sweep_at_ms = now_ms
             self._dedup.forget_idle(self._around.clock.now_ms())
+
+    async def _index_some(self) -> None:
+        """Bring the hash indexes of some ticks up to date, while nothing else is to be done."""
+        if self._store.replayed < self._engine.end:
+            return
+        if not self._unindexed:
+            store, live = self._store, self._dispatcher.indexes
+            ticks = list(store.ticks.values())
+            self._unindexed = [
+                t.tick for t in ticks if store.wants_index(t) and t.tick not in live
+            ]
+        some, self._unindexed = self._unindexed[:_INDEXED], self._unindexed[_INDEXED:]
+        loop = asyncio.get_running_loop()
+        for tick in some:
+            if tick in self._store.ticks:
+                await loop.run_in_executor(self._around.scheduler, self._store.index_ids, tick)
 
     def _has_sealed(self) -> bool:
         """Whether a segment of the message log could go after a checkpoint."""

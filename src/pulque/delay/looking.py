@@ -2,7 +2,8 @@
 
 import asyncio
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
 from itertools import groupby
 from struct import Struct, error
 from typing import NamedTuple
@@ -16,8 +17,9 @@ from pulque.delay.tick_index import Rows, RowState, TickIndex
 from pulque.errors import InvalidRequestError
 from pulque.model.batch import seed_of
 from pulque.model.ids import ID_SIZE
-from pulque.model.names import parse_subject, subject_of
+from pulque.model.names import PartitionName, parse_subject, subject_of
 from pulque.rules.ticks import HOUR_MS, LONGEST_TICK_MS
+from pulque.storage.dispatch_log import Run
 from pulque.storage.message_table import MessageTable
 from pulque.wire.delay import (
     ANY_DUE,
@@ -35,6 +37,8 @@ _PLACE = Struct("<qqq")
 _HOUR = Struct("<q")
 _FOREVER = 1 << 62
 _NOWHERE = -1
+_AT_ONCE = 64
+"""So many ticks are looked into before others have their turn."""
 
 
 class Found(NamedTuple):
@@ -48,6 +52,19 @@ class Found(NamedTuple):
         """What became of it."""
         return RowState(int(self.tick.states[self.row]))
 
+    @property
+    def place(self) -> int:
+        """Where it lies in the schedule log of its tick."""
+        return self.tick.runs_of(np.array([self.row]))[0].place
+
+    def within(self, live: Mapping[int, TickIndex]) -> "Found":
+        """Return it as the index of its tick has it, if that came near meanwhile."""
+        index = live.get(self.tick.tick)
+        if index is None or index is self.tick:
+            return self
+        rows = index.rows_of([Run(self.place, 1)])
+        return Found(index, int(rows[0])) if len(rows) else self
+
 
 class Looker:
     """Looks into ticks; the indexes of those that are not due are kept for a while."""
@@ -60,10 +77,12 @@ class Looker:
         self._around = around
         self._memory = memory
         self._kept: OrderedDict[int, TickIndex] = OrderedDict()
+        self._changes = 0
 
     def forget(self, tick: int) -> None:
-        """Take note that a tick is gone, or is kept elsewhere now."""
+        """Take note that a tick is gone, or that something in it has changed."""
         self._kept.pop(tick, None)
+        self._changes += 1
 
     async def index(self, tick: int) -> TickIndex:
         """Return the index of a tick as it is now."""
@@ -71,12 +90,14 @@ class Looker:
         if found is not None:
             self._kept.pop(tick, None)
             return found
-        kept = self._kept.get(tick)
+        kept, changes = self._kept.get(tick), self._changes
         async with self._around.lock:
             index = await self._loaded(tick, kept)
         found = self._dispatcher.indexes.get(tick)
         if found is not None:
             return found  # it came near meanwhile
+        if changes != self._changes:
+            return index  # it may have been changed while it was read
         self._kept[tick] = index
         self._kept.move_to_end(tick)
         while len(self._kept) > 1 and self._used() > self._memory:
@@ -106,16 +127,21 @@ class Looker:
             message_id: Sixteen bytes.
             due_ms: When it is due; ``ANY_DUE`` looks everywhere.
         """
+        live = self._dispatcher.indexes
+        ticks = self._ticks_of(due_ms)
+        indexes = [live[tick] for tick in ticks if tick in live]
+        cold = [tick for tick in ticks if tick not in live]
+        loop = asyncio.get_running_loop()
+        for at in range(0, len(cold), _AT_ONCE):
+            find = partial(self._store.find, cold[at : at + _AT_ONCE], message_id)
+            indexes += await loop.run_in_executor(self._around.scheduler, find)
         found: list[Found] = []
-        for tick in self._ticks_of(due_ms):
-            index = await self.index(tick)
+        for index in sorted(indexes, key=_tick_of):
             rows = index.find(message_id)
             if due_ms != ANY_DUE:
                 rows = rows[index.due_ms[rows] == due_ms]
             found += [Found(index, row) for row in rows.tolist()]
-        # One that came near meanwhile has another index by now; rows are the same.
-        live = self._dispatcher.indexes
-        return [each._replace(tick=live.get(each.tick.tick, each.tick)) for each in found]
+        return [each.within(live) for each in found]
 
     def _ticks_of(self, due_ms: int) -> list[int]:
         ticks = list(self._store.ticks)  # grows in another thread
@@ -199,11 +225,10 @@ class Looker:
         for hour, ticks in groupby(self._ticks_within(request, after[0]), _hour_of):
             found: Counter[str] = Counter()
             for tick in ticks:
-                index = await self.index(tick)
-                owners = index.owners_of(_chosen(index, request))
-                for owner, number in enumerate(np.bincount(owners).tolist()):
-                    if number:
-                        found[subject_of(index.names[owner])] += number
+                for partition, number in (await self._waiting(tick, request)).items():
+                    name = subject_of(partition)
+                    if number and request.subject in ("", name):
+                        found[name] += number
             for subject, number in sorted(found.items()):
                 if (hour, subject) <= after:
                     continue
@@ -212,11 +237,28 @@ class Looker:
                 counts.append(HourCount(hour, subject, number))
         return ScheduledListed(tuple(counts), (), b"")
 
+    async def _waiting(self, tick: int, request: Scheduled) -> dict[PartitionName, int]:
+        """Return how many messages of a tick wait for each partition, as far as they are asked."""
+        is_whole = request.from_ms <= tick
+        is_whole &= tick + LONGEST_TICK_MS <= (request.until_ms or _FOREVER)
+        if is_whole and tick not in self._dispatcher.indexes:
+            loop = asyncio.get_running_loop()
+            found = await loop.run_in_executor(self._around.scheduler, self._store.waiting, tick)
+            if found is not None:
+                return found
+        index = await self.index(tick)
+        owners = index.owners_of(_chosen(index, request))
+        return dict(zip(index.names, np.bincount(owners).tolist(), strict=False))
+
     def _ticks_within(self, request: Scheduled, after: int) -> Iterator[int]:
         from_ms, until_ms = request.from_ms, request.until_ms or _FOREVER
         for tick in self._ticks_of(ANY_DUE):
             if tick + LONGEST_TICK_MS > from_ms and after <= tick < until_ms:
                 yield tick
+
+
+def _tick_of(index: TickIndex) -> int:
+    return index.tick
 
 
 def _hour_of(tick: int) -> int:

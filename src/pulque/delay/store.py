@@ -9,11 +9,16 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import NamedTuple
 
+import numpy as np
+
 from pulque.delay.placing import Moved, Placed, Replayed, place, unmoved
-from pulque.delay.tick_index import TickIndex
+from pulque.delay.tick_index import TickIndex, offset_of
+from pulque.errors import StorageFullError
+from pulque.model.names import PartitionName
 from pulque.storage.dispatch_log import DispatchLog, Intent, Noted
 from pulque.storage.files import Buffer, FileSystem
 from pulque.storage.listener import Listener
+from pulque.storage.message_table import ID_TYPE, columns_before_data
 from pulque.storage.schedule_log import (
     SCHEDULE,
     Entry,
@@ -22,6 +27,7 @@ from pulque.storage.schedule_log import (
     tick_name,
     tick_named,
 )
+from pulque.storage.tick_digests import DigestHead, TickDigests
 
 __all__ = ["Extent", "ScheduleStore", "Tick", "next_sequences", "open_intents"]
 
@@ -30,6 +36,9 @@ _TICK = Struct("<QQ")
 _PREFIX = b"tick. "
 _REPLAYED_KEY = b"replayed"
 _REPLAYED = Struct("<QI")
+_BESIDE = ("dispatch", "index", "index.tmp")
+_LEAST_UNINDEXED = 16 * 1024
+"""So much of a schedule log is not worth an index."""
 
 
 @dataclass(slots=True)
@@ -49,6 +58,8 @@ class Tick:
     """Bytes of its dispatch log."""
     last_number: int = 0
     """Of the batches in its dispatch log."""
+    indexed: int = 0
+    """Bytes of its schedule log that its hash index is known to have."""
 
 
 class Extent(NamedTuple):
@@ -117,7 +128,7 @@ class ScheduleStore:
             tick = tick_named(name)
             if tick is not None:
                 self._recover_tick(tick, extent, noted.get(tick))
-            elif tick_named(name, "dispatch") is None:
+            elif all(tick_named(name, suffix) is None for suffix in _BESIDE):
                 path = f"{SCHEDULE}/{name}"
                 self._listener.corruption_found(path, 0, 0, "no schedule log is named like this")
         for tick in extent.sizes.keys() - self.ticks.keys():
@@ -127,7 +138,16 @@ class ScheduleStore:
         for tick in noted.keys() - self.ticks.keys():
             # Its schedule log was removed, as all of it was over.
             self._files.remove(tick_name(tick, "dispatch"))
+        self._remove_strays(names)
         return [(tick, found) for tick, found in noted.items() if tick in self.ticks]
+
+    def _remove_strays(self, names: list[str]) -> None:
+        """Remove hash indexes of ticks that are gone, and those that were being written."""
+        for name in names:
+            tick = tick_named(name, "index")
+            is_left = tick is not None and tick not in self.ticks
+            if is_left or tick_named(name, "index.tmp") is not None:
+                self._files.remove(f"{SCHEDULE}/{name}")
 
     def _recover_notes(self) -> dict[int, Noted]:
         found = {}
@@ -149,6 +169,7 @@ class ScheduleStore:
         made = Tick(tick, size, messages, 0, known)
         if size < known:
             self.damaged += 1
+            TickDigests(self._files, tick, self._listener).remove()
             reason = "the file ends before what was written"
             self._listener.corruption_found(file.path, size, known - size, reason)
         elif size > known:
@@ -244,9 +265,84 @@ class ScheduleStore:
         index = TickIndex(tick)
         found = self.ticks[tick]
         index.add(TickFile(self._files, tick, self._listener).entries(end=found.size))
-        noted = DispatchLog(self._files, tick, self._listener).load()
+        noted = DispatchLog(self._files, tick, self._listener).load(is_quiet=True)
         index.apply(noted)
         return index, noted
+
+    def find(self, ticks: Iterable[int], message_id: bytes) -> list[TickIndex]:
+        """Return the entries of ticks that hold an id, and what became of the messages in them."""
+        found = [self._find(tick, message_id) for tick in ticks if tick in self.ticks]
+        return [index for index in found if index.count]
+
+    def _find(self, tick: int, message_id: bytes) -> TickIndex:
+        index = TickIndex(tick)
+        size = self.ticks[tick].size
+        file = TickFile(self._files, tick, self._listener)
+        covered = 0
+        head = self.index_ids(tick)
+        if head is not None:
+            places = TickDigests(self._files, tick, self._listener).find(head, message_id)
+            if places is not None:
+                covered = head.covered
+                index.add([entry for entry in file.read(places) if entry is not None])
+        index.add([each for each in file.entries(covered, end=size) if _has(each, message_id)])
+        if index.count:
+            index.apply(DispatchLog(self._files, tick, self._listener).load(is_quiet=True))
+        return index
+
+    def index_ids(self, tick: int) -> DigestHead | None:
+        """Return the hash index of a tick, with so much of the tick that the rest is little."""
+        found = self.ticks[tick]
+        synced = found.synced
+        digests = TickDigests(self._files, tick, self._listener)
+        head = digests.head()
+        found.indexed = 0 if head is None else head.covered
+        if self.wants_index(found):
+            file = TickFile(self._files, tick, self._listener)
+            try:
+                digests.extend(head, file.entries(found.indexed, end=synced), synced)
+            except StorageFullError:
+                return head
+            head = digests.head()
+            found.indexed = 0 if head is None else head.covered
+        return head
+
+    @staticmethod
+    def wants_index(found: Tick) -> bool:
+        """Whether much of a tick is not in its hash index.
+
+        Only what is on disk is put there: after a power cut, the rest may come in other places.
+        """
+        return found.synced - found.indexed > max(_LEAST_UNINDEXED, found.indexed // 8)
+
+    def waiting(self, tick: int) -> dict[PartitionName, int] | None:
+        """Return how many messages of a tick wait for each partition.
+
+        None if some are on their way, or were: then only the whole of it can tell.
+        """
+        noted = DispatchLog(self._files, tick, self._listener).load(is_quiet=True)
+        if tick not in self.ticks or noted.intents:
+            return None
+        head = self.index_ids(tick)
+        size, covered = self.ticks[tick].size, head.covered if head is not None else 0
+        rows: list[tuple[int, PartitionName, int]] = []
+        if head is not None:
+            columns = (head.offsets.tolist(), head.owners.tolist(), head.counts.tolist())
+            rows = [(at, head.names[owner], n) for at, owner, n in zip(*columns, strict=True)]
+        tail = TickFile(self._files, tick, self._listener).entries(covered, end=size)
+        rows += [(entry.offset, entry.partition, entry.count) for entry in tail]
+        found: dict[PartitionName, int] = {}
+        for _, partition, count in rows:
+            found[partition] = found.get(partition, 0) + count
+        runs = [*noted.cancelled, *noted.moved]
+        gone = {place + i for place, length in runs for i in range(length)}
+        if gone:
+            owners = {offset: partition for offset, partition, _ in rows}
+            for place in gone:
+                owner = owners.get(offset_of(place))
+                if owner is not None:
+                    found[owner] -= 1
+        return found
 
     def extend_index(self, index: TickIndex) -> None:
         """Take into an index what was added to its tick since."""
@@ -307,7 +403,7 @@ class ScheduleStore:
         Its schedule log goes first, so that it never comes back without the other one.
         """
         self.ticks.pop(tick, None)
-        for suffix in ("log", "dispatch"):
+        for suffix in ("log", "dispatch", "index"):
             path = tick_name(tick, suffix)
             if self._files.exists(path):
                 self._files.remove(path)
@@ -324,6 +420,11 @@ class ScheduleStore:
         if made != self._names_synced:
             self._files.sync_directory(SCHEDULE)
             self._names_synced = made
+
+
+def _has(entry: Entry, message_id: bytes) -> bool:
+    ids = columns_before_data(entry.batch)[1]["id"]
+    return bool((ids == np.frombuffer(message_id, ID_TYPE)).all(axis=1).any())
 
 
 def next_sequences(noted: Iterable[tuple[int, Noted]]) -> dict[tuple[str, str], int]:

@@ -22,7 +22,7 @@ from pulque.storage.dispatch_log import Noted, Run
 from pulque.storage.message_table import ID_TYPE, columns_before_data
 from pulque.storage.schedule_log import Entry
 
-__all__ = ["RowState", "Rows", "TickIndex"]
+__all__ = ["RowState", "Rows", "TickIndex", "offset_of"]
 
 Rows = npt.NDArray[Any]
 """Row numbers."""
@@ -50,8 +50,16 @@ class RowState(IntEnum):
     """It cannot be read any more."""
 
 
+def offset_of(place: int) -> int:
+    """Return where the entry lies that a place is in."""
+    return place >> _INDEX_BITS
+
+
 class TickIndex:
-    """The messages of one tick. Grows as the schedule log of the tick does."""
+    """The messages of one tick. Grows as the schedule log of the tick does.
+
+    One that was made to find a single message has only the entries that it may be in.
+    """
 
     def __init__(self, tick: int) -> None:
         self.tick = tick

@@ -133,13 +133,17 @@ class DispatchLog:
         """Whether anything was done to the tick."""
         return self._files.exists(self.path)
 
-    def load(self) -> Noted:
-        """Return what it says. A torn end is cut away; what is damaged before it is told."""
+    def load(self, *, is_quiet: bool = False) -> Noted:
+        """Return what it says. A torn end is cut away; what is damaged before it is told.
+
+        Args:
+            is_quiet: Whether nothing is cut nor told: another thread may be writing.
+        """
         if not self.exists():
             return Noted({}, set(), [], [])
         file = self._files.open(self.path)
         try:
-            return self._load(file)
+            return self._load(file, is_quiet=is_quiet)
         finally:
             file.close()
 
@@ -163,7 +167,7 @@ class DispatchLog:
         finally:
             file.close()
 
-    def _load(self, file: File) -> Noted:
+    def _load(self, file: File, *, is_quiet: bool) -> Noted:
         data = file.read(file.size(), 0)
         noted = Noted({}, set(), [], [])
         at = end = durable = 0
@@ -176,11 +180,11 @@ class DispatchLog:
                 if at < 0:
                     break
                 continue
-            if at > end:
+            if at > end and not is_quiet:
                 self._listener.corruption_found(self.path, end, at - end, "there is no record")
             durable = max(durable, found)
             at = end = at + size
-        if end < len(data):
+        if end < len(data) and not is_quiet:
             self._listener.tail_cut(self.path, end, len(data) - end)
             file.truncate(end)
             file.sync()
