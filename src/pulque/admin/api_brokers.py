@@ -84,7 +84,7 @@ class BrokersApi:
         return _row(await self._cluster.mark_server(name, is_draining=drain.draining))
 
     async def remove(self, name: ServerInPath) -> None:
-        """Forget a broker that is stopped, and the partitions of its broker group."""
+        """Forget a server that is stopped, not one that lives; its partitions stay known."""
         await self._cluster.remove_server(name)
 
     async def clients(self, cursor: Cursor = None, limit: Limit = 100) -> ClientPage:

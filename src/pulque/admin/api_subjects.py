@@ -7,11 +7,12 @@ from fastapi import APIRouter, Response
 from pulque.admin.cluster import KnownServer, PlacedPartition, PlacedSubject
 from pulque.admin.context import Context
 from pulque.admin.models import (
+    ORDER_NAMES,
+    ORDERS,
     Extension,
     Marks,
     NewSubject,
     Order,
-    OrderName,
     PartitionPage,
     PartitionRow,
     PositionPage,
@@ -25,7 +26,6 @@ from pulque.admin.pages import Cursor, Limit, cut, read_cursor, write_cursor
 from pulque.client.looking import positions_of, positions_request
 from pulque.errors import RemoteProtocolError, UnknownSubjectError
 from pulque.model.names import PartitionName, Pattern, Subject
-from pulque.model.ordered import OrderStrategy
 from pulque.model.routes import RouteKind
 from pulque.wire.requests import Route
 from pulque.wire.responses import Response as Answer
@@ -34,11 +34,6 @@ from pulque.wire.responses import Routed
 __all__ = ["SubjectsApi"]
 
 _CREATED = 201
-_ORDERS: dict[OrderName, OrderStrategy] = {
-    "best-effort": OrderStrategy.BEST_EFFORT,
-    "strict": OrderStrategy.STRICT,
-}
-_NAMES = {order: name for name, order in _ORDERS.items()}
 
 
 class SubjectsApi:
@@ -96,7 +91,7 @@ class SubjectsApi:
 
     async def order(self, subject: SubjectInPath, wanted: Order) -> SubjectRow:
         """Decide what a failure may do to the order of a subject's messages."""
-        return _row(await self._cluster.order_subject(Subject(subject), _ORDERS[wanted.order]))
+        return _row(await self._cluster.order_subject(Subject(subject), ORDERS[wanted.order]))
 
     async def mark(self, subject: PatternInPath, mark: ReadOnly) -> Marks:
         """Have a subject, or all of a pattern, take no sends, or take them again."""
@@ -167,7 +162,7 @@ def _row(found: PlacedSubject) -> SubjectRow:
     return SubjectRow(
         subject=found.subject,
         read_only=found.is_read_only,
-        order=_NAMES[found.order],
+        order=ORDER_NAMES[found.order],
         taking=found.taking,
         partitions=[
             PartitionRow(

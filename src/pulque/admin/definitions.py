@@ -7,6 +7,8 @@ from pulque.admin.cluster import KnownServer, PlacedSubject, Policies
 from pulque.admin.context import Context
 from pulque.admin.groups import find_positions, retry_settings, settings_of
 from pulque.admin.models import (
+    ORDER_NAMES,
+    ORDERS,
     ConfigChange,
     Definitions,
     GroupDefinition,
@@ -22,6 +24,7 @@ from pulque.errors import (
 )
 from pulque.model.groups import Mode, tag_filter
 from pulque.model.names import Group, Pattern, Subject, is_broadcast, is_pattern
+from pulque.model.ordered import OrderStrategy
 from pulque.wire.requests import ChangeGroup, Subscribe
 from pulque.wire.responses import Response, Subscribed
 
@@ -41,7 +44,10 @@ async def export_definitions(context: Context) -> Definitions:
     return Definitions(
         policies=_shown(await context.cluster.policies()),
         subjects=[
-            SubjectDefinition(subject=each.subject, partitions=each.taking) for each in subjects
+            SubjectDefinition(
+                subject=each.subject, partitions=each.taking, order=ORDER_NAMES[each.order]
+            )
+            for each in subjects
         ],
         read_only=list(await context.cluster.read_only_marks()),
         groups=await _all_groups(context),
@@ -56,7 +62,7 @@ async def import_definitions(
     Raises:
         PulqueError: A part of it cannot be; what came before it is done.
     """
-    existing = {each.subject: each.taking for each in await _all_subjects(context)}
+    existing = {each.subject: each for each in await _all_subjects(context)}
     _check_groups(wanted, existing)
     marks = set(await context.cluster.read_only_marks())
     policies = await context.cluster.policies()
@@ -67,7 +73,13 @@ async def import_definitions(
             each.subject
             for each in wanted.subjects
             if each.partitions is not None
-            and 0 < existing.get(Subject(each.subject), 0) < each.partitions
+            and (known := existing.get(Subject(each.subject))) is not None
+            and known.taking < each.partitions
+        ],
+        ordered=[
+            each.subject
+            for each in wanted.subjects
+            if _is_new_order(each, existing.get(Subject(each.subject)))
         ],
         marked=[each for each in wanted.read_only if each not in marks],
         groups=len(wanted.groups),
@@ -87,7 +99,15 @@ def changed_policies(policies: Policies, change: ConfigChange) -> Policies:
     )
 
 
-def _check_groups(wanted: Definitions, existing: Mapping[Subject, int]) -> None:
+def _is_new_order(wanted: SubjectDefinition, known: PlacedSubject | None) -> bool:
+    """Say whether a subject is to have another strategy of order than it has, or would have."""
+    if wanted.order is None:
+        return False
+    order = OrderStrategy.BEST_EFFORT if known is None else known.order
+    return ORDERS[wanted.order] is not order
+
+
+def _check_groups(wanted: Definitions, existing: Mapping[Subject, PlacedSubject]) -> None:
     defined = {each.subject for each in wanted.subjects}
     for group in wanted.groups:
         subject = group.subject
@@ -110,6 +130,9 @@ async def _import(
         await context.cluster.set_policies(changed_policies(policies, wanted.policies))
     for each in wanted.subjects:
         placed = await context.cluster.create_subject(Subject(each.subject))
+        if each.order is not None and _is_new_order(each, placed):
+            # First of all: what is split from then on keeps its order, or need not.
+            await context.cluster.order_subject(Subject(each.subject), ORDERS[each.order])
         if each.partitions is not None and placed.taking < each.partitions:
             await context.cluster.extend_subject(Subject(each.subject), each.partitions)
     for pattern in plan.marked:
@@ -165,7 +188,7 @@ async def _all_groups(context: Context) -> list[GroupDefinition]:
             GroupDefinition(
                 group=name,
                 subject=each.subject,
-                mode="once" if each.mode == "once" else "shared",
+                mode="shared" if each.mode == "broadcast" else each.mode,
                 filter=each.filter,
                 retry=each.retry,
             )

@@ -1,5 +1,6 @@
 """What the API takes and gives: every field typed and explained; the OpenAPI is made from it."""
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Literal
 
@@ -10,8 +11,11 @@ from pulque.admin.fields import MAX_PARTITIONS, Body, Flag, Switchable
 from pulque.admin.models_groups import FilterShown, RetryShown
 from pulque.admin.names import GroupName, PatternName, ServerName, SubjectName
 from pulque.admin.pages import Page
+from pulque.model.ordered import OrderStrategy
 
 __all__ = [
+    "ORDERS",
+    "ORDER_NAMES",
     "BrokerDetail",
     "BrokerPage",
     "BrokerRow",
@@ -44,6 +48,11 @@ __all__ = [
 
 
 OrderName = Literal["best-effort", "strict"]
+ORDERS: Mapping[OrderName, OrderStrategy] = {
+    "best-effort": OrderStrategy.BEST_EFFORT,
+    "strict": OrderStrategy.STRICT,
+}
+ORDER_NAMES = {order: name for name, order in ORDERS.items()}
 
 
 # ── subjects and partitions ────────────────────────────────────────────────────────────────────
@@ -235,6 +244,10 @@ class SubjectDefinition(Body):
 
     subject: SubjectName
     partitions: Annotated[int, Field(strict=True, ge=1, le=MAX_PARTITIONS)] | None = None
+    order: OrderName | None = Field(
+        default=None,
+        description="What a failure may do to the order of messages; without it, as it is.",
+    )
 
 
 class GroupDefinition(Body):
@@ -263,6 +276,7 @@ class ImportDone(BaseModel):
     dry_run: bool
     created: list[str] = Field(description="Subjects that were not there.")
     extended: list[str] = Field(description="Subjects that got more partitions.")
+    ordered: list[str] = Field(description="Subjects with another strategy of order than before.")
     marked: list[str] = Field(description="Subjects and patterns that take no sends from now on.")
     groups: int = Field(description="Groups that were told their settings.")
     policies: bool = Field(description="Whether settings of the cluster changed.")

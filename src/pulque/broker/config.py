@@ -11,10 +11,10 @@ from typing import Annotated
 
 from pydantic import ByteSize, Field, field_validator, model_validator
 
-from pulque.client.url import META_PORT, Address, parse_address
-from pulque.errors import ConfigError, InvalidNameError
-from pulque.model.names import parse_group, parse_pattern
+from pulque.errors import InvalidNameError
+from pulque.model.names import parse_pattern
 from pulque.rules.retry import DEFAULT_DELAYS_MS
+from pulque.settings.joining import JoinSection, checked_name
 from pulque.settings.sections import ListenSection, LogSection, Section, ServerSettings
 from pulque.settings.units import (
     Duration,
@@ -287,7 +287,7 @@ def parse_delays(text: str) -> list[timedelta]:
     return [parse_duration(each) for each in text.split()]
 
 
-class ClusterSection(Section):
+class ClusterSection(JoinSection):
     """Which cluster the broker belongs to."""
 
     meta: Listed = Field(
@@ -306,29 +306,10 @@ class ClusterSection(Section):
         "where it listens: behind a port mapping, or in a container.",
     )
 
-    @property
-    def meta_addresses(self) -> tuple[Address, ...]:
-        """Where the meta servers listen."""
-        return tuple(map(_address, self.meta))
-
-    @field_validator("meta")
-    @classmethod
-    def _are_addresses(cls, addresses: tuple[str, ...]) -> tuple[str, ...]:
-        if len({_address(each) for each in addresses}) < len(addresses):
-            raise ValueError("a meta server is named twice")
-        return addresses
-
-    @field_validator("advertise")
-    @classmethod
-    def _is_an_address(cls, address: str) -> str:
-        if address:
-            _address(address)
-        return address
-
     @field_validator("group")
     @classmethod
     def _is_a_group(cls, group: str) -> str:
-        return _checked_name(group) if group else group
+        return checked_name(group) if group else group
 
 
 class BrokerSettings(ServerSettings):
@@ -367,23 +348,9 @@ class BrokerSettings(ServerSettings):
     @field_validator("name")
     @classmethod
     def _is_a_name(cls, name: str) -> str:
-        return _checked_name(name)
+        return checked_name(name)
 
     @property
     def broker_group(self) -> str:
         """The group that routes and positions name."""
         return self.cluster.group or self.name
-
-
-def _checked_name(name: str) -> str:
-    try:
-        return parse_group(name)
-    except InvalidNameError as error:
-        raise ValueError(str(error).replace("group", "name", 1)) from None
-
-
-def _address(text: str) -> Address:
-    try:
-        return parse_address(text, default_port=META_PORT)
-    except ConfigError as error:
-        raise ValueError(str(error)) from None

@@ -77,7 +77,7 @@ def import_definitions(
     if output is Output.JSON:
         print_json(found)
         return
-    for what in ("created", "extended", "marked"):
+    for what in ("created", "extended", "ordered", "marked"):
         for name in found[what]:
             print_line(f"{'would be ' if dry_run else ''}{what}: {name}")
     print_line(f"{'would tell' if dry_run else 'told'} {found['groups']} groups")

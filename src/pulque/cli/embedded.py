@@ -116,6 +116,8 @@ def _meta_settings(settings: BrokerSettings) -> MetaSettings:
         "storage.directory": str(settings.storage.directory / _META_DIRECTORY),
         "listen.host": settings.listen.host,
         "listen.port": port_below(settings.listen.host, settings.listen.port),
+        # The file is on this disk and nobody else's: late is busy, not away.
+        "database.timeout": "30s",
     }
     return load_settings(MetaSettings, environ=os.environ, flags={}, fallbacks=fallbacks).settings
 

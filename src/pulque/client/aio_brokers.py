@@ -10,6 +10,7 @@ from pulque.client.aio_connection import AsyncConnection, connect_any
 from pulque.client.aio_watching import Watcher
 from pulque.client.backoff import Retries
 from pulque.client.brokers import (
+    DELAY_PATIENCE,
     DELAY_SERVERS,
     LOOKING,
     NO_DELAY_SERVER,
@@ -214,11 +215,14 @@ class Brokers:
         if isinstance(way, Delayed) and way not in self.table.targets:
             # As for a send at once: the subject is created, or refused, now and not when due.
             await self.ask_route(RouteKey(key.subject), deadline - time.monotonic())
+        give_up_at = deadline
+        if isinstance(way, Delayed) and not self.table.knew_delay_servers:
+            give_up_at = min(deadline, time.monotonic() + DELAY_PATIENCE)
         while (targets := self.table.targets.get(way)) is None:
             await self.ask_route(key, deadline - time.monotonic())
             if way not in self.table.targets:
                 is_lone = isinstance(way, Delayed) and not self.is_cluster
-                if is_lone or time.monotonic() + NOBODY_WAIT >= deadline:
+                if is_lone or time.monotonic() + NOBODY_WAIT >= give_up_at:
                     raise nobody_takes(way)
                 await asyncio.sleep(NOBODY_WAIT)
         if isinstance(way, Delayed) and targets.longest_delay_ms == ANY_DELAY_MS:

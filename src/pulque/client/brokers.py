@@ -48,6 +48,8 @@ LOOKING = "looking"
 DELAY_SERVERS = RouteKey(EVERYTHING, LOOKING, RouteKind.DELAYED)
 """What is asked for to find all of them."""
 NOBODY_WAIT = 0.2
+DELAY_PATIENCE = 5.0
+"""How long to wait for the first delay server, in seconds: many clusters have none."""
 _ASK_LIMIT = 2.0
 NO_DELAY_SERVER = (
     "there is no delay server here: `pulque up` has one, and `pulque delay` adds one to a cluster"
@@ -158,11 +160,14 @@ class Brokers:
         if isinstance(way, Delayed) and way not in self.table.targets:
             # As for a send at once: the subject is created, or refused, now and not when due.
             self.ask_route(RouteKey(key.subject), deadline - time.monotonic())
+        give_up_at = deadline
+        if isinstance(way, Delayed) and not self.table.knew_delay_servers:
+            give_up_at = min(deadline, time.monotonic() + DELAY_PATIENCE)
         while (targets := self.table.targets.get(way)) is None:
             self.ask_route(key, deadline - time.monotonic())
             if way not in self.table.targets:
                 is_lone = isinstance(way, Delayed) and not self.is_cluster
-                if is_lone or time.monotonic() + NOBODY_WAIT >= deadline:
+                if is_lone or time.monotonic() + NOBODY_WAIT >= give_up_at:
                     raise nobody_takes(way)
                 time.sleep(NOBODY_WAIT)
         if isinstance(way, Delayed) and targets.longest_delay_ms == ANY_DELAY_MS:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from pulque.client.health import LATENCY_TABLE, Health, LatencyRow
-from pulque.client.routes import Delayed, Targets, Way, place_of
+from pulque.client.routes import Delayed, Targets, Way, is_delay_server, place_of
 from pulque.client.url import Address
 from pulque.errors import DisconnectedError
 from pulque.model.routes import Route, RouteKind
@@ -74,6 +74,11 @@ class RouteTable:
             return self._addresses[place]
         except KeyError:
             raise DisconnectedError(f"where broker group {place} listens is not known") from None
+
+    @property
+    def knew_delay_servers(self) -> bool:
+        """Whether any delay server was ever heard of: it may be back soon."""
+        return any(is_delay_server(place) for place in list(self._addresses))
 
     def learn(self, place: str, address: Address) -> None:
         """Take in where a broker group listens."""

@@ -6,19 +6,17 @@ from typing import Annotated
 
 from pydantic import ByteSize, Field, field_validator, model_validator
 
-from pulque.client.url import META_PORT, Address, parse_address
-from pulque.errors import ConfigError, InvalidNameError
-from pulque.model.names import parse_group
+from pulque.settings.joining import JoinSection, checked_name
 from pulque.settings.sections import ListenSection, LogSection, Section, ServerSettings
 from pulque.settings.units import Duration, Listed, Number, Size, show_duration, show_size
 
 __all__ = [
     "DELAY_PORT",
+    "DelayClusterSection",
     "DelayLimitsSection",
     "DelaySettings",
     "DelayStorageSection",
     "DeliverySection",
-    "JoinSection",
     "ScheduleSection",
 ]
 
@@ -156,7 +154,7 @@ class DelayLimitsSection(Section):
         return self
 
 
-class JoinSection(Section):
+class DelayClusterSection(JoinSection):
     """Which cluster the delay server belongs to."""
 
     meta: Listed = Field(
@@ -169,25 +167,6 @@ class JoinSection(Section):
         description="Where clients reach the delay server, as `host:port` or `host`, if that is "
         "not where it listens.",
     )
-
-    @property
-    def meta_addresses(self) -> tuple[Address, ...]:
-        """Where the meta servers listen."""
-        return tuple(map(_address, self.meta))
-
-    @field_validator("meta")
-    @classmethod
-    def _are_addresses(cls, addresses: tuple[str, ...]) -> tuple[str, ...]:
-        if len({_address(each) for each in addresses}) < len(addresses):
-            raise ValueError("a meta server is named twice")
-        return addresses
-
-    @field_validator("advertise")
-    @classmethod
-    def _is_an_address(cls, address: str) -> str:
-        if address:
-            _address(address)
-        return address
 
 
 class DelaySettings(ServerSettings):
@@ -215,8 +194,8 @@ class DelaySettings(ServerSettings):
         default=DelayLimitsSection(),
         description="How much clients may ask of the delay server.",
     )
-    cluster: JoinSection = Field(
-        default=JoinSection(), description="Which cluster the delay server belongs to."
+    cluster: DelayClusterSection = Field(
+        default=DelayClusterSection(), description="Which cluster the delay server belongs to."
     )
     log: LogSection = Field(
         default=LogSection(), description="What the delay server says about itself, on stderr."
@@ -225,14 +204,4 @@ class DelaySettings(ServerSettings):
     @field_validator("name")
     @classmethod
     def _is_a_name(cls, name: str) -> str:
-        try:
-            return parse_group(name)
-        except InvalidNameError as error:
-            raise ValueError(str(error).replace("group", "name", 1)) from None
-
-
-def _address(text: str) -> Address:
-    try:
-        return parse_address(text, default_port=META_PORT)
-    except ConfigError as error:
-        raise ValueError(str(error)) from None
+        return checked_name(name)

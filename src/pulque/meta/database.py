@@ -12,14 +12,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from alembic import command
-from alembic.config import Config
-from alembic.util import CommandError
-from sqlalchemy import URL, Connection, event, make_url, text
+from sqlalchemy import URL, Connection, event, inspect, make_url, text
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from pulque.errors import ConfigError, DataDirectoryError, UnavailableError
+from pulque.meta.migrations import NEWEST, VERSION_TABLE
 
 __all__ = ["Database", "check_directory", "parse_database_url"]
 
@@ -82,12 +80,8 @@ class Database:
         """
         async with self._translated(_MIGRATE_S), self._engine.begin() as connection:
             await self.lock(connection)
-            try:
-                await connection.run_sync(_upgrade)
-            except CommandError as error:
-                raise ConfigError(
-                    f"the tables in {self.shown} are of a newer version of Pulque: {error}"
-                ) from None
+            if not await connection.run_sync(_is_current):
+                await connection.run_sync(_upgrade, self.shown)
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[AsyncConnection]:
@@ -182,11 +176,29 @@ def _reason(error: BaseException) -> str:
     return lines[0].partition(">: ")[2] or lines[0]
 
 
-def _upgrade(connection: Connection) -> None:
+def _is_current(connection: Connection) -> bool:
+    """Say whether the tables are what this version needs."""
+    if not inspect(connection).has_table(VERSION_TABLE):
+        return False
+    found = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalars().all()  # noqa: S608
+    return list(found) == [NEWEST]
+
+
+def _upgrade(connection: Connection, shown: str) -> None:
+    # Most starts find nothing to do, and alembic takes its time to be imported.
+    from alembic import command
+    from alembic.config import Config
+    from alembic.util import CommandError
+
     config = Config()
     config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
     config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+    try:
+        command.upgrade(config, "head")
+    except CommandError as error:
+        raise ConfigError(
+            f"the tables in {shown} are of a newer version of Pulque: {error}"
+        ) from None
 
 
 def _prepare_sqlite(connection: Any, _record: object) -> None:

@@ -352,6 +352,28 @@ async def test_definitions_of_one_cluster_make_another_like_it(api: Api) -> None
     assert (again["created"], again["extended"], again["marked"]) == ([], [], [])
 
 
+async def test_definitions_carry_the_order(api: Api) -> None:
+    for name in ("loose", "strict"):
+        await api.ask("POST", "/subjects", {"subject": name}, status=201)
+    await api.ask("PUT", "/subjects/strict/order", {"order": "strict"})
+    exported = {**await api.get("/definitions"), "groups": []}
+    orders = {each["subject"]: each["order"] for each in exported["subjects"]}
+    assert orders == {"loose": "best-effort", "strict": "strict"}
+
+    api.cluster.placed.clear()
+    api.cluster.orders.clear()
+    dry = await api.ask("PUT", "/definitions", exported)
+    assert (dry["created"], dry["ordered"]) == (["loose", "strict"], ["strict"])
+    done = await api.ask("PUT", "/definitions?dry_run=false", exported)
+    assert done["ordered"] == ["strict"]
+    assert (await api.get("/definitions"))["subjects"] == exported["subjects"]
+    # What a file of before does not say stays as it is.
+    unsaid = {**exported, "subjects": [{"subject": "loose"}, {"subject": "strict"}]}
+    done = await api.ask("PUT", "/definitions?dry_run=false", unsaid)
+    assert done["ordered"] == []
+    assert (await api.get("/subjects/strict"))["order"] == "strict"
+
+
 async def test_the_cluster_is_shown_and_says_how_it_is(api: Api) -> None:
     api.cluster.known["b3"] = server("b3", state="silent")
 

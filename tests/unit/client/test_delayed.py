@@ -214,6 +214,24 @@ def test_without_a_delay_server_the_error_says_how_to_get_one(tmp_path: Path) ->
         client.send("orders", b"now")
 
 
+async def test_a_cluster_without_a_delay_server_is_not_waited_for_long(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for module in ("brokers", "aio_brokers"):
+        monkeypatch.setattr(f"pulque.client.{module}.DELAY_PATIENCE", 0.5)
+    began = time.monotonic()
+    with (
+        FakeCluster(2) as cluster,
+        pulque.connect(cluster.url, name="test", timeout=600, state_dir=tmp_path) as client,
+    ):
+        with pytest.raises(NoDelayServerError, match="orders is due later"):
+            client.send("orders", b"x", delay=5)
+        async with aio.connect(cluster.url, name="test", timeout=600, state_dir=tmp_path) as twin:
+            with pytest.raises(NoDelayServerError, match="orders is due later"):
+                await twin.send("orders", b"x", delay=5)
+    assert time.monotonic() - began < 300  # against the 600 s that it may take
+
+
 def test_producers_follow_delay_servers_that_come(
     cluster: FakeCluster, delays: list[FakeDelay], client: pulque.Client
 ) -> None:

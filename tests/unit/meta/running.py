@@ -27,7 +27,8 @@ class RunningMeta:
         self, directory: Path, sections: dict[str, dict[str, Any]], clock: Clock | None = None
     ) -> None:
         self.directory = directory
-        database = {"refresh": "20ms", **sections.get("database", {})}
+        # A busy machine is not a database that is away.
+        database = {"refresh": "20ms", "timeout": "60s", **sections.get("database", {})}
         self.settings = MetaSettings.model_validate(
             {
                 "listen": {"port": 0},

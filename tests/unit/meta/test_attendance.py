@@ -150,7 +150,7 @@ async def test_that_a_consumer_is_online_is_in_the_database(
 ) -> None:
     await attend(placed, "c1")
     url = parse_database_url(running.settings.database_url())
-    database = Database(url, password=None, timeout_s=5)
+    database = Database(url, password=None, timeout_s=60)
     store = AttendingStore(database)
     row = AttendingConsumer(Subject("orders"), Group("g"), ConsumerId("c1"), 1, True)
 
@@ -301,7 +301,7 @@ async def test_in_strict_order_a_partition_stays_in_the_route_while_its_broker_i
 async def store(running: RunningMeta) -> AsyncIterator[AttendingStore]:
     """The tables of a meta server, by themselves."""
     url = parse_database_url(running.settings.database_url())
-    database = Database(url, password=None, timeout_s=5)
+    database = Database(url, password=None, timeout_s=60)
     yield AttendingStore(database)
     await database.close()
 

@@ -2,6 +2,7 @@
 
 from alembic import context
 
+from pulque.meta.migrations import VERSION_TABLE
 from pulque.meta.tables import TABLES
 
 __all__: list[str] = []
@@ -9,6 +10,6 @@ __all__: list[str] = []
 context.configure(
     connection=context.config.attributes["connection"],
     target_metadata=TABLES,
-    version_table="pulque_migrations",
+    version_table=VERSION_TABLE,
 )
 context.run_migrations()

@@ -1,0 +1,56 @@
+"""What servers that join a cluster are told: where its meta servers are, and who they are."""
+
+from pydantic import field_validator
+
+from pulque.client.url import META_PORT, Address, parse_address
+from pulque.errors import ConfigError, InvalidNameError
+from pulque.model.names import parse_group
+from pulque.settings.sections import Section
+from pulque.settings.units import Listed
+
+__all__ = ["JoinSection", "checked_name"]
+
+
+class JoinSection(Section):
+    """Which cluster a server belongs to; each kind of server says what that means for it."""
+
+    meta: Listed = ()
+    advertise: str = ""
+
+    @property
+    def meta_addresses(self) -> tuple[Address, ...]:
+        """Where the meta servers listen."""
+        return tuple(map(_address, self.meta))
+
+    @field_validator("meta")
+    @classmethod
+    def _are_addresses(cls, addresses: tuple[str, ...]) -> tuple[str, ...]:
+        if len({_address(each) for each in addresses}) < len(addresses):
+            raise ValueError("a meta server is named twice")
+        return addresses
+
+    @field_validator("advertise")
+    @classmethod
+    def _is_an_address(cls, address: str) -> str:
+        if address:
+            _address(address)
+        return address
+
+
+def checked_name(name: str) -> str:
+    """Return the name of a server; it is spelled like that of a group.
+
+    Raises:
+        ValueError: It is not.
+    """
+    try:
+        return parse_group(name)
+    except InvalidNameError as error:
+        raise ValueError(str(error).replace("group", "name", 1)) from None
+
+
+def _address(text: str) -> Address:
+    try:
+        return parse_address(text, default_port=META_PORT)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
