@@ -3,7 +3,8 @@
 ``python -m tests.robustness.order_workers consumer --url … --history … --process c0 --subject s``
 
 A producer's keys are its own: what one thread sends one after the other is the order of a key.
-A consumer handles several keys at the same time. Both end on SIGTERM.
+A consumer handles several keys at the same time. A storm is many consumers in one process, of
+which one comes or goes every 200 ms. All end on SIGTERM.
 """
 
 import argparse
@@ -67,9 +68,41 @@ def _write_outcome(history: HistoryWriter, event: Event, send: pulque.PendingSen
 
 def consume(arguments: argparse.Namespace) -> None:
     """Handle messages until told to stop, several keys at a time; fail some."""
+    with _connect(arguments) as client:
+        consume_by(client, arguments, stop)
+
+
+def storm(arguments: argparse.Namespace) -> None:
+    """Have one of many consumers come or go, again and again; none is left in the end."""
+    draw = random.Random(arguments.process)
+    running: dict[int, tuple[threading.Event, threading.Thread]] = {}
+    with _connect(arguments) as client:
+        while not stop.wait(arguments.every):
+            number = draw.randrange(arguments.consumers)
+            if number in running:
+                leave, thread = running.pop(number)
+                leave.set()
+                thread.join()
+                continue
+            name = f"{arguments.process}.{number}"
+            one = argparse.Namespace(**vars(arguments))
+            one.process, one.history = name, arguments.history.with_name(f"{name}.jsonl")
+            leave = threading.Event()
+            thread = threading.Thread(target=consume_by, args=(client, one, leave))
+            running[number] = leave, thread
+            thread.start()
+        for leave, _ in running.values():
+            leave.set()
+        for _, thread in running.values():
+            thread.join()
+
+
+def consume_by(
+    client: pulque.Client, arguments: argparse.Namespace, leave: threading.Event
+) -> None:
+    """Handle messages by one consumer until it is to leave."""
     with (
         HistoryWriter(arguments.history, arguments.process) as history,
-        _connect(arguments) as client,
         client.consumer(
             arguments.subject,
             arguments.group,
@@ -81,7 +114,7 @@ def consume(arguments: argparse.Namespace) -> None:
     ):
         history.write("ok", "start", "-")
         worker = Worker(history, arguments)
-        while not stop.is_set():
+        while not leave.is_set():
             try:
                 messages = consumer.pull(_AT_ONCE, timeout=0.2)
             except UnavailableError:
@@ -167,7 +200,7 @@ def _connect(arguments: argparse.Namespace) -> pulque.Client:
 def main() -> None:
     """Do what the command line says."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("role", choices=["producer", "consumer"])
+    parser.add_argument("role", choices=["producer", "consumer", "storm"])
     parser.add_argument("--url", required=True)
     parser.add_argument("--history", type=Path, required=True)
     parser.add_argument("--process", required=True)
@@ -179,16 +212,15 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=1_000_000)
     parser.add_argument("--nack", type=float, default=0.02)
     parser.add_argument("--in-place", action="store_true")
+    parser.add_argument("--consumers", type=int, default=30)
+    parser.add_argument("--every", type=float, default=0.2)
     parser.add_argument("--work", type=float, default=0.002)
     arguments = parser.parse_args()
     for number in (signal.SIGTERM, signal.SIGINT):
         # In a thread: the one that is interrupted may hold the lock of ``stop.wait``.
         signal.signal(number, lambda *_: threading.Thread(target=stop.set).start())
     arguments.history.with_suffix(".ready").touch()
-    if arguments.role == "producer":
-        produce(arguments)
-    else:
-        consume(arguments)
+    {"producer": produce, "consumer": consume, "storm": storm}[arguments.role](arguments)
 
 
 if __name__ == "__main__":
