@@ -228,6 +228,30 @@ def test_a_failed_batch_stays_at_the_head_and_goes_to_the_same_partition() -> No
     assert tried == [("a", b"0")] * 3
 
 
+@pytest.mark.accepts("002-27")
+def test_best_effort_gives_a_message_up_after_its_time_and_goes_on_with_the_next() -> None:
+    clock = ManualTime()
+    core = make_core(clock, linger=0.0, max_batch=1, max_in_flight=1)
+    core.add_way("a", Targets(SplittingBroker().route(OrderStrategy.BEST_EFFORT)))
+    first = core.add_message("a", Outgoing(b"0", order_key="anna"))
+    tries = 0
+    while not first.done():
+        for batch in core.dispatch.take(clock.now):
+            tries += 1
+            core.dispatch.sent(tries, [batch])
+            core.dispatch.answered(tries, full(), clock.now)
+        clock.now += 1.0
+        core.dispatch.expire(clock.now)
+    assert tries > 1
+    assert isinstance(first.exception(), PulqueError)
+    second = core.add_message("a", Outgoing(b"1", order_key="anna"))
+    (batch,) = core.dispatch.take(clock.now + 60)
+    core.dispatch.sent(0, [batch])
+    stored = Outcome(ErrorCode.NONE, False, 0, 0)  # type: ignore[arg-type]
+    core.dispatch.answered(0, Sent((stored,)), clock.now)
+    assert second.result().partition == "a"
+
+
 def full() -> Sent:
     return Sent((Outcome(ErrorCode.STORAGE_FULL, False, 0, 0, "full"),))  # type: ignore[arg-type]
 
