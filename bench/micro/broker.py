@@ -132,6 +132,10 @@ def _quiet(*_: object, **__: object) -> Any:
 class _Nothing(int):
     """The answer to every other question: zero, no, and nothing to be done."""
 
+    def __getitem__(self, index: object) -> str:
+        """Whatever a socket's address says."""
+        return ""
+
     def __getattr__(self, name: str) -> Callable[..., Any]:
         return _quiet
 
