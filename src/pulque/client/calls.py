@@ -132,11 +132,11 @@ class Calls:
             NotReachedError: Nobody was reached, so that nothing was asked.
             PulqueError: What else went wrong.
         """
+        left = timeout
         deadline = time.monotonic() + timeout
         was_used = lane.connection is not None
         was_asked = False
         while True:
-            left = max(0.001, deadline - time.monotonic())
             if lane.connection is None:
                 try:
                     lane.connection = self.open(left)
@@ -151,6 +151,7 @@ class Calls:
                 if not was_used:
                     raise
                 was_used = False
+                left = max(0.001, deadline - time.monotonic())
             finally:
                 if not lane.connection.is_open:
                     lane.drop_connection()

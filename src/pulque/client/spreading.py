@@ -90,7 +90,7 @@ class Spread:
         """
         started = time.monotonic()
         deadline = started + timeout
-        retries = Retries(self._draw, started, deadline)
+        retries: Retries | None = None
         tries: dict[_Key, _Try] = {}
         failed: set[_Key] = set()
         target = first
@@ -106,6 +106,7 @@ class Spread:
                     target = self._next_target(way, order_key, target, failed)
                     if target.key in failed:
                         # It was everywhere, or has to stay: after a while it may go anywhere.
+                        retries = retries or Retries(self._draw, started, deadline)
                         time.sleep(retries.next_wait(error, time.monotonic()))
                         failed.clear()
         finally:
@@ -158,7 +159,8 @@ class Spread:
             raise
         now = time.monotonic()
         target.health.answered(now, now - started)
-        doubled = any(each.is_unanswered for each in tries.values() if each is not attempt)
+        others = (each for each in tries.values() if each is not attempt)
+        doubled = len(tries) > 1 and any(each.is_unanswered for each in others)
         return Stored(packed, outcome, doubled)
 
     def _refused(self, target: Target, attempt: _Try, error: PulqueError, started: float) -> None:
