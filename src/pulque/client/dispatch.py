@@ -6,10 +6,6 @@
                                    ↑                          │
                                    └── refused for now, or the connection was lost
 
-Whoever waited for the last batch is likely to add to the next one as soon as it is told. So that
-one is held for a moment: until somebody waits for it, or until ``_LONGEST_HOLD``. Without that,
-a caller with 64 messages under way has batches of 1 and of 63 in turn, and pays for both.
-
 A batch gets its number when it is first taken and keeps it, so that a broker that stored it
 already knows it again. Every batch has a deadline; whatever happens, its messages have an
 outcome by then.
@@ -25,16 +21,16 @@ from itertools import count
 
 from pulque.client.batches import OutgoingBatch, Stream
 from pulque.client.health import Health
+from pulque.client.held import HeldStreams
+from pulque.client.outcomes import outcomes_of
 from pulque.client.routes import Way
 from pulque.client.send_options import SendOptions, Signal
 from pulque.errors import (
     LocalProtocolError,
     PulqueError,
-    RemoteProtocolError,
     RequestTimeoutError,
     StaleRouteError,
     StorageError,
-    error_from_wire,
 )
 from pulque.model.batch import renumber
 from pulque.model.ids import IdSource
@@ -42,7 +38,7 @@ from pulque.model.names import DEFAULT_LEVEL
 from pulque.model.pack import ProducedBy
 from pulque.model.single import pack_single
 from pulque.wire.requests import Send
-from pulque.wire.responses import Outcome, Response, Sent
+from pulque.wire.responses import Outcome, Response
 
 __all__ = ["OBJECT_BYTES", "Dispatch", "SendOptions", "Signal"]
 
@@ -54,8 +50,6 @@ _SMALL_REQUEST_BYTES = 8 * 1024
 """As long as a request is smaller, one more batch of the same partition goes along."""
 _FAR_AHEAD = 64
 """After so many batches more that wait, the answers should be looked at."""
-_LONGEST_HOLD = 0.0005
-"""How long a batch may be held, in seconds; nor for longer than half of what the last one took."""
 
 
 class Dispatch:
@@ -102,8 +96,7 @@ class Dispatch:
         self._active: deque[Stream] = deque()
         self._paused: list[tuple[float, int, Stream]] = []
         self._pauses = count()
-        self._held: list[Stream] = []
-        self._held_until = 0.0
+        self._held = HeldStreams()
         self._in_flight: dict[int, list[OutgoingBatch]] = {}
         self._finished: list[OutgoingBatch] = []
         self._ghosts: list[OutgoingBatch] = []
@@ -164,9 +157,7 @@ class Dispatch:
 
     def let_loose(self) -> None:
         """Hold nothing any more."""
-        held, self._held = self._held, []
-        for stream in held:
-            stream.is_held = False
+        for stream in self._held.let_go():
             self.activate(stream)
 
     # ── batches go out ─────────────────────────────────────────────────────────────────────
@@ -212,7 +203,8 @@ class Dispatch:
         self._in_flight[request_id] = batches
 
     def _find_due(self, now: float) -> None:
-        if self._held and self._held_until <= now:
+        held_until = self._held.ends_at
+        if held_until is not None and held_until <= now:
             self.let_loose()
         while self._paused and self._paused[0][0] <= now:
             self.activate(heapq.heappop(self._paused)[2])
@@ -298,24 +290,15 @@ class Dispatch:
             batch.stream.in_flight -= 1
         if self.health is not None:
             self.health.answered(now, now - batches[0].sent_at)
-        for batch, outcome in zip(batches, _outcomes(response, len(batches)), strict=True):
+        for batch, outcome in zip(batches, outcomes_of(response, len(batches)), strict=True):
             stream = batch.stream
             if isinstance(outcome, PulqueError):
                 self._refused(batch, outcome, now)
             else:
-                self._hold(batch, now)
+                self._held.confirmed(batch, now)
                 self._confirm(batch, outcome)
             self.activate(stream)
             self._look_quiet(stream, batch)
-
-    def _hold(self, batch: OutgoingBatch, now: float) -> None:
-        """Let those add to the next batch who are about to be told of this one."""
-        stream = batch.stream
-        if batch.callbacks and batch.count > 1 and not stream.in_flight and not stream.is_held:
-            if not self._held:
-                self._held_until = now + min(_LONGEST_HOLD, (now - batch.sent_at) / 2)
-            stream.is_held = True
-            self._held.append(stream)
 
     def disconnected(self) -> None:
         """Have everything without an answer sent again, in order and under the same numbers."""
@@ -443,8 +426,8 @@ class Dispatch:
             wakes.append(lingering[0].due_at)
         if self._paused:
             wakes.append(self._paused[0][0])
-        if self._held:
-            wakes.append(self._held_until)
+        if self._held.ends_at is not None:
+            wakes.append(self._held.ends_at)
         return min(wakes, default=None)
 
     def take_finished(self) -> list[OutgoingBatch]:
@@ -507,15 +490,3 @@ class Dispatch:
             whole.is_done = True
             self._finished.append(whole)
             whole = whole.whole
-
-
-def _outcomes(response: Response | PulqueError, length: int) -> Sequence[Outcome | PulqueError]:
-    """Return what became of each batch of a request."""
-    if isinstance(response, PulqueError):
-        return [response] * length
-    if not isinstance(response, Sent) or len(response.outcomes) != length:
-        return [RemoteProtocolError(f"a send of {length} batches got {response!r}")] * length
-    return [
-        error_from_wire(outcome.code, outcome.text) if outcome.code else outcome
-        for outcome in response.outcomes
-    ]
