@@ -125,8 +125,7 @@ class Dispatch:
         stream = batch.stream
         stream.ready.append(batch)
         self.activate(stream)
-        # A strict stream has one batch in flight: the answer to it lets the next one go.
-        if stream.is_strict or len(stream.ready) % _FAR_AHEAD == 0:
+        if len(stream.ready) % _FAR_AHEAD == 0:
             self._signal.is_up = self._signal.is_ahead = True
 
     def no_longer_open(self, batch: OutgoingBatch) -> None:
