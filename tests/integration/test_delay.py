@@ -1,11 +1,14 @@
 """Delay servers as processes: killed, restarted, and with a clock that somebody sets."""
 
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from datetime import timedelta
+from contextlib import contextmanager
+from datetime import datetime, timedelta
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -60,28 +63,58 @@ def test_a_killed_delay_server_loses_nothing_and_doubles_nothing(
     assert sorted(bodies) == sorted(sent)
 
 
-def test_the_clock_of_a_delay_server_is_set(cluster: ClusterProcesses, tmp_path: Path) -> None:
-    ahead = tmp_path / "ahead"
+@contextmanager
+def stepped(cluster: ClusterProcesses, folder: Path) -> Iterator[Path]:
+    """Run a delay server whose clock is ahead by what a file says, in ms; yield the file."""
+    ahead = folder / "ahead"
     ahead.write_text("0")
     meta = cluster.url.removeprefix("pulque://")
     module = "tests.integration.stepped_delay"
-    data = str(tmp_path / "data")
+    data = str(folder / "data")
     command = [sys.executable, "-m", module, str(ahead), "--data", data, "--meta", meta]
     with (
-        (tmp_path / "stderr").open("wb") as log,
+        (folder / "stderr").open("wb") as log,
         subprocess.Popen(
-            [*command, "--port", "0", "--set", "name=stepped"], stdout=subprocess.PIPE, stderr=log
+            [*command, "--port", "0", "--set", "name=stepped"],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env={**os.environ, "TZ": "Europe/Berlin"},
         ) as process,
     ):
         try:
             assert process.stdout is not None
             assert process.stdout.readline().startswith(b"ready ")
-            with pulque.connect(cluster.url, timeout=60) as client:
-                set_back_and_forth(client, ahead)
+            yield ahead
         finally:
             process.terminate()
             assert process.wait(30) == 0
+
+
+def test_the_clock_of_a_delay_server_is_set(cluster: ClusterProcesses, tmp_path: Path) -> None:
+    with stepped(cluster, tmp_path) as ahead, pulque.connect(cluster.url, timeout=60) as client:
+        set_back_and_forth(client, ahead)
     assert "clock_stepped" in (tmp_path / "stderr").read_text()
+
+
+def test_the_hour_that_is_twice_comes_twice(cluster: ClusterProcesses, tmp_path: Path) -> None:
+    """In Berlin, where the server believes to be, 2027-10-31 02:30 is there twice."""
+    berlin = ZoneInfo("Europe/Berlin")
+    summer = datetime(2027, 10, 31, 2, 30, tzinfo=berlin, fold=0)
+    winter = summer.replace(fold=1)
+    with stepped(cluster, tmp_path) as ahead, pulque.connect(cluster.url, timeout=60) as client:
+        wait_until_delays_are_taken(client)
+        client.send("twice", b"winter", at=winter)
+        client.send("twice", b"summer", at=summer)
+        set_clock(ahead, summer - timedelta(minutes=2))
+        assert received(client, "twice", 1, limit_s=1) == []
+        set_clock(ahead, summer)
+        assert received(client, "twice", 1) == [b"summer"]
+        set_clock(ahead, winter)
+        assert received(client, "twice", 1) == [b"winter"]
+
+
+def set_clock(ahead: Path, now: datetime) -> None:
+    ahead.write_text(str(int((now.timestamp() - time.time()) * 1000)))
 
 
 def set_back_and_forth(client: pulque.Client, ahead: Path) -> None:

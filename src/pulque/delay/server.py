@@ -288,6 +288,7 @@ class DelayServer(Supervised):
                 "ticks": len(ticks),
                 "bytes": sum(each.size for each in ticks),
                 "messages": sum(each.messages for each in ticks),
+                "in_memory": len(dispatcher.indexes),
                 "damaged": self._store.damaged,
                 "lag_bytes": self._replayer.waiting_bytes,
             },

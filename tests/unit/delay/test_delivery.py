@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from pulque.client.due import LEVELS
 from pulque.errors import DisconnectedError, ReadOnlyError, RequestTimeoutError
 from pulque.model.batch import read_header, seed_of
 from pulque.model.pack import BatchPacker, ProducedBy, encode_headers
@@ -74,6 +75,55 @@ async def test_the_original_partition_is_restored(
         (b"a", "orders"),
         (b"b", "refunds"),
     }
+
+
+@pytest.mark.accepts("001-37")
+async def test_the_index_of_an_hour_is_loaded_from_the_disk_before_it_comes(
+    start_delay: StartDelay, clock: ManualClock, brokers: FakeBrokers
+) -> None:
+    def in_memory() -> int:
+        return int(running.server.status()["schedule"]["in_memory"])
+
+    running = await start_delay()
+    hour = clock.now_ms() // HOUR * HOUR + 2 * HOUR
+    await running.send([(b"first", hour), (b"last", hour + HOUR - 1), (b"next", hour + HOUR)])
+    running = await start_delay()
+    clock.set_now_ms(hour - 90 * SECOND)
+    await asyncio.sleep(0.1)
+    assert in_memory() == 0
+    clock.set_now_ms(hour - 30 * SECOND)
+    await eventually(lambda: in_memory() == 1)
+    assert brokers.accepted == []
+    clock.set_now_ms(hour)
+    await settled(clock, brokers, 1)
+
+    assert brokers.bodies == [b"first"]
+    assert in_memory() == 1, "the hour after it has time"
+
+
+@pytest.mark.accepts("004-70", "004-71")
+async def test_levels_keep_their_order_and_none_holds_up_another(
+    start_delay: StartDelay, clock: ManualClock, brokers: FakeBrokers
+) -> None:
+    running = await start_delay()
+    began = clock.now_ms()
+    due: dict[bytes, int] = {}
+    for turn in range(3):
+        for level in reversed(range(len(LEVELS))):
+            body = b"%d/%d" % (level, turn)
+            due[body] = clock.now_ms() + LEVELS[level]
+            await running.send([(body, due[body])], acks=Acks.MEMORY)
+        clock.advance(200)
+    for delay_ms in LEVELS:
+        clock.set_now_ms(max(began + delay_ms + SECOND, clock.now_ms()))
+        expected = {body for body, due_ms in due.items() if due_ms <= clock.now_ms()}
+        await settled(clock, brokers, len(expected))
+        assert set(brokers.bodies) == expected, "a level was held up, or came early"
+
+    assert len(brokers.bodies) == 3 * 18
+    for level in range(18):
+        of_level = [body for body in brokers.bodies if body.startswith(b"%d/" % level)]
+        assert of_level == [b"%d/%d" % (level, turn) for turn in range(3)]
 
 
 async def test_what_is_overdue_goes_at_once(
