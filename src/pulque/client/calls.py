@@ -118,8 +118,10 @@ class Calls:
                 if lane.connection is not None and not lane.connection.is_open:
                     lane.drop_connection()
                 retries = retries or Retries(self._draw, deadline - left, deadline)
-                # Brokers close connections that were idle for long: that is no trouble.
-                if not (was_used and isinstance(error, DisconnectedError)):
+                # Brokers close connections that were idle for long: that is no trouble. But one
+                # that answers that somebody behind it is away has to be given time.
+                was_idle = was_used and lane.connection is None
+                if not (was_idle and isinstance(error, DisconnectedError)):
                     time.sleep(retries.next_wait(error, time.monotonic()))
                 left = max(0.001, deadline - time.monotonic())
 

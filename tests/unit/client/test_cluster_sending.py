@@ -10,10 +10,11 @@ import pytest
 
 import pulque
 from pulque import aio
-from pulque.errors import ReadOnlyError, UnavailableError
+from pulque.errors import DisconnectedError, ReadOnlyError, UnavailableError
 from pulque.wire import requests
 from tests.unit.client.fake_broker import Drop, FakeBroker
 from tests.unit.client.fake_cluster import FakeCluster
+from tests.unit.client.faults import Times
 
 
 @pytest.fixture
@@ -259,3 +260,16 @@ async def test_the_twin_spreads_and_goes_round_what_is_away(
                     break
             assert {each.broker_group for each in receipts[-20:]} == {"g0"}
         _check_stored(cluster, [*receipts, *found])
+
+
+def test_a_server_that_cannot_ask_further_is_not_asked_all_the_time(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    away = DisconnectedError("the meta server at nowhere is away")
+    cluster.meta.fault = Times(requests.Route, away, times=10**9)
+    with (
+        pulque.connect(cluster.url, name="test", timeout=2, state_dir=tmp_path) as client,
+        pytest.raises(DisconnectedError, match=r"who serves new .* nowhere is away \(tried"),
+    ):
+        client.send("new", b"x")
+    assert len(cluster.meta.seen(requests.Route)) < 100
