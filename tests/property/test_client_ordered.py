@@ -196,7 +196,7 @@ class OneOwner(RuleBasedStateMachine):
         consumer.core.connected()
         consumer.asked += consumer.core.repeat_settles()
 
-    @rule(which=st.integers(0, 1), seconds=st.sampled_from([0.5, 2.0, 10.0]))
+    @rule(which=st.integers(0, 1), seconds=st.sampled_from([0.0, 0.5, 2.0, 10.0]))
     def permit(self, which: int, seconds: float) -> None:
         self.consumers[which].permit.until = self.broker.now + seconds
 
@@ -314,6 +314,28 @@ def test_who_iterates_is_stopped_before_the_next_message(why: str) -> None:
     assert next(following, None) is None
     assert core.take(broker.now) is None
     assert core.window.is_idle
+
+
+def test_an_answer_of_a_lock_that_is_gone_comes_while_another_is_asked_for() -> None:
+    broker = LockingBroker()
+    core = owner(broker).core
+    message = core.take(broker.now)
+    assert message is not None
+    late = broker.handle(core.next_pull(9, 1.0))
+    message.ack()
+    (settle,) = core.next_settles()
+    core.settle_answered(settle, LockLostError("another has it"))
+    broker.now += 1.0
+    lock = core.next_route()
+    assert lock is not None
+    assert core.is_pulling
+    assert isinstance(late, Pulled)
+    core.pulled(late)
+    assert core.take(broker.now) is None
+    answer = broker.handle(lock)
+    assert not isinstance(answer, PulqueError)
+    core.routed(answer)
+    assert core.token == 2
 
 
 # ── what the meta server says ──────────────────────────────────────────────────────────────

@@ -279,8 +279,8 @@ class OrderedCore(IncomingCore):
 
     def pulled(self, answer: Pulled) -> None:
         """Take in the answer to the pull on its way."""
-        if self._pull is not None and self._pull.wanted[0].token != self._token:
-            self._pull = None  # it belongs to a lock that is gone
+        if self._pull is None or self._pull.wanted[0].token != self._token:
+            self._pull = None  # it belongs to a lock that is gone, and is perhaps asked for anew
             return
         super().pulled(answer)
         if self._token:
