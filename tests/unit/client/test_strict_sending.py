@@ -205,7 +205,7 @@ def outcome_of(promise: PendingSend) -> Receipt | None:
         return None
 
 
-StrictSending.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+StrictSending.TestCase.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
 TestStrictSending = pytest.mark.accepts("002-25", "002-22")(StrictSending.TestCase)
 
 
@@ -226,6 +226,48 @@ def test_a_failed_batch_stays_at_the_head_and_goes_to_the_same_partition() -> No
         core.dispatch.answered(number, full(), clock.now)
         clock.now += 60
     assert tried == [("a", b"0")] * 3
+
+
+def test_what_ran_out_of_time_on_its_way_is_asked_about_before_the_next_goes() -> None:
+    clock = ManualTime()
+    core = make_core(clock, linger=0.0, max_batch=1)
+    core.add_way("a", Targets(SplittingBroker().route()))
+    first = core.add_message("a", Outgoing(b"0", order_key="anna"))
+    core.dispatch.sent(1, core.dispatch.take(clock.now))
+    clock.now += TIMEOUT + 1
+    core.dispatch.expire(clock.now)
+    assert isinstance(first.exception(), PulqueError)
+    core.dispatch.disconnected()
+    core.add_message("a", Outgoing(b"1", order_key="anna"))
+    assert bodies_sent(core, clock) == [b"0"], "nobody knows whether it is stored, perhaps late"
+
+
+def test_nothing_goes_to_the_child_of_a_split_before_the_parent_has_answered() -> None:
+    clock, broker = ManualTime(), SplittingBroker()
+    core = make_core(clock, linger=0.0, max_batch=1)
+    core.add_way("a", Targets(broker.route()))
+    core.add_message("a", Outgoing(b"0", order_key="anna"))
+    (batch,) = core.dispatch.take(clock.now)
+    request = core.dispatch.request([batch], clock.now)
+    core.dispatch.sent(1, [batch])
+    broker.split("a")
+    core.add_way("a", Targets(broker.route()))
+    core.add_message("a", Outgoing(b"1", order_key="anna"))
+    assert bodies_sent(core, clock) == []
+    # It comes too late to be stored there: it goes to the child, before the other one.
+    core.dispatch.answered(1, broker.handle(request, ErrorCode.NONE), clock.now)
+    clock.now += 60
+    assert bodies_sent(core, clock) == [b"0"]
+
+
+def bodies_sent(core: OutgoingCore[PendingSend], clock: ManualTime) -> list[bytes]:
+    """Return what goes out now, and has no answer from then on."""
+    batches = core.dispatch.take(clock.now)
+    if not batches:
+        return []
+    request = core.dispatch.request(batches, clock.now)
+    core.dispatch.sent(99, batches)
+    return [m.body for p, d in request.batches for m in messages_in(p, bytes(d))]
 
 
 @pytest.mark.accepts("002-27")
