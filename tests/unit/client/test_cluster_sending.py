@@ -268,8 +268,9 @@ def test_a_server_that_cannot_ask_further_is_not_asked_all_the_time(
     away = DisconnectedError("the meta server at nowhere is away")
     cluster.meta.fault = Times(requests.Route, away, times=10**9)
     with (
-        pulque.connect(cluster.url, name="test", timeout=2, state_dir=tmp_path) as client,
-        pytest.raises(DisconnectedError, match=r"who serves new .* nowhere is away \(tried"),
+        pulque.connect(cluster.url, name="test", timeout=5, state_dir=tmp_path) as client,
+        pytest.raises(UnavailableError, match="who serves new could not be asked"),
     ):
         client.send("new", b"x")
-    assert len(cluster.meta.seen(requests.Route)) < 100
+    # Without a pause there would be thousands.
+    assert 1 <= len(cluster.meta.seen(requests.Route)) < 100
