@@ -178,9 +178,15 @@ class PullPlanner:
             if partition is not None:
                 found = consumption.subscription(partition.id, puller.group, puller.consumer)
                 group = consumption.groups.get((partition.id, puller.group))
+                # What is settled meanwhile and lies before what is wanted changes nothing.
                 parts += (
                     partition.id,
-                    found and (found.incarnation, found.settled, found.next_pull),
+                    found
+                    and (
+                        found.incarnation,
+                        max(found.settled, wanted.expected),
+                        found.next_pull,
+                    ),
                     group and group.next_sequence,
                     consumption.locks.next_token((partition.id, puller.group)),
                 )

@@ -30,8 +30,12 @@ class OpenFile:
         except OSError as error:
             raise StorageError(f"{self._path}: {error}") from error
 
-    def will_read(self, size: int, offset: int) -> None:
-        """There is nobody to tell."""
+    def read_into(self, buffer: memoryview, offset: int, *, is_cached: bool) -> int:
+        """Fill a buffer from ``offset`` on; return how many bytes there are."""
+        del is_cached
+        data = self.read(len(buffer), offset)
+        buffer[: len(data)] = data
+        return len(data)
 
     def size(self) -> int:
         """How many bytes it has."""

@@ -411,8 +411,8 @@ class Engine:
 
     def close(self) -> None:
         """Close all files; nothing is written."""
-        self._consume_logs.close()
-        self.actions.close()
+        for part in (self.search, self._consume_logs, self.actions):
+            part.close()
         for segment in self._log.segments:
             segment.file.close()
 

@@ -22,11 +22,20 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
+from threading import Lock
 from typing import Protocol
 
 from pulque.errors import DataDirectoryError, StorageError, StorageFullError
 
-__all__ = ["Buffer", "File", "FileSystem", "OsFileSystem", "WouldBlockError", "replace"]
+__all__ = [
+    "READ_BLOCK",
+    "Buffer",
+    "File",
+    "FileSystem",
+    "OsFileSystem",
+    "WouldBlockError",
+    "replace",
+]
 
 Buffer = bytes | memoryview
 
@@ -48,6 +57,9 @@ _MANY_FILES = 64
 """More than these are not synced one by one: each of them would wait for the disk."""
 _TELLS_FAILURES = (5, 8)
 """Linux tells of failed writes when a whole file system is synced, since this release."""
+READ_BLOCK = 4096
+"""Reads around the page cache begin and end at multiples of it."""
+_opening = Lock()
 _NOT_SUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
@@ -78,8 +90,18 @@ class File(Protocol):
             StorageError: The disk failed.
         """
 
-    def will_read(self, size: int, offset: int) -> None:
-        """Say what will be read soon, so that the disk can begin. It need not."""
+    def read_into(self, buffer: memoryview, offset: int, *, is_cached: bool) -> int:
+        """Fill a buffer from ``offset`` on; return the count, which is less only at the end.
+
+        Args:
+            buffer: Begins on a page of memory; its size is a multiple of ``READ_BLOCK``.
+            offset: A multiple of ``READ_BLOCK``.
+            is_cached: Whether the page cache has it. If not it is read around it, where that
+                is possible.
+
+        Raises:
+            StorageError: The disk failed.
+        """
 
     def sync(self) -> None:
         """Make all writes durable. A failure is final: the pages may be gone."""
@@ -131,6 +153,8 @@ class _OsFile:
         self._descriptor = descriptor
         self._path = path
         self._may_ask_without_waiting = hasattr(os, "RWF_NOWAIT")
+        self._direct = -1
+        """Reads around the page cache; the other descriptor if there is no way to."""
 
     def write(self, buffers: Sequence[Buffer], offset: int) -> int:
         written = 0
@@ -157,10 +181,22 @@ class _OsFile:
             raise
         return data
 
-    def will_read(self, size: int, offset: int) -> None:
-        if hasattr(os, "posix_fadvise"):
-            with suppress(OSError):
-                os.posix_fadvise(self._descriptor, offset, size, os.POSIX_FADV_WILLNEED)
+    def read_into(self, buffer: memoryview, offset: int, *, is_cached: bool) -> int:
+        descriptor = self._descriptor if is_cached else self._around_cache()
+        count = 0
+        try:
+            while count < len(buffer):
+                # After a short read the place may lie within a block: the plain way takes that.
+                more = os.preadv(descriptor, [buffer[count:]], offset + count)
+                if not more:
+                    break
+                count += more
+                if count % READ_BLOCK:
+                    descriptor = self._descriptor
+        except OSError as error:
+            _raise_trouble(error, self._path)
+            raise
+        return count
 
     def sync(self) -> None:
         try:
@@ -179,13 +215,32 @@ class _OsFile:
         return os.fstat(self._descriptor).st_size
 
     def close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        descriptors = {self._descriptor, self._direct} - {-1}
+        self._descriptor = self._direct = -1
+        for descriptor in descriptors:
+            os.close(descriptor)
 
     def __del__(self) -> None:
         # A removed file stays open as long as some thread reads it.
         self.close()
+
+    def _around_cache(self) -> int:
+        """Return a descriptor that reads around the page cache, or the usual one."""
+        if self._direct < 0:
+            with _opening:
+                if self._direct < 0:
+                    self._direct = self._open_direct()
+        return self._direct
+
+    def _open_direct(self) -> int:
+        if not hasattr(os, "O_DIRECT"):
+            return self._descriptor
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT
+        try:
+            # By the open file and not by its name, which may be another's by now.
+            return os.open(f"/proc/self/fd/{self._descriptor}", flags)
+        except OSError:
+            return self._descriptor  # this file system cannot, or there is no /proc
 
     def _write_all(self, buffers: Sequence[Buffer], offset: int) -> int:
         written = os.pwritev(self._descriptor, buffers, offset)

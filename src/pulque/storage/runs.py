@@ -4,8 +4,7 @@ A run is worked on column by column: the envelopes and headers of all its batche
 their tag bits one array. Only the checksums are made batch by batch.
 """
 
-from collections import deque
-from collections.abc import Iterator
+import time
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -14,12 +13,11 @@ import numpy as np
 
 from pulque.model.batch import HEADER_SIZE, Codec, Flag, layout_of
 from pulque.model.checksum import before_crc
-from pulque.model.positions import ConsumeSequence
 from pulque.model.record import ENVELOPE_SIZE, read_envelope
 from pulque.storage.consume_log import Piece
+from pulque.storage.feed import Loaded
 from pulque.storage.index import Entry, Table
 from pulque.storage.listener import Listener
-from pulque.storage.message_log import MessageLog
 from pulque.storage.partitions import Partition
 from pulque.storage.reader import problem_with
 
@@ -30,9 +28,7 @@ __all__ = [
     "Numbers",
     "Rows",
     "Run",
-    "Stretch",
     "read_run",
-    "stretches",
 ]
 
 Bits = np.ndarray[tuple[int], np.dtype[np.uint64]]
@@ -41,12 +37,8 @@ Marks = np.ndarray[tuple[int], np.dtype[np.bool_]]
 Rows = np.ndarray[tuple[int, int], np.dtype[np.uint8]]
 
 HEAD_SIZE = ENVELOPE_SIZE + HEADER_SIZE
-_RUN_BYTES = 1024 * 1024
-"""Read at once. Reading lets other threads work, so this also says how long they wait."""
-_GAP_BYTES = 16 * 1024
-"""It is cheaper to read past so many bytes of others than to read twice."""
-_AHEAD_BYTES = 8 * 1024 * 1024
-"""What the disk is told of before it is read: it works while the columns are looked at."""
+_BATCHES_AT_ONCE = 128
+"""Are verified before other threads have a turn."""
 _TAG_BITS = np.dtype("<u8")
 _HAS_TAGS = int(Flag.TAGS)
 _ALL_FLAGS = sum(Flag)
@@ -66,22 +58,11 @@ _HEAD_TYPE = np.dtype(
 """What of an envelope the index repeats, the checksums, and what says where columns lie."""
 
 
-class Stretch(NamedTuple):
-    """Entries whose batches can be read at once."""
-
-    entries: Table
-    size: int
-
-    @property
-    def first_sequence(self) -> ConsumeSequence:
-        """Where it begins."""
-        return ConsumeSequence(int(self.entries[0]["first_sequence"]))
-
-
 class Run(NamedTuple):
     """Batches in memory, each of them verified."""
 
-    data: bytes
+    data: memoryview
+    """It is another's when the next run is read."""
     entries: Table
     heads: Table
     """What their envelopes and headers say."""
@@ -129,65 +110,17 @@ class Run(NamedTuple):
         return np.frombuffer(b"".join(columns), _TAG_BITS), edges
 
 
-def stretches(log: MessageLog, entries: Table, *, may_block: bool) -> Iterator[Stretch]:
-    """Yield entries together that can be read at once, and tell the disk of those that follow."""
-    if not may_block:
-        yield from _stretches(entries)
-        return
-    coming: deque[Stretch] = deque()
-    ahead = 0
-    for stretch in _stretches(entries):
-        first = int(stretch.entries[0]["offset"])
-        segment = log.segment_of(first)
-        if segment is not None:
-            segment.file.will_read(stretch.size, first - segment.base)
-        coming.append(stretch)
-        ahead += stretch.size
-        while ahead > _AHEAD_BYTES:
-            ahead -= coming[0].size
-            yield coming.popleft()
-    yield from coming
-
-
-def _stretches(entries: Table) -> Iterator[Stretch]:
-    begins = entries["offset"].astype(np.int64)
-    ends = begins + entries["size"]
-    gaps = (begins[1:] - ends[:-1] > _GAP_BYTES).tolist()
-    start = 0
-    for i, end in enumerate(ends.tolist()):
-        if i > start and (gaps[i - 1] or end - begins[start] > _RUN_BYTES):
-            yield Stretch(entries[start:i], int(ends[i - 1] - begins[start]))
-            start = i
-    if len(entries):
-        yield Stretch(entries[start:], int(ends[-1] - begins[start]))
-
-
-def read_run(
-    log: MessageLog,
-    listener: Listener,
-    partition: Partition,
-    stretch: Stretch,
-    *,
-    may_block: bool,
-) -> Run | None:
+def read_run(loaded: Loaded, listener: Listener, partition: Partition) -> Run | None:
     """Return the batches of a stretch; damaged ones are reported and left out.
 
     Returns:
         None if nothing is left.
-
-    Raises:
-        WouldBlockError: Not ``may_block``, and the disk would have to be asked.
     """
-    entries, size = stretch
-    cached = _cached(log, entries)
-    if cached is not None:
-        sizes = entries["size"].astype(np.int64)
-        return _run(cached, entries, np.cumsum(sizes) - sizes)
-    first = int(entries[0]["offset"])
-    segment = log.segment_of(first)
+    (entries, _), data, segment, _ = loaded
     if segment is None:
-        return None  # retention has removed it meanwhile
-    data = segment.read(first, max(min(size, segment.end - first), 0), may_block=may_block)
+        sizes = entries["size"].astype(np.int64)
+        return _run(data, entries, np.cumsum(sizes) - sizes)
+    first = int(entries[0]["offset"])
     starts = entries["offset"].astype(np.int64) - first
     is_there = (starts + entries["size"] <= len(data)) & (entries["size"] >= HEAD_SIZE)
     run = _run(data, entries[is_there], starts[is_there])
@@ -196,24 +129,13 @@ def read_run(
         return run
     for damaged in (*entries[~is_there].tolist(), *run.entries[~is_good].tolist()):
         entry = Entry._make(damaged)
-        reason = _problem(data[entry.offset - first :][: entry.size], entry, partition)
+        record = bytes(data[entry.offset - first :][: entry.size])
+        reason = _problem(record, entry, partition)
         listener.corruption_found(segment.path, entry.offset, entry.size, reason)
     return run.only(is_good) if is_good.any() else None
 
 
-def _cached(log: MessageLog, entries: Table) -> bytes | None:
-    """Return records that are all in memory, one after the other, or None."""
-    parts: list[bytes] = []
-    # From the end, as the newest are the likeliest.
-    for offset in reversed(entries["offset"].tolist()):
-        record = log.cache.get(offset)
-        if record is None:
-            return None
-        parts += reversed(record)
-    return b"".join(reversed(parts))
-
-
-def _run(data: bytes, entries: Table, starts: Numbers) -> Run:
+def _run(data: memoryview, entries: Table, starts: Numbers) -> Run:
     # Slices put together are faster here than one gathering of so many bytes by their places.
     rows = [data[start : start + HEAD_SIZE] for start in starts.tolist()]
     heads: Table = np.frombuffer(b"".join(rows), _HEAD_TYPE)
@@ -242,18 +164,28 @@ def _widths() -> Numbers:
 
 def _verified(run: Run, seed: int) -> Marks:
     """Say for each batch whether it is as its producer sealed it, and what the index says."""
-    data, entries, heads = run.data, run.entries, run.heads
+    entries, heads = run.entries, run.heads
     is_good: Marks = heads["offset"] == entries["offset"]
     for name in _REPEATED[1:]:
         is_good &= heads[name] == entries[name]
     value, extend = google_crc32c.value, google_crc32c.extend
-    starts, ends = run.starts.tolist(), (run.starts + run.sizes).tolist()
-    is_good &= heads["crc"] == [value(data[start : start + _CRC_AT]) for start in starts]
-    befores = (heads["batch_crc"] ^ np.uint32(before_crc(seed))).tolist()
-    is_good &= heads["batch_crc"] == [
-        extend(before, data[start + ENVELOPE_SIZE : end])
-        for before, start, end in zip(befores, starts, ends, strict=True)
+    rows = heads.tobytes()
+    is_good &= heads["crc"] == [
+        value(rows[at : at + _CRC_AT]) for at in range(0, len(rows), HEAD_SIZE)
     ]
+    befores = (heads["batch_crc"] ^ np.uint32(before_crc(seed))).tolist()
+    # It refuses views, but an array over the same bytes will do: nothing is copied.
+    data = np.frombuffer(run.data, np.uint8)
+    starts, ends = (run.starts + ENVELOPE_SIZE).tolist(), (run.starts + run.sizes).tolist()
+    crcs: list[int] = []
+    for at in range(0, len(starts), _BATCHES_AT_ONCE):
+        some = slice(at, at + _BATCHES_AT_ONCE)
+        crcs += [
+            extend(before, data[start:end])
+            for before, start, end in zip(befores[some], starts[some], ends[some], strict=True)
+        ]
+        time.sleep(0)  # a thread that waits for the interpreter gets it now
+    is_good &= heads["batch_crc"] == crcs
     return is_good
 
 

@@ -14,12 +14,13 @@ import numpy as np
 
 from pulque.model.positions import ConsumeSequence
 from pulque.storage.consume_log import ConsumeLogs
+from pulque.storage.feed import Feed
 from pulque.storage.files import Buffer
 from pulque.storage.gathering import Gathering, Matches, matches_of
 from pulque.storage.listener import Listener
 from pulque.storage.message_log import MessageLog
 from pulque.storage.partitions import Partition
-from pulque.storage.runs import Bits, Marks, Numbers, Run, Stretch, read_run, stretches
+from pulque.storage.runs import Bits, Marks, Numbers, Run, read_run
 
 __all__ = ["Budget", "Found", "Search", "TagTest"]
 
@@ -83,7 +84,7 @@ class Search:
 
     def __init__(self, logs: ConsumeLogs, log: MessageLog, listener: Listener) -> None:
         self._logs = logs
-        self._log = log
+        self._feed = Feed(log)
         self._listener = listener
 
     def find(
@@ -116,23 +117,22 @@ class Search:
                 break
             entries -= len(table)
             candidates = table[np.flatnonzero(test.hits(table["tag_union"]))]
-            for stretch in stretches(self._log, candidates, may_block=may_block):
-                if size <= 0:
-                    return harvest.found(stretch.first_sequence)
-                size -= stretch.size
-                if not self._take(harvest, stretch, test, may_block=may_block):
+            sizes = np.cumsum(candidates["size"], dtype=np.int64)
+            fitting = int(np.searchsorted(sizes, size)) + 1
+            for loaded in self._feed.load(candidates[:fitting], may_block=may_block):
+                run = read_run(loaded, self._listener, partition)
+                if run is not None and not harvest.take(run, test):
                     return harvest.found(harvest.stopped_at)
+            if fitting < len(candidates):
+                return harvest.found(ConsumeSequence(int(candidates[fitting]["first_sequence"])))
+            size -= int(candidates["size"].sum())
             last = table[-1]
             at = ConsumeSequence(int(last["first_sequence"]) + int(last["count"]))
         return harvest.found(at)
 
-    def _take(
-        self, harvest: "_Harvest", stretch: Stretch, test: TagTest, *, may_block: bool
-    ) -> bool:
-        """Take in the matches of a stretch; say whether there is room for more."""
-        # The run ends here: a second one beside it would have the memory asked for anew.
-        run = read_run(self._log, self._listener, harvest.partition, stretch, may_block=may_block)
-        return run is None or harvest.take(run, test)
+    def close(self) -> None:
+        """End the threads that read."""
+        self._feed.close()
 
 
 class _Harvest:

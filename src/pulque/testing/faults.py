@@ -89,8 +89,8 @@ class _BreakableFile:
     def read(self, size: int, offset: int, *, may_block: bool = True) -> bytes:
         return self._inner.read(size, offset, may_block=may_block)
 
-    def will_read(self, size: int, offset: int) -> None:
-        self._inner.will_read(size, offset)
+    def read_into(self, buffer: memoryview, offset: int, *, is_cached: bool) -> int:
+        return self._inner.read_into(buffer, offset, is_cached=is_cached)
 
     def sync(self) -> None:
         if not self._files.is_cut_off:

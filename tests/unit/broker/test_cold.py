@@ -125,6 +125,30 @@ async def test_cold_pulls_of_many_consumers_hand_out_everything_once(
         assert sorted(sequences) == list(range(len(sequences)))
 
 
+async def test_what_is_settled_meanwhile_does_not_have_it_read_again(
+    start: Start, tmp_path: Path
+) -> None:
+    files = ColdDirectory(tmp_path / "data")
+    running = await start(files=files, storage=NO_CACHE)
+    raw, other = await running.connect(), await running.connect()
+    await sealed_backlog(raw, 3)
+    (run,) = (await raw.pull("orders", max_messages=4)).runs
+    files.gate.clear()
+    wanted = (Wanted("orders", run.last_pull + 1),)
+    before = files.log_reads
+    pull = await raw.put(Pull("g", "c", 1, 4, 100_000, 20_000, EARLIEST, wanted))
+    while not files.reads_waiting:  # noqa: ASYNC110  # a thread cannot set a loop's event
+        await asyncio.sleep(0.001)
+
+    await other.settle(run)
+    files.gate.set()
+    answer = expect(await raw.answer_to(pull), Pulled)
+
+    (delivered,) = answer.deliveries
+    assert (delivered.first_sequence, delivered.count) == (4, 4)
+    assert files.log_reads - before == 1, "it was read twice"
+
+
 @pytest.mark.accepts("000-01")
 async def test_a_hot_pull_is_served_while_others_wait_for_the_disk(
     start: Start, tmp_path: Path

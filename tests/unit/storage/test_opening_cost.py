@@ -22,7 +22,7 @@ class CountingFile:
         self.sync = file.sync
         self.truncate = file.truncate
         self.size = file.size
-        self.will_read = file.will_read
+        self.read_into = file.read_into
         self.close = file.close
 
     def read(self, size: int, offset: int, *, may_block: bool = True) -> bytes:

@@ -1,12 +1,13 @@
 """The real file system and the one in memory behave alike as long as the power is on."""
 
 from collections.abc import Callable
+from mmap import mmap
 from pathlib import Path
 
 import pytest
 
 from pulque.errors import StorageError
-from pulque.storage.files import FileSystem, OsFileSystem
+from pulque.storage.files import READ_BLOCK, FileSystem, OsFileSystem
 from pulque.testing.files import MemoryFileSystem
 
 
@@ -72,6 +73,34 @@ def test_reads_that_need_not_wait_give_the_same(files: FileSystem) -> None:
     assert file.read(2, 1, may_block=False) == b"bc"
     assert file.read(9, 1, may_block=False) == b"bc"
     assert file.read(9, 7, may_block=False) == b""
+
+
+@pytest.mark.parametrize("is_cached", [True, False])
+@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, 12_288, 20_000])
+def test_a_buffer_is_filled_with_what_a_read_gives(
+    files: FileSystem, size: int, *, is_cached: bool
+) -> None:
+    data = bytes(at * 7 % 251 for at in range(size))
+    written(files, "a", data)
+    file = files.open("a", writable=False)
+    for offset in (0, 4096, 8192):
+        for blocks in (1, 2, 5):
+            buffer = memoryview(mmap(-1, blocks * READ_BLOCK))
+
+            count = file.read_into(buffer, offset, is_cached=is_cached)
+
+            expected = data[offset : offset + len(buffer)]
+            assert bytes(buffer[:count]) == expected
+    file.close()
+
+
+def test_what_was_written_last_is_read_around_the_cache(files: FileSystem) -> None:
+    file = files.open("a", create=True)
+    buffer = memoryview(mmap(-1, READ_BLOCK))
+    for number in range(5):
+        file.write([b"%d" % number * 6000], 0)
+        assert file.read_into(buffer, 0, is_cached=False) == READ_BLOCK
+        assert bytes(buffer) == b"%d" % number * READ_BLOCK
 
 
 def test_sync_changes_nothing_that_can_be_seen(files: FileSystem) -> None:
