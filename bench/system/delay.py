@@ -31,6 +31,8 @@ _BODY = b"x" * 100
 _HOUR_MS = 3_600_000
 _YEARS_MS = 2 * 365 * 24 * _HOUR_MS
 _WINDOW = 16
+_AT_ONCE = 500
+"""Batches that are made before they are sent: what a delay server takes before it throttles."""
 _LIMIT_S = 600.0
 _AHEAD_MS = 20_000
 _MB = 1024 * 1024
@@ -111,9 +113,10 @@ async def _keep(delay: ServerProcess, many: int) -> list[Aim]:
     """Schedule many messages over two years; return what they take, and how long a restart."""
     now_ms = time.time_ns() // 1_000_000 + _HOUR_MS
     random = np.random.default_rng(3)
-    for _ in range(0, many, 100 * _BATCH):
-        dues = random.integers(now_ms, now_ms + _YEARS_MS, 100 * _BATCH)
-        await _rate(delay, [_batch(part.tolist()) for part in np.split(dues, 100)])
+    at_once = min(many // _BATCH, _AT_ONCE)
+    for _ in range(0, many, at_once * _BATCH):
+        dues = random.integers(now_ms, now_ms + _YEARS_MS, at_once * _BATCH)
+        await _rate(delay, [_batch(part.tolist()) for part in np.split(dues, at_once)])
     status = await _status(delay)
     checkpoints = status["checkpoints"]
     await _until(lambda each: each["checkpoints"] > checkpoints, delay)
