@@ -64,6 +64,7 @@ def _commands() -> Iterator[str]:
         "| `PULQUE_URL` | Where the broker listens, if `--url` does not say. |",
         "| `PULQUE_ADMIN` | Where the administration API is, if `--admin` does not say. |",
         "| `PULQUE_STATE_DIR` | Where consumers keep their ids between runs. |",
+        "| `PULQUE_SPIN` | `0`: who sends one by one sleeps for every answer. |",
         "| `PULQUE_BROKER__…` | [Settings](settings.md) of `pulque up` and `pulque broker`. |",
         "| `PULQUE_META__…` | [Settings](settings.md#of-a-meta-server) of `pulque meta`. |",
         "| `PULQUE_DELAY__…` | [Settings](settings.md#of-a-delay-server) of `pulque delay`. |",

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import Self
 
+from pulque.client.lookout import Lookout
 from pulque.client.session import Answer, Session
 from pulque.client.url import Address
 from pulque.errors import (
@@ -46,6 +47,7 @@ class Connection:
         self.session = session
         self._sock = sock
         self._timeout = 0.0
+        self._lookout = Lookout(self.read)
         self.is_open = True
 
     @classmethod
@@ -99,8 +101,11 @@ class Connection:
         self._sock.close()
 
     def set_timeout(self, seconds: float) -> None:
-        """Limit every single wait of ``read`` and ``write``."""
-        if seconds != self._timeout:
+        """Limit every single wait of ``read`` and ``write``, to within a hundredth.
+
+        To tell the system costs two calls: a limit that is hardly longer does as well.
+        """
+        if not seconds <= self._timeout <= seconds * 1.01:
             self._timeout = seconds
             whole = max(seconds, _SHORTEST)
             value = _TIMEVAL.pack(int(whole), int(whole % 1 * 1_000_000))
@@ -156,6 +161,7 @@ class Connection:
             epoch=session.epoch,
         )
         self.set_timeout(timeout)
+        asked_at = self._lookout.ask()
         try:
             self._sock.sendall(data)
         except BlockingIOError:
@@ -163,7 +169,9 @@ class Connection:
             raise self._late(timeout) from None
         except OSError as error:
             raise self._lost(error) from None
+        self._lookout.look(asked_at)
         frame = self._read_frame(request_id, timeout)
+        self._lookout.answered(asked_at)
         return read_single_stored(frame) or _not_stored(frame)
 
     def _read_frame(self, request_id: int, timeout: float) -> Frame:
