@@ -8,7 +8,7 @@ added or drained, and by the clock.
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from pulque.errors import FencedError, PulqueError, UnavailableError
@@ -21,7 +21,8 @@ from pulque.meta.attending import (
 )
 from pulque.meta.parts import Background, Parts
 from pulque.meta.refresh import Refresher
-from pulque.model.ordered import Allotted, ConsumeStrategy
+from pulque.model.names import PartitionName, retry_partition
+from pulque.model.ordered import Allotted, ConsumeStrategy, OrderStrategy
 from pulque.rules.allocation import allocate
 from pulque.rules.ranges import servable
 from pulque.serving.attended import (
@@ -181,19 +182,44 @@ class Attendance:
 
     def _answer_for(self, who: Attending) -> Attended:
         order = self._directory.order_of(who.subject)
-        mine = [] if self._strategy is ConsumeStrategy.SHARED else self._allotted_to(who)
+        mine: list[Allotted] = []
+        if self._strategy is ConsumeStrategy.EXCLUSIVE:
+            mine = self._allotted_to(who)
+            if order is OrderStrategy.BEST_EFFORT:
+                mine += self._left_behind_for(who)
         return attended(self._strategy, order, self._authorisation, mine)
 
     def _allotted_to(self, who: Attending) -> list[Allotted]:
         """Return the partitions of a consumer, as far as their brokers can be reached."""
         placed = self._directory.subjects.get(who.subject, ())
+        allotted = self._directory.allotment(who[:2]).allotted
+        return self._reachable(
+            (placed[place].broker_group, placed[place].partition)
+            for place, consumer in allotted.items()
+            if consumer == who.consumer and place < len(placed)
+        )
+
+    def _left_behind_for(self, who: Attending) -> list[Allotted]:
+        """Return the retry partitions of brokers that nobody has another partition of.
+
+        Who has one pulls what has to come again there, too. Where all partitions were merged
+        away, or moved on, one of the consumers does it for all.
+        """
+        placed = self._directory.subjects.get(who.subject, ())
+        allotted = self._directory.allotment(who[:2]).allotted
+        if who.consumer != min(allotted.values(), default=None):
+            return []
+        served = {placed[place].broker_group for place in allotted if place < len(placed)}
+        name = retry_partition(who.subject, who.group)
+        rest = dict.fromkeys(each.broker_group for each in placed)
+        return self._reachable((each, name) for each in rest if each not in served)
+
+    def _reachable(self, places: Iterable[tuple[str, PartitionName]]) -> list[Allotted]:
         found = []
-        for place, consumer in self._directory.allotment(who[:2]).allotted.items():
-            if consumer == who.consumer and place < len(placed):
-                partition, broker_group, *_ = placed[place]
-                there = self._directory.brokers.get(broker_group)
-                if there is not None:
-                    found.append(Allotted(broker_group, partition, there.host, there.port))
+        for broker_group, partition in places:
+            there = self._directory.brokers.get(broker_group)
+            if there is not None:
+                found.append(Allotted(broker_group, partition, there.host, there.port))
         return found
 
     # -- allotting ---------------------------------------------------------------------------
