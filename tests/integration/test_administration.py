@@ -181,7 +181,8 @@ def test_a_walk_through_the_commands_in_a_shell(cluster: Cluster, tmp_path: Path
     assert "order.book has 4 partitions" in ended.stdout
     exported = json.loads((tmp_path / "definitions.json").read_text())
     assert exported["policies"]["spread"] == 1
-    assert exported["subjects"] == [{"subject": "order.book", "partitions": 4}]
+    book = {"subject": "order.book", "partitions": 4, "order": "best-effort"}
+    assert exported["subjects"] == [book]
     assert [(each["group"], each["subject"]) for each in exported["groups"]] == [
         ("billing", "order.book")
     ]

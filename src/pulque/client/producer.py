@@ -74,6 +74,13 @@ class Producer:
             self._recover(self._core)
         atexit.register(self.close, _LAST_WORDS)
 
+    def recovered(self) -> None:
+        """Return once it is known what became of the last run's messages: at once.
+
+        A blocking producer with a spool finds that out when it is made; the one for asyncio
+        cannot, and has to be asked.
+        """
+
     def send(self, subject: str, body: bytes, **parts: Unpack[Parts]) -> PendingSend:
         """Take in one message and return the promise of its receipt.
 
