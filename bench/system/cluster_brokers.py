@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
+from statistics import median
 
 import psutil
 
@@ -20,6 +22,7 @@ __all__ = ["measure"]
 
 _BODY = b"x" * 100
 _BATCH = 1000
+_WARM_BATCHES = 100
 _META = {"subjects": {"spread": 3}}
 _MOST_S = 60.0
 _PAUSE_S = 0.01
@@ -30,8 +33,7 @@ def measure(options: Options) -> Section:
     messages = 100_000 if options.is_quick else 1_000_000
     section = Section("cluster", f"brokers of a cluster, {messages:,} messages of 100 B")
     with work_directory() as directory:
-        alone_s = _cpu_per_million(directory / "one", 1, messages)
-        several_s = _cpu_per_million(directory / "three", 3, messages)
+        alone_s, several_s = _compare(directory, options, messages)
         section.aims.append(
             Aim(
                 "three brokers beside one: CPU per message",
@@ -46,23 +48,38 @@ def measure(options: Options) -> Section:
     return section
 
 
-def _cpu_per_million(folder: Path, brokers: int, messages: int) -> float:
+def _compare(directory: Path, options: Options, messages: int) -> tuple[float, float]:
+    """Return the CPU-seconds per million messages with one broker and with three, in turns."""
+    used: dict[int, list[float]] = {1: [], 3: []}
+    with ExitStack() as stack:
+        clusters = {}
+        for brokers in used:
+            started = ClusterProcesses.start(
+                directory / str(brokers), brokers=brokers, meta_settings=_META
+            )
+            clusters[brokers] = stack.enter_context(started)
+            # Every process has its first costs, however little it does after them.
+            _cpu_per_million(clusters[brokers], brokers * _WARM_BATCHES * _BATCH)
+        for _ in range(options.repeats):
+            for brokers, cluster in clusters.items():
+                used[brokers].append(_cpu_per_million(cluster, messages))
+    for brokers, rounds in used.items():
+        tell(f"  {brokers} brokers: {', '.join(f'{each:.2f}' for each in rounds)} CPU-seconds")
+    return median(used[1]), median(used[3])
+
+
+def _cpu_per_million(cluster: ClusterProcesses, messages: int) -> float:
     """Send and consume; return the CPU-seconds of all brokers per million messages."""
-    with (
-        ClusterProcesses.start(folder, brokers=brokers, meta_settings=_META) as cluster,
-        pulque.connect(cluster.url, timeout=60) as client,
-    ):
-        client.send_many("load", [_BODY] * _BATCH * brokers)
-        pids = [each.pid for each in cluster.brokers.values()]
+    pids = [each.pid for each in cluster.brokers.values()]
+    with pulque.connect(cluster.url, timeout=60) as client:
         before_s = _cpu_s(pids)
         for _ in range(messages // _BATCH):
             client.send_many("load", [_BODY] * _BATCH)
-        _consume(client, messages + _BATCH * brokers)
+        _consume(client, messages)
         used_s = _cpu_s(pids) - before_s
-        shares = [each["messages_sent"] for each in _statuses(cluster)]
+    shares = [each["messages_sent"] for each in _statuses(cluster)]
     if not all(shares):
         raise BenchFailedError(f"a broker got nothing: {shares}")
-    tell(f"  {brokers} brokers: {used_s:.2f} CPU-seconds, messages {shares}")
     return used_s / messages * 1_000_000
 
 
