@@ -39,7 +39,7 @@ __all__ = ["NewRun", "PullPlan", "PullPlanner", "Pulling"]
 _HOT_MESSAGES = 10_000
 _HOT_ENTRIES, _HOT_READ = 128, 256 * 1024
 """What may be looked through on the event loop; a thread is given more, but not for ever."""
-_COLD_ENTRIES, _COLD_READ = 65_536, 16 * 1024 * 1024
+_COLD_ENTRIES, _COLD_READ = 65_536, 32 * 1024 * 1024
 
 
 @lru_cache(maxsize=4096)

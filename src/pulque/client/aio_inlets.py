@@ -136,10 +136,13 @@ class Inlets:
     def may_hold_more(self) -> bool:
         """Whether each broker may be asked for more messages than are wanted.
 
-        Several are asked for all of them anyway, and what was delivered once only must not wait
-        here: it is lost with this consumer.
+        Several are asked for all of them anyway, and to look for those that a filter wants has
+        its price for each request. What was delivered once only must not wait here: it is lost
+        with this consumer.
         """
-        return len(self._inlets) > 1 and self._plan.options.mode is not Mode.ONCE
+        options = self._plan.options
+        is_worth_it = len(self._inlets) > 1 or bool(options.filter.kind)
+        return is_worth_it and options.mode is not Mode.ONCE
 
     def on_abandoned(self, callback: Callable[[], None]) -> None:
         """Have ``callback`` called when deliveries went to others."""

@@ -34,7 +34,7 @@ class Pace:
             self.want = max(1, min(self._max_messages, self._reach))
 
     def of_each(self, want: int) -> int:
-        """Return how many to ask each of several brokers for, if so many are wanted.
+        """Return how many to ask a broker for where asking has its price, if so many are wanted.
 
         Twice as many, if these are handled within the horizon: half as many requests, and each
         of the brokers sleeps longer in between. See decision 0017.
