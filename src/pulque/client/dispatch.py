@@ -125,7 +125,9 @@ class Dispatch:
         stream = batch.stream
         stream.ready.append(batch)
         self.activate(stream)
-        if len(stream.ready) % _FAR_AHEAD == 0:
+        # Where the order is strict nothing goes before the last answer is read: whoever reads
+        # it should not have to wait for the interpreter.
+        if stream.is_strict or len(stream.ready) % _FAR_AHEAD == 0:
             self._signal.is_up = self._signal.is_ahead = True
 
     def no_longer_open(self, batch: OutgoingBatch) -> None:
