@@ -101,6 +101,7 @@ def test_a_database_that_cannot_be_is_refused_at_the_start(
 
     assert found in str(failed.value)
     assert "Traceback" not in str(failed.value)
+    assert "secret-word" not in str(failed.value)
 
 
 # -- several over one PostgreSQL ----------------------------------------------------------------

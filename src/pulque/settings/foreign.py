@@ -1,6 +1,10 @@
 """Text that came from outside, made safe to print: no terminal acts upon it."""
 
+import re
+
 __all__ = ["escaped", "quoted"]
+
+_PASSWORD = re.compile(r"(://[^/@:]*:).*(@)")
 
 
 def escaped(text: str) -> str:
@@ -11,8 +15,8 @@ def escaped(text: str) -> str:
 
 
 def quoted(value: object, *, longest: int = 80) -> str:
-    """Return a value in quotes, escaped and cut."""
-    shown = ascii(value)
+    """Return a value in quotes, escaped and cut; a password in a URL is left out."""
+    shown = _PASSWORD.sub(r"\1...\2", ascii(value))
     return shown if len(shown) <= longest else f"{shown[: longest - 3]}..."
 
 

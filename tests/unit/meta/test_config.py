@@ -56,6 +56,7 @@ def test_what_is_not_allowed_is_told(flags: dict[str, object], told: str) -> Non
         loaded(storage__directory="x", **flags)
 
     assert told in str(refused.value)
+    assert WORD not in str(refused.value)
 
 
 def test_a_password_is_never_shown() -> None:
