@@ -16,6 +16,7 @@ from google_crc32c import value as crc32c
 import pulque.aio
 from pulque.errors import ErrorCode
 from pulque.model.groups import Mode, Start, StartKind, tag_filter
+from pulque.model.names import owner_of
 from pulque.model.ordered import Allotted, OrderStrategy
 from pulque.model.routes import SLOTS, PartitionRoute
 from pulque.testing.raw import RawConnection
@@ -133,7 +134,8 @@ class Consumer:
             request = Attend(self.name, 1, "orders", "g", True, version, wait_ms)
             found = await home.ask(request, Attended)
             version, wait_ms = found.version, 200
-            await self.follow(set(found.partitions))
+            # Of retries there are none here; they would be pulled without a lock.
+            await self.follow({p for p in found.partitions if owner_of(p.partition) is None})
         await self.follow(set())
         await home.ask(Attend(self.name, 1, "orders", "g", is_online=False), Attended)
 
