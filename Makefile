@@ -26,8 +26,7 @@ demo: $(READY) ## Start a broker, send, pull, and show what happened
 	@$(BIN)/python examples/demo.py $(ARGS)
 
 test: $(READY) ## Run the tests; results in .acceptance.json and .reports/
-	PULQUE_HYPOTHESIS_PROFILE=$${PULQUE_HYPOTHESIS_PROFILE:-ci} $(PYTEST) -m "not long" \
-	    --acceptance-report=.acceptance.json --junit-xml=.reports/junit.xml $(ARGS)
+	@WORKERS=$(WORKERS) $(BIN)/python -m tools.suite $(ARGS)
 
 test-slow: $(READY) ## Run the tests that take minutes each: clusters of Spark, drivers killed
 	$(PYTEST) -m long $(ARGS)

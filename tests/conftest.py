@@ -1,6 +1,7 @@
 """What every test has: a seed that can be repeated, hypothesis profiles, the acceptance marks."""
 
 import os
+import re
 import secrets
 import signal
 
@@ -27,6 +28,16 @@ def pytest_configure(config: pytest.Config) -> None:
     # Through the environment, so that the workers of xdist inherit what their controller drew.
     drawn = config.option.hypothesis_seed or str(secrets.randbelow(2**32))
     config.option.hypothesis_seed = os.environ.setdefault(_SEED, drawn)
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_PlainNames())
+
+
+class _PlainNames:
+    """Takes the group that xdist adds (``test_a@spark``) off again: `--last-failed` knows none."""
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        report.nodeid = re.sub(r"@\w+$", "", report.nodeid)
 
 
 def pytest_report_header() -> str:

@@ -13,14 +13,14 @@ tests passed and none failed.
 
 import argparse
 import json
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+
+from tools.suite import REPORT, ROOT, run_suite
 
 __all__ = [
     "Item",
@@ -34,9 +34,7 @@ __all__ = [
     "summary",
 ]
 
-ROOT = Path(__file__).resolve().parent.parent
 LIST = ROOT / "docs" / "acceptance.md"
-REPORT = ROOT / ".acceptance.json"
 
 Report = Mapping[str, Mapping[str, str]]
 """For each item id, its tests and how each ended."""
@@ -144,16 +142,6 @@ def _open(items: Sequence[Item], titles: Mapping[str, str], report: Report) -> l
     return lines
 
 
-def _run_tests(report: Path) -> int:
-    """Run the whole suite as `make test` does; return pytest's exit code."""
-    report.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadgroup", "-m", "not long"]
-    environment = {"PULQUE_HYPOTHESIS_PROFILE": "ci", **os.environ}
-    return subprocess.run(
-        [*command, f"--acceptance-report={report}"], cwd=ROOT, env=environment, check=False
-    ).returncode
-
-
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tools.acceptance",
@@ -185,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
 
-    exit_code = 0 if options.report else _run_tests(REPORT)
+    exit_code = 0 if options.report else run_suite()
     path = options.report or REPORT
     if not path.exists():
         print(f"there is no report at {path}: `make test` writes one", file=sys.stderr)
