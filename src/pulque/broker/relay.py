@@ -50,8 +50,8 @@ class Relay:
         self._links = links
         self._name = name
         self._next = 0
-        self._routes: OrderedDict[Route, RouteOf] = OrderedDict()
-        """As they were heard last; those that were not asked for in long come first."""
+        self._routes: OrderedDict[tuple[RouteKind, str], RouteOf] = OrderedDict()
+        """As they were heard last, for whichever group; what nobody asked for in long is first."""
         self._lines: dict[AsyncConnection, int] = {}
         """Connections that watches use, and how many each has."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -121,15 +121,20 @@ class Relay:
                     await self._ask_route(replace(request, group=""))
                     answer = await self._ask_route(request)
         except UnavailableError:
-            known = self._routes.get(request, here)
-            if known is None:
-                raise
+            known = self._routes.get((request.kind, request.subject))
+            if known is None or not known.partitions:
+                known = here or known
+            if known is None or not (known.partitions or request.group):
+                raise  # who sends cannot be told "nowhere": asked now, it would have been created
             return Routed(known)
-        self._routes[request] = answer.route
-        self._routes.move_to_end(request)
+        self._remember(request, answer.route)
+        return answer
+
+    def _remember(self, request: Route, route: RouteOf) -> None:
+        self._routes[request.kind, request.subject] = route
+        self._routes.move_to_end((request.kind, request.subject))
         if len(self._routes) > _MOST_ROUTES:
             self._routes.popitem(last=False)
-        return answer
 
     async def _ask_route(self, request: Route) -> Routed:
         return await self._ask_any(

@@ -398,6 +398,26 @@ async def test_while_all_meta_servers_are_away_a_route_is_what_it_was(
     assert await raw.ask(Watch("c", "app", (), 50), Watched) == Watched(())
 
 
+async def test_what_was_heard_for_one_client_serves_all_while_the_meta_servers_are_away(
+    start: Start, metas: list[FakeMeta]
+) -> None:
+    for meta in metas:
+        meta.routes = lambda request: route_to("east") if request.subject == "paid" else route_to()
+    running = await start(cluster=cluster_of(metas))
+    raw = await running.connect()
+    sending = await raw.ask(Route("paid", "", RouteKind.REALTIME), Routed)
+    waiting = await raw.ask(Route("unborn", "g", RouteKind.REALTIME), Routed)
+    for meta in metas:
+        await meta.stop()
+
+    assert await raw.ask(Route("paid", "another", RouteKind.REALTIME), Routed) == sending
+    assert await raw.ask(Route("unborn", "h", RouteKind.REALTIME), Routed) == waiting
+    with pytest.raises(UnavailableError):
+        await raw.ask(Route("unborn", "", RouteKind.REALTIME), Routed)
+    with pytest.raises(UnavailableError):
+        await raw.ask(Route("paid", "g", RouteKind.DELAYED), Routed)
+
+
 async def test_what_a_meta_server_refuses_is_refused(start: Start, metas: list[FakeMeta]) -> None:
     for meta in metas:
         meta.routes = lambda _: UnknownSubjectError("no such subject")
