@@ -9,7 +9,17 @@ from pulque.client.spool import SpooledNack, encode_nack
 from pulque.errors import ErrorCode, NotLeaderError, PulqueError
 from pulque.model.batch import Codec, seed_of
 from pulque.model.gathered import pack_gathered
-from pulque.model.groups import Filter, FilterKind, Mode, RetrySettings, Start, StartKind
+from pulque.model.groups import (
+    BROKERS_CHOICE,
+    EVERYTHING,
+    Filter,
+    FilterKind,
+    GroupSettings,
+    Mode,
+    RetrySettings,
+    Start,
+    StartKind,
+)
 from pulque.model.names import ConsumerId, Group, PartitionName, Pattern
 from pulque.model.ordered import Allotted, ConsumeStrategy, OrderStrategy
 from pulque.model.pack import BatchPacker, ProducedBy, encode_headers, encode_tags
@@ -28,6 +38,7 @@ from pulque.model.routes import Route as RouteOfSubject
 from pulque.wire.adopt import Origin
 from pulque.wire.clients import ConnectedClient, ConnectedConsumer
 from pulque.wire.delay import Fate, HourCount, Listing, Move, ScheduledMessage, Ticket
+from pulque.wire.groups import Subscription
 from pulque.wire.ordered import OrderedRow
 from pulque.wire.registration import ServerState
 from pulque.wire.requests import (
@@ -63,6 +74,7 @@ from pulque.wire.requests import (
     Skip,
     Status,
     Subscribe,
+    Subscriptions,
     Unlock,
     Wanted,
     Watch,
@@ -100,6 +112,7 @@ from pulque.wire.responses import (
     State,
     StatusReport,
     Subscribed,
+    SubscriptionsListed,
     Unlocked,
     Watched,
     Welcome,
@@ -319,6 +332,7 @@ REQUESTS: dict[str, Request] = {
         Filter(FilterKind.TAGS, (), ("vip",)),
         RetrySettings((), 255, 3),
     ),
+    "subscriptions": Subscriptions("billing", "billing", "orders.*", 20),
     "dead": Dead("orders", "billing", 3, 2**64 - 1, 100, is_purge=True),
     "resend": Resend(
         "orders", "billing", (3,), True, b"a new body", True, (("who", "é"), ("empty", ""))
@@ -482,6 +496,24 @@ RESPONSES: dict[str, Response] = {
     "seal": Sealed(1_073_741_824),
     "change-group": GroupChanged(
         Mode.ONCE, Filter(FilterKind.TAGS, (), ("vip",)), RetrySettings((), 255, 3)
+    ),
+    "subscriptions": SubscriptionsListed(
+        (
+            Subscription(
+                Group("billing"),
+                Pattern("orders.*"),
+                GroupSettings(
+                    Mode.ONCE,
+                    Filter(FilterKind.TAGS, (), ("vip",)),
+                    RetrySettings((1_000, 60_000), 255, 3),
+                ),
+            ),
+            Subscription(
+                Group("audit"),
+                Pattern("*"),
+                GroupSettings(Mode.SHARED, EVERYTHING, BROKERS_CHOICE),
+            ),
+        )
     ),
     "dead": DeadListed(
         ConsumeSequence(3),

@@ -191,6 +191,50 @@ def test_a_walk_through_the_commands_in_a_shell(cluster: Cluster, tmp_path: Path
     assert sum(row["lag"] for row in lags) == 0
 
 
+def test_a_new_cluster_learns_what_groups_want_from_another_ones_file(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    for name in ("b1", "b2"):
+        cluster.add_broker(name)
+    billing = {
+        "group": "billing",
+        "subject": "orders",
+        "mode": "shared",
+        "filter": {"any_of": ["paid", "refunded"], "all_of": []},
+        "retry": {"delays_seconds": [0.1], "jitter": 0.0, "max_attempts": 2},
+    }
+    plain = {"group": "audit", "subject": "orders", "mode": "shared"}
+    definitions = {
+        "subjects": [{"subject": "orders", "partitions": 2}],
+        "groups": [billing, plain],
+    }
+    given = json.dumps(definitions).encode()
+
+    assert cluster.run("cluster", "import", "-", given=given).returncode == 0
+
+    exported = json.loads(cluster.run("cluster", "export").stdout)
+    assert [each for each in exported["groups"] if each["group"] == "billing"] == [billing]
+    assert {each["group"] for each in exported["groups"]} == {"audit", "billing"}
+    with pulque.connect(cluster.url) as client:
+        for tag in ("new", "new", "paid"):
+            client.send("orders", tag.encode(), tags=[tag])
+        with client.consumer("orders", "billing", tags=["paid", "refunded"]) as consumer:
+            tried = [nacked(consumer) for _ in range(2)]
+        assert tried == [(b"paid", 1), (b"paid", 2)]
+        deadline = time.monotonic() + LIMIT
+        while not (dead := cluster.rows("dead", "count", "--admin", cluster.admin)):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        assert sum(row["count"] for row in dead) == 1
+
+
+def nacked(consumer: pulque.Consumer) -> tuple[bytes, int]:
+    """Pull one message, and say that it was not handled."""
+    (message,) = consumer.pull(1, timeout=LIMIT)
+    message.nack()
+    return message.body, message.attempt
+
+
 def test_who_is_online_and_what_it_holds(cluster: Cluster) -> None:
     url = cluster.add_broker("b1")
     cluster.api.ask("POST", "/subjects", {"subject": "orders"})

@@ -7,7 +7,15 @@ from typing import TypeVar
 from hypothesis import strategies as st
 
 from pulque.errors import ErrorCode
-from pulque.model.groups import Filter, FilterKind, Mode, RetrySettings, Start, StartKind
+from pulque.model.groups import (
+    Filter,
+    FilterKind,
+    GroupSettings,
+    Mode,
+    RetrySettings,
+    Start,
+    StartKind,
+)
 from pulque.model.names import ConsumerId, Group, PartitionName, Pattern
 from pulque.model.ordered import Allotted, ConsumeStrategy, OrderStrategy
 from pulque.model.positions import Tenure
@@ -17,6 +25,7 @@ from pulque.wire.adopt import Origin
 from pulque.wire.clients import ConnectedClient, ConnectedConsumer
 from pulque.wire.delay import Fate, HourCount, Listing, Move, ScheduledMessage, Ticket
 from pulque.wire.frame import Frame, FrameReader
+from pulque.wire.groups import Subscription
 from pulque.wire.ordered import OrderedRow
 from pulque.wire.registration import ServerState
 from pulque.wire.requests import (
@@ -50,6 +59,7 @@ from pulque.wire.requests import (
     Skip,
     Status,
     Subscribe,
+    Subscriptions,
     Unlock,
     Wanted,
     Watch,
@@ -86,6 +96,7 @@ from pulque.wire.responses import (
     State,
     StatusReport,
     Subscribed,
+    SubscriptionsListed,
     Unlocked,
     Watched,
     Welcome,
@@ -266,6 +277,9 @@ REQUESTS: dict[type[Request], st.SearchStrategy[Request]] = {
         retry=retries,
     ),
     Status: st.builds(Status),
+    Subscriptions: st.builds(
+        Subscriptions, group=text, after_group=text, after_subject=text, most=u32
+    ),
     ChangeGroup: st.builds(
         ChangeGroup,
         group=text,
@@ -384,6 +398,17 @@ RESPONSES: dict[type[Response], st.SearchStrategy[Response]] = {
     ),
     Subscribed: st.builds(
         Subscribed, group=text, mode=st.sampled_from(Mode), filter=filters, retry=retries
+    ),
+    SubscriptionsListed: st.builds(
+        SubscriptionsListed,
+        _few(
+            st.builds(
+                Subscription,
+                text.map(Group),
+                text.map(Pattern),
+                st.builds(GroupSettings, st.sampled_from(Mode), filters, retries),
+            )
+        ),
     ),
     GroupChanged: st.builds(
         GroupChanged, mode=st.sampled_from(Mode), filter=filters, retry=retries

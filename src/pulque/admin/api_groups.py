@@ -12,7 +12,7 @@ from pulque.admin.groups import (
     find_positions,
     lag_row,
     retry_settings,
-    settings_of,
+    said_by,
     settings_row,
     summed,
 )
@@ -20,6 +20,7 @@ from pulque.admin.models_groups import (
     GroupChange,
     GroupDetail,
     GroupPage,
+    GroupRow,
     LagPage,
     Reset,
     ResetDone,
@@ -32,7 +33,7 @@ from pulque.client.groups import PartitionReset, reset_request, resets_of
 from pulque.client.wishes import StartAt, changed_of, mode_of
 from pulque.errors import InvalidRequestError, UnknownGroupError
 from pulque.model.groups import BROKERS_CHOICE, EVERYTHING, GroupSettings, Mode, tag_filter
-from pulque.model.names import Group, Pattern
+from pulque.model.names import Pattern, Subject, is_broadcast, is_pattern, patterns_of
 from pulque.wire.requests import ChangeGroup
 
 __all__ = ["GroupsApi"]
@@ -67,11 +68,17 @@ class GroupsApi:
     async def show(self, group: GroupInPath, subject: PatternInQuery = None) -> GroupDetail:
         """Return one group, with the mode, the filter and the retries of each subscription."""
         places, silent = await find_positions(self._context, subject, group)
-        if not places:
+        said, unheard = await said_by(self._context, group)
+        settings = [
+            settings_row(each.subject, each.settings, known)
+            for each, known in said.items()
+            if not is_broadcast(each.group) and _may_concern(each.subject, subject)
+        ]
+        if not places and not settings:
             raise UnknownGroupError(f"group {group} never consumed {subject or 'here'}")
-        settings, unheard = await settings_of(self._context, places, Group(group))
-        (row,) = summed(places)
-        return GroupDetail(**row.model_dump(), settings=settings, unreachable=[*silent, *unheard])
+        row = summed(places)[0] if places else _without_messages(group, settings)
+        away = {each.broker: each for each in (*silent, *unheard)}
+        return GroupDetail(**row.model_dump(), settings=settings, unreachable=list(away.values()))
 
     async def lag(
         self,
@@ -171,3 +178,15 @@ def _place(reset: Reset) -> StartAt:
         return to.time
     assert to.sequence is not None  # noqa: S101  # the model sees to it
     return to.sequence
+
+
+def _may_concern(said_of: str, asked_for: str | None) -> bool:
+    """Say whether what a group said of one subject or pattern may count for another."""
+    if asked_for is None or asked_for == said_of or is_pattern(asked_for):
+        return True
+    return said_of in patterns_of(Subject(asked_for))
+
+
+def _without_messages(group: str, settings: list[SettingsOfGroup]) -> GroupRow:
+    """Show a group that subscribed to what nothing was ever sent to."""
+    return GroupRow(group=group, mode=settings[0].mode, partitions=0, lag=0, held=0, consumers=0)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pulque.admin.changes import ask_those_concerned
 from pulque.admin.cluster import KnownServer, PlacedSubject, Policies
 from pulque.admin.context import Context
-from pulque.admin.groups import find_positions, retry_settings, settings_of
+from pulque.admin.groups import retry_settings, said_by, settings_row
 from pulque.admin.models import (
     ORDER_NAMES,
     ORDERS,
@@ -23,7 +23,7 @@ from pulque.errors import (
     UnknownGroupError,
 )
 from pulque.model.groups import Mode, tag_filter
-from pulque.model.names import Group, Pattern, Subject, is_broadcast, is_pattern
+from pulque.model.names import Pattern, Subject, is_broadcast, is_pattern
 from pulque.model.ordered import OrderStrategy
 from pulque.wire.requests import ChangeGroup, Subscribe
 from pulque.wire.responses import Response, Subscribed
@@ -178,26 +178,25 @@ async def _all_subjects(context: Context) -> list[PlacedSubject]:
 
 
 async def _all_groups(context: Context) -> list[GroupDefinition]:
-    places, silent = await find_positions(context)
-    names = sorted({each.group for _, each in places if not is_broadcast(each.group)})
-    rows: list[GroupDefinition] = []
-    for name in names:
-        settings, unheard = await settings_of(context, places, Group(name))
-        silent += unheard
-        rows += (
-            GroupDefinition(
-                group=name,
-                subject=each.subject,
-                mode="shared" if each.mode == "broadcast" else each.mode,
-                filter=each.filter,
-                retry=each.retry,
-            )
-            for each in settings
-        )
+    said, silent = await said_by(context)
     if silent:
-        names_of = ", ".join(sorted({each.broker for each in silent}))
-        raise UnavailableError(f"no answer of {names_of}, so its groups are not known")
-    return list({(row.group, row.subject): row for row in rows}.values())
+        names = ", ".join(sorted({each.broker for each in silent}))
+        raise UnavailableError(f"no answer of {names}, so its groups are not known")
+    shown = {
+        (each.group, each.subject): settings_row(each.subject, each.settings, known)
+        for each, known in said.items()
+        if not is_broadcast(each.group)
+    }
+    return [
+        GroupDefinition(
+            group=group,
+            subject=subject,
+            mode="shared" if row.mode == "broadcast" else row.mode,
+            filter=row.filter,
+            retry=row.retry,
+        )
+        for (group, subject), row in shown.items()
+    ]
 
 
 def _mode_of(response: Response) -> Mode:

@@ -1,6 +1,5 @@
 """Groups over all brokers: where they are, what they said, and how they get on."""
 
-import asyncio
 from collections.abc import Iterable
 
 from pulque.admin.cluster import KnownServer
@@ -17,33 +16,32 @@ from pulque.admin.models_groups import (
 from pulque.admin.pages import Unreachable
 from pulque.admin.rates import Seen
 from pulque.client.looking import messages_of
-from pulque.client.wishes import RetryPolicy, changed_of, retry_of
+from pulque.client.wishes import RetryPolicy, retry_of
 from pulque.errors import (
     NotAllowedError,
     RemoteProtocolError,
     UnavailableError,
-    UnknownGroupError,
     UnknownSubjectError,
 )
 from pulque.model.groups import GroupSettings, RetrySettings
-from pulque.model.names import Group, Pattern, is_broadcast, is_pattern, patterns_of, subject_of
-from pulque.wire.requests import ChangeGroup, Groups, Read
+from pulque.model.names import Pattern
+from pulque.wire.groups import Subscription
+from pulque.wire.requests import Groups, Read, Subscriptions
 from pulque.wire.resets import GroupPosition
-from pulque.wire.responses import GroupsReport, Response
+from pulque.wire.responses import GroupsReport, Response, SubscriptionsListed
 
 __all__ = [
     "Places",
     "find_positions",
     "lag_row",
     "retry_settings",
-    "settings_of",
+    "said_by",
     "settings_row",
     "summed",
 ]
 
 Places = list[tuple[KnownServer, GroupPosition]]
 """Groups, each in each partition of each broker."""
-_MOST_CANDIDATES = 500
 _MODES: dict[str, Mode] = {
     "SHARED": "shared",
     "BROADCAST": "broadcast",
@@ -121,30 +119,31 @@ async def lag_row(context: Context, server: KnownServer, found: GroupPosition) -
     )
 
 
-async def settings_of(
-    context: Context, places: Places, group: Group
-) -> tuple[list[SettingsOfGroup], list[Unreachable]]:
-    """Ask brokers what a group said, about whichever subject or pattern."""
-    if is_broadcast(group):
-        return [], []
-    wanted = _candidates(places, group)
+async def said_by(
+    context: Context, group: str = ""
+) -> tuple[dict[Subscription, list[str]], list[Unreachable]]:
+    """Ask all brokers what groups said, and return it with the broker groups that know of it.
 
-    async def of_one(server: KnownServer) -> list[tuple[Pattern, GroupSettings]]:
-        said = await asyncio.gather(
-            *(_said(context, server, group, each) for each in wanted[server])
-        )
-        return [(pattern, found) for pattern, found in said if found is not None]
+    Args:
+        context: Who can be asked.
+        group: Only what this one said; empty for all of them.
+    """
 
-    answers, silent = await context.brokers.ask_all(list(wanted), of_one)
-    told: dict[tuple[Pattern, GroupSettings], list[str]] = {}
+    async def of_one(server: KnownServer) -> list[Subscription]:
+        found: list[Subscription] = []
+        while True:
+            after = found[-1][:2] if found else ("", "")
+            some = await context.brokers.ask(server, Subscriptions(group, *after), _listed_of)
+            if not some:
+                return found
+            found += some
+
+    answers, silent = await context.brokers.ask_all(await context.serving(), of_one)
+    told: dict[Subscription, list[str]] = {}
     for server, said in answers:
         for each in said:
             told.setdefault(each, []).append(server.broker_group)
-    rows = [
-        settings_row(pattern, found, broker_groups)
-        for (pattern, found), broker_groups in sorted(told.items(), key=lambda item: item[0][0])
-    ]
-    return rows, silent
+    return dict(sorted(told.items(), key=lambda item: item[0][:2])), silent
 
 
 def settings_row(
@@ -177,27 +176,10 @@ def _retry_shown(retry: RetrySettings) -> RetryShown:
     )
 
 
-def _candidates(places: Places, group: Group) -> dict[KnownServer, list[Pattern]]:
-    """Return what a group may have subscribed to; patterns first, as they explain the most."""
-    found: dict[KnownServer, dict[Pattern, None]] = {}
-    for server, each in places:
-        if each.group == group:
-            covering = found.setdefault(server, {})
-            covering.update(dict.fromkeys(patterns_of(subject_of(each.partition))))
-    return {
-        server: sorted(patterns, key=lambda each: not is_pattern(each))[:_MOST_CANDIDATES]
-        for server, patterns in found.items()
-    }
-
-
-async def _said(
-    context: Context, server: KnownServer, group: Group, pattern: Pattern
-) -> tuple[Pattern, GroupSettings | None]:
-    # A change that changes nothing is answered with what is in force.
-    try:
-        return pattern, await context.brokers.ask(server, ChangeGroup(group, pattern), changed_of)
-    except UnknownGroupError:
-        return pattern, None
+def _listed_of(response: Response) -> tuple[Subscription, ...]:
+    if not isinstance(response, SubscriptionsListed):
+        raise RemoteProtocolError(f"{type(response).__name__} came instead of the subscriptions")
+    return response.subscriptions
 
 
 async def _stored_at_ms(context: Context, server: KnownServer, found: GroupPosition) -> int | None:

@@ -34,6 +34,7 @@ from pulque.model.names import (
     broadcast_group,
     parse_consumer_id,
     parse_group,
+    parse_owner,
     parse_pattern,
 )
 from pulque.model.positions import ConsumeSequence
@@ -42,12 +43,15 @@ from pulque.rules.groups import agreed, changed, check_order
 from pulque.rules.locks import LockKey
 from pulque.serving.commit import Committer
 from pulque.storage.partitions import Partition
-from pulque.wire.requests import ChangeGroup, Subscribe
-from pulque.wire.responses import GroupChanged, Subscribed
+from pulque.wire.groups import Subscription
+from pulque.wire.requests import ChangeGroup, Subscribe, Subscriptions
+from pulque.wire.responses import GroupChanged, Subscribed, SubscriptionsListed
 
 __all__ = ["Registrar"]
 
 _ANY_JITTER = 100
+_MOST_LISTED = 500
+"""With all the tags and delays that one may have, an answer of so many still fits a frame."""
 Opening = tuple[Partition, ConsumeSequence]
 
 
@@ -158,6 +162,18 @@ class Registrar:
                 refuse(error)
 
         self._committer.sync_facts(synced)
+
+    def subscriptions(self, request: Subscriptions) -> SubscriptionsListed:
+        """Say what groups said, in the order of their names and of what they said it about."""
+        group = parse_owner(request.group) if request.group else None
+        said, after = self._state.groups_settings, (request.after_group, request.after_subject)
+        names = sorted(name for name in said if name > after and group in (None, name[0]))
+        rows = (
+            Subscription(*name, settings)
+            for name in names[: min(request.most, _MOST_LISTED)]
+            if (settings := said.recorded(*name)) is not None
+        )
+        return SubscriptionsListed(tuple(rows))
 
     def _check_switch(self, mode: Mode, group: Group, subject: Pattern) -> None:
         """Refuse to switch the mode while consumers hold messages, or to a broadcast at all."""

@@ -52,6 +52,7 @@ from pulque.wire.requests import (
     Skip,
     Status,
     Subscribe,
+    Subscriptions,
     Unlock,
     Watch,
     decode_request,
@@ -239,6 +240,8 @@ class RequestHandler:
                 answerer.answer(self._resetter.groups(request))
             case ChangeGroup():
                 self._registrar.change(request, answerer.answer, answerer.refuse)
+            case Subscriptions():
+                answerer.answer(self._registrar.subscriptions(request))
             case Route():
                 self._hold(connection, answerer, lambda: self._route(request, answerer))
             case Watch():

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import IntEnum
 from struct import Struct
-from typing import ClassVar, Self, TypeVar
+from typing import ClassVar, NamedTuple, Self, TypeVar
 
 from pulque.errors import UnsupportedError
 from pulque.model.groups import (
@@ -12,15 +12,26 @@ from pulque.model.groups import (
     FROM_EARLIEST,
     Filter,
     FilterKind,
+    GroupSettings,
     Mode,
     RetrySettings,
     Start,
     StartKind,
 )
+from pulque.model.names import Group, Pattern
 from pulque.wire.codec import Reader, Writer
 from pulque.wire.opcodes import Opcode
 
-__all__ = ["ChangeGroup", "GroupChanged", "Subscribe", "Subscribed", "known"]
+__all__ = [
+    "ChangeGroup",
+    "GroupChanged",
+    "Subscribe",
+    "Subscribed",
+    "Subscription",
+    "Subscriptions",
+    "SubscriptionsListed",
+    "known",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +166,77 @@ class GroupChanged:
         """Take the fields."""
         (mode,) = source.unpack(cls._form)
         return cls(known(Mode, mode, "mode"), _read_filter(source), _read_retry(source))
+
+
+@dataclass(frozen=True, slots=True)
+class Subscriptions:
+    """What did groups say about subjects and patterns?"""
+
+    opcode: ClassVar[Opcode] = Opcode.SUBSCRIPTIONS
+    _form: ClassVar[Struct] = Struct("<I")
+
+    group: str = ""
+    """Only what this one said; empty for all."""
+    after_group: str = ""
+    """Only what comes after this group …"""
+    after_subject: str = ""
+    """… and subject, in the order of their names."""
+    most: int = 1_000
+
+    def write(self, to: Writer) -> None:
+        """Append the fields."""
+        to.text(self.group)
+        to.text(self.after_group)
+        to.text(self.after_subject)
+        to.pack(self._form, self.most)
+
+    @classmethod
+    def read(cls, source: Reader) -> Self:
+        """Take the fields."""
+        texts = source.text(), source.text(), source.text()
+        return cls(*texts, *source.unpack(cls._form))
+
+
+class Subscription(NamedTuple):
+    """What a group said about a subject or a pattern."""
+
+    group: Group
+    subject: Pattern
+    settings: GroupSettings
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionsListed:
+    """The answer to ``Subscriptions``: there may be more behind the last one."""
+
+    opcode: ClassVar[Opcode] = Opcode.SUBSCRIPTIONS
+    _form: ClassVar[Struct] = Struct("<B")
+
+    subscriptions: tuple[Subscription, ...]
+
+    def write(self, to: Writer) -> None:
+        """Append the fields."""
+        to.count(len(self.subscriptions))
+        for group, subject, settings in self.subscriptions:
+            to.text(group)
+            to.text(subject)
+            to.pack(self._form, settings.mode)
+            _write_filter(settings.filter, to)
+            _write_retry(settings.retry, to)
+
+    @classmethod
+    def read(cls, source: Reader) -> Self:
+        """Take the fields."""
+        return cls(tuple([cls._read_one(source) for _ in range(source.count())]))
+
+    @classmethod
+    def _read_one(cls, source: Reader) -> Subscription:
+        group, subject = Group(source.text()), Pattern(source.text())
+        (mode,) = source.unpack(cls._form)
+        settings = GroupSettings(
+            known(Mode, mode, "mode"), _read_filter(source), _read_retry(source)
+        )
+        return Subscription(group, subject, settings)
 
 
 KnownT = TypeVar("KnownT", bound=IntEnum)

@@ -34,6 +34,7 @@ class Opcode(IntEnum):
     SKIP = 42
     ORDERED = 43
     CLOSE = 44
+    SUBSCRIPTIONS = 45
     CANCEL = 50
     RESCHEDULE = 51
     SCHEDULED = 52

@@ -17,7 +17,7 @@ from pulque.wire.codec import Reader, Writer
 from pulque.wire.dead import Dead, Resend
 from pulque.wire.delay import Cancel, Reschedule, Scheduled
 from pulque.wire.frame import Frame, pack_frame_header
-from pulque.wire.groups import ChangeGroup, Subscribe
+from pulque.wire.groups import ChangeGroup, Subscribe, Subscriptions
 from pulque.wire.opcodes import Opcode
 from pulque.wire.ordered import NO_TOKEN, Attend, Close, Lock, Ordered, Skip, Unlock
 from pulque.wire.registration import Register
@@ -59,6 +59,7 @@ __all__ = [
     "Skip",
     "Status",
     "Subscribe",
+    "Subscriptions",
     "Unlock",
     "Wanted",
     "Watch",
@@ -418,6 +419,7 @@ Request = (
     | Reset
     | Groups
     | ChangeGroup
+    | Subscriptions
     | Clients
     | Dead
     | Resend

@@ -13,7 +13,7 @@ from pulque.wire.codec import Reader, Writer
 from pulque.wire.dead import DeadListed, Resent
 from pulque.wire.delay import Cancelled, Rescheduled, ScheduledListed
 from pulque.wire.frame import Frame, pack_frame_header
-from pulque.wire.groups import GroupChanged, Subscribed, known
+from pulque.wire.groups import GroupChanged, Subscribed, SubscriptionsListed, known
 from pulque.wire.opcodes import Opcode
 from pulque.wire.ordered import Attended, Closed, Locked, OrderedReport, Skipped, Unlocked
 from pulque.wire.registration import Registered
@@ -53,6 +53,7 @@ __all__ = [
     "State",
     "StatusReport",
     "Subscribed",
+    "SubscriptionsListed",
     "Unlocked",
     "Watched",
     "Welcome",
@@ -407,6 +408,7 @@ Response = (
     | StatusReport
     | Sealed
     | GroupChanged
+    | SubscriptionsListed
     | ClientsListed
     | DeadListed
     | Resent

@@ -11,6 +11,7 @@ from pulque.errors import (
 )
 from pulque.model.groups import (
     Filter,
+    GroupSettings,
     Mode,
     RetrySettings,
     Start,
@@ -18,8 +19,9 @@ from pulque.model.groups import (
 )
 from pulque.testing.clock import ManualClock
 from pulque.testing.raw import RawConnection
-from pulque.wire.requests import Request, Subscribe
-from pulque.wire.responses import Subscribed
+from pulque.wire.groups import Subscription
+from pulque.wire.requests import Request, Subscribe, Subscriptions
+from pulque.wire.responses import Subscribed, SubscriptionsListed
 from tests.unit.broker.running import Running, numbered
 from tests.unit.broker.running import Start as StartBroker
 
@@ -64,6 +66,25 @@ async def test_an_old_incarnation_is_fenced(raw: RawConnection) -> None:
 
     with pytest.raises(FencedError):
         await subscribe(raw, replace(ORDERS, incarnation=4))
+
+
+async def test_what_groups_said_is_told_page_by_page(raw: RawConnection) -> None:
+    said = [(group, subject) for group in ("g", "h") for subject in ("a", "a.*", "b")]
+    for group, subject in reversed(said):
+        await subscribe(raw, replace(ORDERS, group=group, subject=subject, retry=RETRY))
+
+    async def listed(request: Subscriptions) -> tuple[Subscription, ...]:
+        return (await raw.ask(request, SubscriptionsListed)).subscriptions
+
+    whole = await listed(Subscriptions())
+    assert [each[:2] for each in whole] == said  # though nothing was ever sent
+    assert {each.settings for each in whole} == {GroupSettings(Mode.SHARED, Filter(), RETRY)}
+    assert await listed(Subscriptions("h")) == whole[3:]
+    assert await listed(Subscriptions("", "g", "a.*", most=2)) == whole[2:4]
+    assert await listed(Subscriptions("g", "g", "b")) == ()
+    assert await listed(Subscriptions(most=0)) == ()
+    with pytest.raises(InvalidNameError):
+        await listed(Subscriptions("a%b"))
 
 
 @pytest.mark.parametrize(
