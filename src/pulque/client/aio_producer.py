@@ -265,6 +265,7 @@ class Producer:
 
     async def _learn(self, way: Way) -> None:
         self._core.add_way(way, await self._find_targets(way))
+        self._links.look()
 
     async def _end_recovery(self) -> None:
         if self._recovery is not None:

@@ -65,6 +65,12 @@ class SendLinks(Generic[P]):
         self._core.let_loose()
         self.pump()
 
+    def look(self) -> None:
+        """Have what was dealt out anew sent; perhaps nobody else will come."""
+        if self._core.was_dealt_anew:
+            self._core.was_dealt_anew = False
+            self.pump()
+
     def tell(self) -> None:
         """Call those who wait for batches that have an outcome."""
         finished = self._core.take_finished()
@@ -72,6 +78,7 @@ class SendLinks(Generic[P]):
             batch.tell()
         if finished:
             self.changed.set()
+        self.look()
 
     async def stop(self) -> None:
         """End the tasks and the connections."""
@@ -185,6 +192,7 @@ class SendLink(Generic[P]):
         """Let other brokers have what this one cannot be sent, if there are any."""
         if self._core.unreachable(self._dispatch, time.monotonic(), lasted):
             self._links.pump()
+        self._links.look()
         self._links.stale()
 
     async def _keep_connected(self) -> None:
@@ -229,4 +237,5 @@ class SendLink(Generic[P]):
         self._connection = None
         self._dispatch.problem = str(error)
         self._dispatch.disconnected()
+        self._links.look()
         self._lost.set()

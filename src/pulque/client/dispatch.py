@@ -185,7 +185,10 @@ class Dispatch:
                 if size >= _SMALL_REQUEST_BYTES or len(taken) >= _MAX_REQUEST_BATCHES:
                     break
                 batch = self._next_of(stream, now)
-            self.activate(stream)
+            # What has to wait for an answer, or for a pause to end, comes back with that: as
+            # work to be done it would keep its sender from reading the answer.
+            if stream.may_send(now, self.options.max_in_flight):
+                self.activate(stream)
         self.has_work = bool(self._active)
         return taken
 
@@ -291,13 +294,14 @@ class Dispatch:
             batch.stream.in_flight -= 1
         if self.health is not None:
             self.health.answered(now, now - batches[0].sent_at)
+        streams = [batch.stream for batch in batches]
         for batch, outcome in zip(batches, outcomes_of(response, len(batches)), strict=True):
-            stream = batch.stream
             if isinstance(outcome, PulqueError):
                 self._refused(batch, outcome, now)
             else:
                 self._held.confirmed(batch, now)
                 self._confirm(batch, outcome)
+        for stream, batch in zip(streams, batches, strict=True):
             self.activate(stream)
             self._look_quiet(stream, batch)
 
@@ -387,6 +391,7 @@ class Dispatch:
                         f"{batch.stream.target.partition}; {state}{problem}"
                     ),
                 )
+                self._look_quiet(batch.stream, batch)
         return is_overdue
 
     def _leave_ghost(self, batch: OutgoingBatch) -> None:

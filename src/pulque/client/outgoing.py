@@ -75,6 +75,8 @@ class OutgoingCore(Generic[P]):
         """Is up when there may be something to send; may be looked at without the lock."""
         self.on_place: Callable[[str, Dispatch], None] | None = None
         """Called with the lock held when messages go to a broker for the first time."""
+        self.was_dealt_anew = False
+        """Whether batches came to brokers' dispatches whose links may sleep; until one looks."""
         self._open: dict[Way, OutgoingBatch] = {}
         self._producer_id = producer_id
         self._ids = ids
@@ -135,6 +137,7 @@ class OutgoingCore(Generic[P]):
                     stream.dispatch.let_go(batch)
                     for piece in divide(batch, targets, streams.stream, now):
                         piece.stream.dispatch.take_over(piece)
+                        self.was_dealt_anew = True
 
     def _quiet(self, way: Way) -> None:
         streams = self._streams[way]
@@ -174,7 +177,10 @@ class OutgoingCore(Generic[P]):
         dispatch.health.failed(now, lasted)
         if not dispatch.health.is_open(now):
             return False
-        moved = [self._go_elsewhere(batch, now) for batch in dispatch.unresolved()]
+        batches = dispatch.unresolved()
+        moved = [self._go_elsewhere(batch, now) for batch in batches]
+        for way in {batch.way for batch in batches}:
+            self._quiet(way)  # a partition that was split may have waited for them
         return any(moved)
 
     def _new_dispatch(self) -> Dispatch:

@@ -199,6 +199,7 @@ class Producer:
         targets = self._find_targets(way)
         with self._core.lock:
             self._core.add_way(way, targets)
+        self._links.look()
 
     def _recover(self, core: SpoolingCore[PendingSend]) -> None:
         """Find out about what was under way when the last run ended, and send the rest."""

@@ -31,7 +31,9 @@ def is_moved(stream: Stream, targets: Targets) -> bool:
 
 def is_quiet(stream: Stream) -> bool:
     """Say whether nothing of a stream may be stored without our knowing."""
-    return not stream.in_flight and not any(each.is_unanswered for each in stream.ready)
+    return not stream.in_flight and not any(
+        each.is_unanswered and not each.is_done for each in stream.ready
+    )
 
 
 def divide(

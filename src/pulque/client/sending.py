@@ -69,6 +69,13 @@ class SendLinks:
             self._core.let_loose()
         self.pump()
 
+    def look(self) -> None:
+        """Have the threads send what was dealt out anew; perhaps nobody else will come."""
+        if self._core.was_dealt_anew:
+            self._core.was_dealt_anew = False
+            for link in self._links:
+                link.wake()
+
     def stop(self) -> None:
         """End the threads and the connections."""
         self._is_stopped = True
@@ -134,7 +141,7 @@ class SendLink:
     def stop(self) -> None:
         """End the thread and the connection."""
         self._stopped = True
-        self._wake()
+        self.wake()
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -151,7 +158,7 @@ class SendLink:
                 if not batches:
                     wake = dispatch.next_wake()
                     if wake is not None and wake < self._wake_at:
-                        self._wake()
+                        self.wake()
                     return True
                 request_id, buffers = connection.session.ask(dispatch.request(batches, now))
                 dispatch.sent(request_id, batches)
@@ -159,10 +166,11 @@ class SendLink:
                 connection.write(buffers)
             except PulqueError as error:
                 dispatch.problem = str(error)
-                self._wake()
+                self.wake()
                 return False
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Have the thread look what there is to do."""
         self._wake_at = 0.0
         try:
             self._waker.send(b"\0")
@@ -222,6 +230,7 @@ class SendLink:
             has_moved = self._core.unreachable(self._dispatch, time.monotonic(), lasted)
         if has_moved:
             self._links.pump()
+        self._links.look()
         self._links.stale()
 
     def _rest(self) -> None:
@@ -307,6 +316,7 @@ class SendLink:
                 self._links.changed.notify_all()
         if finished:
             self._links.tell(finished)
+        self._links.look()
 
     def _drain(self) -> None:
         try:

@@ -1,18 +1,21 @@
 """Sending to many brokers: spread, round what is away or refuses, with what was heard last."""
 
+import asyncio
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import google_crc32c
 import pytest
 
 import pulque
 from pulque import aio
 from pulque.errors import DisconnectedError, ReadOnlyError, UnavailableError
 from pulque.wire import requests
-from tests.unit.client.fake_broker import Drop, FakeBroker
+from tests.unit.client.fake_broker import LIMIT, Drop, FakeBroker
 from tests.unit.client.fake_cluster import FakeCluster
 from tests.unit.client.faults import Times
 
@@ -235,6 +238,81 @@ def test_a_broker_that_stands_still_keeps_nothing_for_long(
         assert {each.broker_group for each in receipts} == {"g1", "g2"}
     finally:
         release.set()
+
+
+@dataclass
+class Moving:
+    """A broker that stands still while order keys go over to another."""
+
+    cluster: FakeCluster
+    release: threading.Event = field(default_factory=threading.Event)
+    heard: threading.Event = field(default_factory=threading.Event)
+
+    def stand_still(self) -> None:
+        def stand_still(request: requests.Request) -> None:
+            if isinstance(request, requests.Send):
+                self.release.wait(LIMIT)
+
+        self.cluster.brokers[0].fault = stand_still
+
+    def move(self) -> None:
+        """Have each broker take the other's keys; ``heard`` is set when the client knows."""
+
+        def listen(request: requests.Request) -> None:
+            if isinstance(request, requests.Watch):
+                versions = {known.version for known in request.known}
+                if self.cluster.version in versions:
+                    self.heard.set()
+
+        self.cluster.meta.fault = listen
+        self.cluster.serve([1, 0])
+
+
+@pytest.fixture
+def moving(cluster: FakeCluster) -> Iterator[Moving]:
+    cluster.serve([0, 1])
+    moving = Moving(cluster)
+    yield moving
+    moving.release.set()
+
+
+def key_at(half: int) -> str:
+    """Return an order key that belongs to the first, or the second, of two partitions."""
+    keys = (f"key-{number}" for number in range(1000))
+    return next(key for key in keys if google_crc32c.value(key.encode()) % 1024 // 512 == half)
+
+
+def test_what_was_dealt_out_anew_goes_though_nothing_else_is_sent(
+    moving: Moving, client: pulque.Client
+) -> None:
+    with client.producer(max_batch=1, linger=0, max_in_flight=1) as producer:
+        producer.send("orders", b"other", order_key=key_at(1)).result(LIMIT)
+        moving.stand_still()
+        pendings = [producer.send("orders", b"%d" % n, order_key=key_at(0)) for n in range(3)]
+        moving.move()
+        assert moving.heard.wait(LIMIT)
+        moving.release.set()
+        producer.flush(LIMIT)
+    assert {each.result().broker_group for each in pendings[1:]} == {"g1"}
+
+
+async def test_the_twin_sends_what_was_dealt_out_anew(moving: Moving, tmp_path: Path) -> None:
+    async with (
+        aio.connect(moving.cluster.url, name="test", timeout=10, state_dir=tmp_path) as client,
+        client.producer(max_batch=1, linger=0, max_in_flight=1) as producer,
+    ):
+        first = await producer.send("orders", b"other", order_key=key_at(1))
+        await first.result(LIMIT)
+        moving.stand_still()
+        pendings = [
+            await producer.send("orders", b"%d" % n, order_key=key_at(0)) for n in range(3)
+        ]
+        moving.move()
+        assert await asyncio.to_thread(moving.heard.wait, LIMIT)
+        moving.release.set()
+        await producer.flush(LIMIT)
+        found = [await each.result() for each in pendings]
+    assert {each.broker_group for each in found[1:]} == {"g1"}
 
 
 # ── the twin ───────────────────────────────────────────────────────────────────────────────

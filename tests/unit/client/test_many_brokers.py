@@ -361,3 +361,24 @@ def test_messages_follow_a_route_that_changes(clock: ManualTime) -> None:
     for number in range(6):
         core.add("s", b"%d" % number)
     assert set(take(core, clock)) == {"g2"}
+
+
+def test_a_split_does_not_wait_for_what_went_to_another_broker(clock: ManualTime) -> None:
+    table = RouteTable()
+    core = core_of(clock, targets_of(names=("g0", "g1"), table=table), max_batch=1)
+    for number in range(9):
+        core.add_message("s", Outgoing(b"other", order_key=f"{number}"))
+    assert set(take(core, clock)) == {"g0", "g1"}
+    answer_all(core, clock)
+    sent = core.add_message("s", Outgoing(b"0", order_key="x"))
+    dispatch = sent.span[0].stream.dispatch
+    take(core, clock)
+    dispatch.disconnected()
+    # The partitions have other order keys by now; "0" may be stored, or not.
+    core.add_way("s", targets_of(names=GROUPS, table=table))
+    core.add_message("s", Outgoing(b"1", order_key="x"))
+
+    assert core.unreachable(dispatch, clock.now, Breaker.LONG)
+
+    bodies = [body for some in take(core, clock).values() for body in some]
+    assert sorted(bodies) == [b"0", b"1"]
