@@ -37,6 +37,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._handlers: dict[int, Handler] = {}
         self._welcomed: asyncio.Future[Welcome] = self._loop.create_future()
         self._closed = asyncio.Event()
+        self._is_connected = False
+        """Whether the loop has handed it over: only then does it tell of its end."""
         self.on_lost: Callable[[DisconnectedError], None] | None = None
         """Called once when the connection is gone, after all handlers were told."""
 
@@ -55,6 +57,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
                 await connection._loop.create_connection(
                     lambda: connection, address.host, address.port
                 )
+                connection._is_connected = True
                 await connection._welcomed
         except (OSError, TimeoutError) as error:
             waited = time.monotonic() - started
@@ -119,7 +122,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
     async def close(self) -> None:
         """End it, and wait until the socket is free."""
         self.abort()
-        if self._transport is not None:
+        if self._is_connected:
             await self._closed.wait()
 
     def abort(self) -> None:
