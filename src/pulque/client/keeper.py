@@ -75,16 +75,20 @@ class Keeper:
         self._contact_at = 0.0
         self._unanswered: list[Settle] = []
         self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+        """One thread may connect while another closes."""
 
     def start(self, lease: float) -> None:
         """Begin, if it has not; the lease is in seconds."""
         self._lease = lease
         # Before that there was nothing to lose, or it is lost by now.
         self._contact_at = time.monotonic()
-        if self._thread is None:
-            self._beat_at = time.monotonic() + lease / _BEATS_PER_LEASE
-            self._thread = threading.Thread(target=self._run, name="pulque-keeper", daemon=True)
-            self._thread.start()
+        with self._starting:
+            if self._thread is None and not self._stop.is_set():
+                self._beat_at = time.monotonic() + lease / _BEATS_PER_LEASE
+                thread = threading.Thread(target=self._run, name="pulque-keeper", daemon=True)
+                thread.start()
+                self._thread = thread
 
     def has_lost_contact(self, lost_at: float) -> bool:
         """Say whether the lease has run out, with no connection since ``lost_at``."""
@@ -110,7 +114,8 @@ class Keeper:
 
     def leave(self, timeout: float) -> None:
         """Settle what is done, hand back the rest, and end."""
-        self._stop.set()
+        with self._starting:
+            self._stop.set()
         self._turn.set()
         if self._thread is None:
             return
