@@ -117,7 +117,8 @@ class SpooledSending(StrictSending):
                 return False
             answer = self.broker.handle(self.core.question(note, 1.0), ErrorCode.NONE)
             self.core.decide(note, is_stored=is_stored(answer))
-        self.core.add_way("a", Targets(self.broker.route()))
+        self.heard = 0
+        self.hear_of_it()
         self.core.resume()
         return True
 

@@ -84,6 +84,8 @@ class StrictSending(RuleBasedStateMachine):
     answers = Bundle("answers")
 
     order = OrderStrategy.STRICT
+    heard = 0
+    """How many partitions there were when the core was told of them."""
 
     @initialize(linger=st.sampled_from([0.0, 0.005]), is_split=st.booleans())
     def start(self, linger: float, *, is_split: bool) -> None:
@@ -93,7 +95,6 @@ class StrictSending(RuleBasedStateMachine):
         self.broker = SplittingBroker()
         if is_split:
             self.broker.split("a")
-        self.heard = 0
         self.hear_of_it()
         self.sent: dict[str, list[bytes]] = defaultdict(list)
         self.pending: dict[bytes, PendingSend] = {}
