@@ -21,6 +21,8 @@ MOVED_PREFIX = "%moved%"
 """Begins the partition of the message log that moved messages of a partition are in."""
 
 _MOST_MESSAGES = 2000
+_FEW_MESSAGES = 500
+"""Of those that are due over a long time, as each is read again whenever some of it are due."""
 _MOST_BYTES = 1024 * 1024
 _NARROW_MS = 1000
 _ROW_BITS = 22
@@ -131,7 +133,9 @@ def _place_sorted(
     seed = seed_of(partition)
     for start, end in pairwise(edges):
         entries = placed.setdefault(int(ticks[start]), [])
-        for first, last in table.pieces(start, end, most=_MOST_MESSAGES, most_bytes=_MOST_BYTES):
+        is_narrow = dues[end - 1] - dues[start] <= _NARROW_MS
+        most = _MOST_MESSAGES if is_narrow else _FEW_MESSAGES
+        for first, last in table.pieces(start, end, most=most, most_bytes=_MOST_BYTES):
             batch = table.packed(first, last, seed=seed, has_due=True)
             entries.append(Placed(partition, batch, int(dues[first]), int(dues[last - 1])))
 

@@ -27,6 +27,10 @@ from pulque.storage.segment import Damage, walk
 __all__ = ["Replayer", "moved_notes", "replay_rest"]
 
 _STEP_BYTES = 32 * 1024 * 1024
+_LEAST_STEP_BYTES = 2 * 1024 * 1024
+"""What is sorted together stays in the processor's cache, and takes no fresh memory."""
+_BYTES_PER_TICK = 64 * 1024
+"""So much should come to a tick at once, as each has a file of its own to be opened."""
 _PAUSE_S = 0.005
 """So that what comes at the same time goes into the schedule together."""
 _TRY_AGAIN_S = 1.0
@@ -53,6 +57,7 @@ class Replayer:
         self._has_work = asyncio.Event()
         self._is_idle = asyncio.Event()
         self._is_idle.set()
+        self._step_bytes = _LEAST_STEP_BYTES
         self.waiting_bytes = 0
         """Of batches that are not in the schedule yet."""
 
@@ -100,7 +105,7 @@ class Replayer:
         unplaced, synced = self._unplaced, self._engine.synced
         taken: list[Appended] = []
         size = 0
-        while unplaced and unplaced[0].is_written and size < _STEP_BYTES:
+        while unplaced and unplaced[0].is_written and size < self._step_bytes:
             # What has to survive a power cut is not delivered before it does.
             if unplaced[0].wants_disk and unplaced[0].end > synced:
                 break
@@ -119,6 +124,7 @@ class Replayer:
             self._added(added)
             for tick, record in moved_notes(self._store, moved):
                 await self._notebook.note(tick, record)
+        self._step_bytes = _step_bytes(len(added))
         self.waiting_bytes -= sum(len(each.batch) for each in batches)
         if not self._unplaced:
             self._is_idle.set()
@@ -134,6 +140,11 @@ class Replayer:
             except StorageFullError as error:
                 self._around.warn("schedule_delayed", reason=str(error))
                 await asyncio.sleep(_TRY_AGAIN_S)
+
+
+def _step_bytes(ticks: int) -> int:
+    """Return how much to put into the schedule at once, if the last went into so many ticks."""
+    return min(max(ticks * _BYTES_PER_TICK, _LEAST_STEP_BYTES), _STEP_BYTES)
 
 
 def moved_notes(store: ScheduleStore, moved: Sequence[Moved]) -> list[tuple[int, bytes]]:

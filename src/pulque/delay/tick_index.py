@@ -137,10 +137,10 @@ class TickIndex:
         if count <= room:
             return
         more = max(count, room * 2)
-        self._due = np.concatenate([self._due, np.zeros(more - room, np.int64)])
-        self._ids = np.concatenate([self._ids, np.zeros((more - room, 2), ID_TYPE)])
-        self._state = np.concatenate([self._state, np.zeros(more - room, np.uint8)])
-        self._lengths = np.concatenate([self._lengths, np.zeros(more - room, np.uint32)])
+        self._due = _widened(self._due, more, self.count)
+        self._ids = _widened(self._ids, more, self.count)
+        self._state = _widened(self._state, more, self.count)
+        self._lengths = _widened(self._lengths, more, self.count)
 
     # -- the wheel ---------------------------------------------------------------------------
 
@@ -274,3 +274,10 @@ class TickIndex:
     def memory(self) -> int:
         """About how many bytes it takes."""
         return len(self._due) * 29 + len(self._offsets) * 64
+
+
+def _widened(column: Rows, room: int, count: int) -> Rows:
+    """Return a column with more room; what lies beyond ``count`` is left as it comes."""
+    made = np.empty((room, *column.shape[1:]), column.dtype)
+    made[:count] = column[:count]
+    return made
