@@ -73,6 +73,7 @@ from pulque.wire.requests import (
     Settle,
     Skip,
     Status,
+    StuckMessages,
     Subscribe,
     Subscriptions,
     Unlock,
@@ -111,6 +112,7 @@ from pulque.wire.responses import (
     Skipped,
     State,
     StatusReport,
+    StuckListed,
     Subscribed,
     SubscriptionsListed,
     Unlocked,
@@ -120,6 +122,7 @@ from pulque.wire.responses import (
     encode_response,
 )
 from pulque.wire.routes import ChangedRoute, KnownRoute
+from pulque.wire.stuck import StuckMessage
 
 __all__ = [
     "BATCHES",
@@ -342,6 +345,7 @@ REQUESTS: dict[str, Request] = {
     "scheduled": Scheduled(
         Listing.NEXT, "orders", 1_763_000_000_000, 1_764_000_000_000, 50, b"a place", ID
     ),
+    "stuck": StuckMessages("orders", 50, b"a place"),
 }
 RESPONSES: dict[str, Response] = {
     "hello": Welcome(
@@ -527,6 +531,19 @@ RESPONSES: dict[str, Response] = {
     "scheduled": ScheduledListed(
         (HourCount(1_763_000_000_000, "orders", 2**40),),
         (ScheduledMessage(ID, 1_763_000_000_000, PartitionName("orders"), 90, b"a batch"),),
+        b"a place",
+    ),
+    "stuck": StuckListed(
+        (
+            StuckMessage(
+                ID,
+                1_763_000_000_000,
+                PartitionName("orders"),
+                90,
+                1_763_000_000_500,
+                "a message of 90 bytes — 80 are allowed",
+            ),
+        ),
         b"a place",
     ),
 }

@@ -58,6 +58,7 @@ from pulque.wire.requests import (
     Settle,
     Skip,
     Status,
+    StuckMessages,
     Subscribe,
     Subscriptions,
     Unlock,
@@ -95,6 +96,7 @@ from pulque.wire.responses import (
     Skipped,
     State,
     StatusReport,
+    StuckListed,
     Subscribed,
     SubscriptionsListed,
     Unlocked,
@@ -102,6 +104,7 @@ from pulque.wire.responses import (
     Welcome,
 )
 from pulque.wire.routes import ChangedRoute, KnownRoute
+from pulque.wire.stuck import StuckMessage
 
 __all__ = [
     "REQUESTS",
@@ -322,6 +325,7 @@ REQUESTS: dict[type[Request], st.SearchStrategy[Request]] = {
         after=blob,
         id=blob,
     ),
+    StuckMessages: st.builds(StuckMessages, subject=text, max_rows=u32, after=blob),
 }
 RESPONSES: dict[type[Response], st.SearchStrategy[Response]] = {
     Welcome: st.builds(
@@ -506,6 +510,11 @@ RESPONSES: dict[type[Response], st.SearchStrategy[Response]] = {
         ScheduledListed,
         counts=_few(st.builds(HourCount, i64, text, u64)),
         messages=_few(st.builds(ScheduledMessage, ids, i64, text.map(PartitionName), u32, blob)),
+        next=blob,
+    ),
+    StuckListed: st.builds(
+        StuckListed,
+        messages=_few(st.builds(StuckMessage, ids, i64, text.map(PartitionName), u32, i64, text)),
         next=blob,
     ),
 }

@@ -59,6 +59,7 @@ class DelayedApi:
         self.router = router = APIRouter(prefix="/delayed", tags=["delayed messages"])
         router.get("", summary="List messages that are due later")(self.page)
         router.get("/counts", summary="Count messages by the hour that they are due")(self.counts)
+        router.get("/stuck", summary="List messages that brokers refuse, and why")(self.stuck)
         router.post("/cancel", summary="Have messages never delivered")(self.cancel)
         router.get("/{message_id}", summary="Show a message that is due later")(self.show)
         router.post(
@@ -117,6 +118,18 @@ class DelayedApi:
             wanted = min(2 * wanted, _MOST)
         following = write_cursor(_key(rest[limit - 1])) if len(rest) > limit else None
         return DelayedPage(items=list(map(_row, rest[:limit])), next=following, unreachable=silent)
+
+    async def stuck(
+        self, subject: SubjectInQuery = None, cursor: Cursor = None, limit: Limit = 100
+    ) -> DelayedPage:
+        """Return the messages that are overdue, as brokers refuse them, without their contents."""
+        after = read_cursor(cursor, (int, str))
+        answers, silent = await self._ask_each(
+            lambda name: scheduled.listing_stuck([name], subject or "", _MOST)
+        )
+        rows = [each for _, some in answers for each in some]
+        some, following = cut(rows, _key, after, limit)
+        return DelayedPage(items=list(map(_row, some)), next=following, unreachable=silent)
 
     async def show(self, message_id: IdInPath) -> DelayedMessage:
         """Return one message with its content."""
@@ -210,6 +223,7 @@ def _row(each: scheduled.DelayedMessage) -> DelayedMessage:
         priority=level_of(each.partition),
         size=each.size,
         delay_server=each.delay_server,
+        reason=each.reason or None,
     )
     message = each.message
     if message is None:

@@ -45,6 +45,9 @@ class DelayedMessage(BaseModel):
     priority: int
     size: int = Field(description="Bytes that it takes at the delay server.")
     delay_server: str
+    reason: str | None = Field(
+        default=None, description="Why brokers refuse it; null but in the list of those."
+    )
     key: str | None = Field(default=None, description="Null in lists.")
     tags: list[str] = Field(default=[], description="Empty in lists.")
     headers: dict[str, str] = Field(default={}, description="Empty in lists.")

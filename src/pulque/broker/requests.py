@@ -51,6 +51,7 @@ from pulque.wire.requests import (
     Settle,
     Skip,
     Status,
+    StuckMessages,
     Subscribe,
     Subscriptions,
     Unlock,
@@ -298,7 +299,7 @@ class RequestHandler:
                 self._steward.skip(request, answerer.answer, answerer.refuse)
             case Close():
                 self._steward.close(request, answerer.answer, answerer.refuse)
-            case Cancel() | Reschedule() | Scheduled():
+            case Cancel() | Reschedule() | Scheduled() | StuckMessages():
                 raise UnsupportedError("this is a broker; delayed messages are at a delay server")
             case Hello():
                 raise RemoteProtocolError("a second Hello on one connection")

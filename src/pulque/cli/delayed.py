@@ -67,6 +67,7 @@ def add_commands(app: typer.Typer) -> None:
     """Add these commands to those that run a delay server."""
     app.command("list")(list_messages)
     app.command()(counts)
+    app.command()(stuck)
     app.command()(show)
     app.command()(cancel)
     app.command()(reschedule)
@@ -97,6 +98,32 @@ def list_messages(
     elif found:
         columns = ("due", "id", "subject", "group", "bytes", "delay server")
         print_table(columns, [_row(each) for each in found])
+    if not found:
+        raise typer.Exit(ExitCode.NOTHING)
+
+
+def stuck(
+    context: typer.Context,
+    subject: MaybeSubject = None,
+    *,
+    number: Annotated[int, typer.Option("-n", min=1, help="At most so many.")] = 100,
+    url: Url = None,
+    timeout: Timeout = 10.0,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Print the messages that are overdue, as brokers refuse them, and why.
+
+    They are tried again every ten minutes, and can be cancelled or moved. Exits with 4 if there
+    are none.
+    """
+    with open_client(context, url, timeout) as client:
+        found = client.delayed(subject).stuck(number)
+    if output is Output.JSON:
+        for each in found:
+            print_json(_fields(each) | {"reason": each.reason})
+    elif found:
+        columns = ("due", "id", "subject", "group", "bytes", "delay server", "reason")
+        print_table(columns, [[*_row(each), each.reason] for each in found])
     if not found:
         raise typer.Exit(ExitCode.NOTHING)
 

@@ -17,6 +17,7 @@ from pulque.client.scheduled import (
     counting,
     finding,
     listing,
+    listing_stuck,
     moving,
     period_of,
 )
@@ -127,6 +128,16 @@ class DelayedMessages:
         period = period_of(start, end)
         return await _carry(
             self._find_askers, lambda servers: listing(servers, self._subject, period, limit)
+        )
+
+    async def stuck(self, limit: int = 100) -> list[DelayedMessage]:
+        """Return the messages that brokers refuse, each with the reason; they are overdue.
+
+        Args:
+            limit: At most so many.
+        """
+        return await _carry(
+            self._find_askers, lambda servers: listing_stuck(servers, self._subject, limit)
         )
 
     async def show(self, message: Receipt | str) -> DelayedMessage | None:

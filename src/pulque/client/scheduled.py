@@ -35,6 +35,7 @@ from pulque.wire.delay import (
 )
 from pulque.wire.requests import Request
 from pulque.wire.responses import Response
+from pulque.wire.stuck import StuckListed, StuckMessage, StuckMessages
 
 __all__ = [
     "DelayTalk",
@@ -47,6 +48,7 @@ __all__ = [
     "counting",
     "finding",
     "listing",
+    "listing_stuck",
     "moving",
     "period_of",
 ]
@@ -98,6 +100,8 @@ class DelayedMessage(NamedTuple):
     """Who has it until then."""
     message: Message | None = None
     """The message itself, where one was asked for."""
+    reason: str = ""
+    """Why brokers refuse it, where that was asked for."""
 
     @property
     def due_at(self) -> datetime:
@@ -266,8 +270,7 @@ def listing(
     servers: Sequence[str], subject: str, period: Period, limit: int
 ) -> DelayTalk[list[DelayedMessage]]:
     """Ask which messages are due next."""
-    if type(limit) is not int or not 1 <= limit <= _MOST:
-        raise UsageError(f"{limit!r} delayed messages at once; 1 to {_MOST} are allowed")
+    _check_limit(limit)
     found: list[DelayedMessage] = []
     for server in servers:
         left, after = limit, b""
@@ -276,6 +279,27 @@ def listing(
             query = Scheduled(Listing.NEXT, _subject(subject), *period, rows)
             page = yield from _page(server, query, after)
             found += _messages(server, page)
+            left, after = left - len(page.messages), page.next
+            if not after:
+                break
+    found.sort(key=lambda each: (each.due_at_ms, each.id))
+    return found[:limit]
+
+
+def listing_stuck(
+    servers: Sequence[str], subject: str, limit: int
+) -> DelayTalk[list[DelayedMessage]]:
+    """Ask which messages are overdue, as brokers refuse them, and why."""
+    _check_limit(limit)
+    found: list[DelayedMessage] = []
+    for server in servers:
+        left, after = limit, b""
+        while left > 0:
+            query = StuckMessages(_subject(subject), min(left, MAX_LISTED), after)
+            page = _answered((yield server, query))
+            if not isinstance(page, StuckListed):
+                raise RemoteProtocolError(f"a question about stuck messages got {page!r}")
+            found += [_stuck(server, each) for each in page.messages]
             left, after = left - len(page.messages), page.next
             if not after:
                 break
@@ -318,6 +342,17 @@ def _messages(server: str, page: ScheduledListed) -> Iterator[DelayedMessage]:
         yield DelayedMessage(
             show_id(each.id), each.due_ms, each.partition, each.size, server, content
         )
+
+
+def _stuck(server: str, each: StuckMessage) -> DelayedMessage:
+    return DelayedMessage(
+        show_id(each.id), each.due_ms, each.partition, each.size, server, reason=each.reason
+    )
+
+
+def _check_limit(limit: object) -> None:
+    if type(limit) is not int or not 1 <= limit <= _MOST:
+        raise UsageError(f"{limit!r} delayed messages at once; 1 to {_MOST} are allowed")
 
 
 def _content(each: ScheduledMessage) -> Message:

@@ -30,6 +30,7 @@ from pulque.wire.delay import (
     ScheduledListed,
     ScheduledMessage,
 )
+from pulque.wire.stuck import StuckListed, StuckMessages
 
 __all__ = ["Found", "Looker"]
 
@@ -164,6 +165,14 @@ class Looker:
         if request.listing is Listing.COUNTS:
             return await self._counts(request)
         return await self._next(request)
+
+    def stuck(self, request: StuckMessages) -> StuckListed:
+        """Answer what brokers refuse, and why.
+
+        Raises:
+            RejectedError: That cannot be asked.
+        """
+        return self._dispatcher.stuck.listed(request)
 
     # -- one ---------------------------------------------------------------------------------
 

@@ -31,13 +31,23 @@ from pulque.wire.delay import (
     ScheduledListed,
 )
 from pulque.wire.frame import Frame
-from pulque.wire.requests import Acks, Hello, Request, Route, Send, Status, decode_request
+from pulque.wire.requests import (
+    Acks,
+    Hello,
+    Request,
+    Route,
+    Send,
+    Status,
+    StuckMessages,
+    decode_request,
+)
 from pulque.wire.responses import (
     Outcome,
     Response,
     Routed,
     Sent,
     StatusReport,
+    StuckListed,
     Welcome,
     encode_error,
     encode_response,
@@ -158,7 +168,7 @@ class DelayHandler:
                 self._begin(connection, answerer, self._cancel(request))
             case Reschedule():
                 self._begin(connection, answerer, self._reschedule(request))
-            case Scheduled():
+            case Scheduled() | StuckMessages():
                 self._begin(connection, answerer, self._listed(request))
             case Route():
                 answerer.answer(Routed(self._route(request)))
@@ -182,7 +192,9 @@ class DelayHandler:
         if self._joining.is_read_only:
             raise ReadOnlyError("this delay server takes no messages, by command")
 
-    async def _listed(self, request: Scheduled) -> ScheduledListed:
+    async def _listed(self, request: Scheduled | StuckMessages) -> ScheduledListed | StuckListed:
+        if isinstance(request, StuckMessages):
+            return self._looker.stuck(request)
         await self._receiver.replayer.caught_up()
         return await self._looker.listed(request)
 

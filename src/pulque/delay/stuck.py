@@ -4,21 +4,29 @@ They stay in their tick, which stays on disk as long as any of them is there. So
 listed, cancelled and moved like all that wait, and after a restart they are tried at once.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from struct import Struct
 from typing import Any
 
 import numpy as np
 
 from pulque.clock import Clock
 from pulque.delay.tick_index import Rows, RowState, TickIndex
-from pulque.errors import PulqueError
-from pulque.model.names import PartitionName
+from pulque.errors import InvalidRequestError, PulqueError
+from pulque.model.names import PartitionName, parse_subject, subject_of
+from pulque.wire.delay import MAX_LISTED
+from pulque.wire.stuck import StuckListed, StuckMessage, StuckMessages
 
 __all__ = ["Stuck"]
 
 _AGAIN_MS = 600_000
 _MOST_SHOWN = 100
+_LONGEST_REASON = 2000
+_PLACE = Struct("<qqQ")
+_Place = tuple[int, int, int]
+"""Tick, due time and row of a message."""
+_NOWHERE = (-1, 0, 0)
 
 
 @dataclass(slots=True)
@@ -72,6 +80,44 @@ class Stuck:
                 del self._aside[key]
                 found.index.give_back(found.left)
 
+    def listed(self, request: StuckMessages) -> StuckListed:
+        """Answer which messages were refused, and why.
+
+        Raises:
+            RejectedError: That cannot be asked.
+        """
+        subject = parse_subject(request.subject) if request.subject else ""
+        after = _place_after(request.after)
+        most = min(max(request.max_rows, 1), MAX_LISTED)
+        messages: list[StuckMessage] = []
+        last = after
+        for tick in sorted({tick for tick, *_ in self._aside if tick >= after[0]}):
+            for place, aside in self._after(tick, subject, after, most + 1 - len(messages)):
+                if len(messages) == most:
+                    return StuckListed(tuple(messages), _PLACE.pack(*last))
+                messages.append(_message(aside, place[2]))
+                last = place
+        return StuckListed(tuple(messages), b"")
+
+    def _after(
+        self, tick: int, subject: str, after: _Place, most: int
+    ) -> Iterator[tuple[_Place, _Aside]]:
+        """Yield the first messages of a tick that come after a place."""
+        found: list[tuple[_Place, _Aside]] = []
+        for each in self._aside.values():
+            if each.index.tick != tick or subject not in ("", subject_of(each.partition)):
+                continue
+            rows = each.left
+            dues = each.index.due_ms[rows]
+            if tick == after[0]:
+                is_after = (dues > after[1]) | ((dues == after[1]) & (rows > after[2]))
+                rows, dues = rows[is_after], dues[is_after]
+            first = np.lexsort((rows, dues))[:most]
+            pairs = zip(dues[first].tolist(), rows[first].tolist(), strict=True)
+            found += [((tick, due_ms, row), each) for due_ms, row in pairs]
+        found.sort(key=lambda each: each[0])
+        yield from found[:most]
+
     def report(self) -> dict[str, Any]:
         """Return how many there are, and why."""
         found = [(each, len(each.left)) for each in self._aside.values()]
@@ -86,3 +132,24 @@ class Stuck:
             if messages
         ]
         return {"messages": sum(messages for _, messages in found), "refusals": shown}
+
+
+def _message(aside: _Aside, row: int) -> StuckMessage:
+    index = aside.index
+    return StuckMessage(
+        index.ids[row].tobytes(),
+        int(index.due_ms[row]),
+        aside.partition,
+        int(index.lengths[row]),
+        aside.since_ms,
+        aside.reason[:_LONGEST_REASON],
+    )
+
+
+def _place_after(cursor: bytes) -> _Place:
+    if not cursor:
+        return _NOWHERE
+    if len(cursor) != _PLACE.size:
+        raise InvalidRequestError("the place to go on at is none that an answer gave")
+    tick, due_ms, row = _PLACE.unpack(cursor)
+    return tick, due_ms, row

@@ -38,3 +38,4 @@ class Opcode(IntEnum):
     CANCEL = 50
     RESCHEDULE = 51
     SCHEDULED = 52
+    STUCK = 53

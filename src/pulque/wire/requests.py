@@ -23,6 +23,7 @@ from pulque.wire.ordered import NO_TOKEN, Attend, Close, Lock, Ordered, Skip, Un
 from pulque.wire.registration import Register
 from pulque.wire.resets import Groups, Reset
 from pulque.wire.routes import Route, Watch
+from pulque.wire.stuck import StuckMessages
 
 __all__ = [
     "EARLIEST",
@@ -58,6 +59,7 @@ __all__ = [
     "Settle",
     "Skip",
     "Status",
+    "StuckMessages",
     "Subscribe",
     "Subscriptions",
     "Unlock",
@@ -426,6 +428,7 @@ Request = (
     | Cancel
     | Reschedule
     | Scheduled
+    | StuckMessages
 )
 _KINDS: dict[int, type[Request]] = {kind.opcode: kind for kind in get_args(Request)}
 VERSION = 1

@@ -19,6 +19,7 @@ from pulque.wire.ordered import Attended, Closed, Locked, OrderedReport, Skipped
 from pulque.wire.registration import Registered
 from pulque.wire.resets import GroupsReport, ResetDone
 from pulque.wire.routes import Routed, Watched
+from pulque.wire.stuck import StuckListed
 
 __all__ = [
     "ANSWER",
@@ -52,6 +53,7 @@ __all__ = [
     "Skipped",
     "State",
     "StatusReport",
+    "StuckListed",
     "Subscribed",
     "SubscriptionsListed",
     "Unlocked",
@@ -415,6 +417,7 @@ Response = (
     | Cancelled
     | Rescheduled
     | ScheduledListed
+    | StuckListed
 )
 _KINDS: dict[int, type[Response]] = {kind.opcode | ANSWER: kind for kind in get_args(Response)}
 _new = tuple.__new__

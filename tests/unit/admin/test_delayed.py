@@ -94,6 +94,30 @@ async def test_counts_pages_and_contents(delays: list[FakeDelay], client: pulque
     assert shown["delay_server"] == sent[0].broker_group
 
 
+async def test_what_is_stuck_is_paged_with_the_reason(
+    delays: list[FakeDelay], client: pulque.Client
+) -> None:
+    sent = [client.send("orders", b"tea", at=START + hour * HOUR) for hour in range(7)]
+    for delay in delays:
+        delay.refused = dict.fromkeys(delay.scheduled, f"{delay.name} says no")
+    api = api_of(delays)
+    found: list[dict[str, Any]] = []
+    cursor: dict[str, Any] = {}
+    for _ in range(3):
+        page = await api.get("/stuck", limit=3, **cursor)
+        found += page["items"]
+        cursor = {"cursor": page["next"]}
+    assert cursor == {"cursor": None}
+    assert [each["id"] for each in found] == [each.id for each in sent]
+    assert {(each["delay_server"], each["reason"]) for each in found} == {
+        ("d1", "d1 says no"),
+        ("d2", "d2 says no"),
+    }
+    assert (await api.get("/stuck", subject="others"))["items"] == []
+    assert all(each["reason"] is None for each in (await api.get(""))["items"])
+    await api.get("/stuck", 422, cursor="nonsense")
+
+
 async def test_cancel_and_reschedule(delays: list[FakeDelay], client: pulque.Client) -> None:
     api = api_of(delays)
     one, other = (client.send("orders", b"x", delay=60) for _ in range(2))

@@ -117,6 +117,23 @@ def test_list_count_and_show(command: Command, capsys: pytest.CaptureFixture[str
     assert "stored_at" not in shown
 
 
+def test_what_is_stuck_is_listed_with_the_reason(
+    command: Command, delay: FakeDelay, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command("delay", "stuck") == 4
+    one = send(command, capsys, "--at", "2027-01-31T10:30:00Z")
+    send(command, capsys, "--at", "2027-01-31T09:30:00Z")
+    delay.refused[bytes.fromhex(one)] = "too large"
+    assert command("delay", "stuck", "-o", "json") == 0
+    (found,) = lines(capsys)
+    assert (found["id"], found["reason"]) == (one, "too large")
+    assert command("delay", "stuck", "orders", "-n", "1") == 0
+    header, row = capsys.readouterr().out.splitlines()
+    assert header.split()[-1] == "reason"
+    assert row.endswith("too large")
+    assert command("delay", "stuck", "others") == 4
+
+
 def test_nothing_there_is_an_exit_of_its_own(
     command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -157,5 +174,5 @@ def test_reschedule(
 def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["delay", "--help"], Tools(connect=pulque.connect)) == 0
     out = capsys.readouterr().out
-    for name in ("list", "counts", "show", "cancel", "reschedule"):
+    for name in ("list", "counts", "stuck", "show", "cancel", "reschedule"):
         assert name in out

@@ -20,6 +20,7 @@ from pulque.wire.delay import (
     ScheduledListed,
     ScheduledMessage,
 )
+from pulque.wire.stuck import StuckListed, StuckMessage, StuckMessages
 from tests.unit.client.fake_broker import FakeBroker
 
 HOUR = 3_600_000
@@ -38,6 +39,8 @@ class FakeDelay(FakeBroker):
         self.cancelled: set[bytes] = set()
         self.gone: set[bytes] = set()
         """Delivered."""
+        self.refused: dict[bytes, str] = {}
+        """Stuck, and why."""
 
     def store(self, name: str, data: bytes) -> responses.Outcome:
         assert read_header(data).flags & Flag.DUE, "a send without due times"
@@ -61,6 +64,8 @@ class FakeDelay(FakeBroker):
                 return Rescheduled(tuple(self._move(*each) for each in moves))
             case Scheduled():
                 return self._list(request)
+            case StuckMessages():
+                return self._list_stuck(request)
             case _:
                 return super()._handle(request, peer)
 
@@ -111,6 +116,27 @@ class FakeDelay(FakeBroker):
         end = min(at + asked.max_rows, at + 2)
         messages = tuple(self._row(message_id) for _, message_id in found[at:end])
         return ScheduledListed((), messages, b"%d" % end if end < len(found) else b"")
+
+    def _list_stuck(self, asked: StuckMessages) -> StuckListed:
+        found = sorted(
+            (self.scheduled[message_id][0], message_id)
+            for message_id in self.refused
+            if asked.subject in {"", self.scheduled[message_id][1].subject}
+        )
+        at = int(asked.after or b"0")
+        end = min(at + asked.max_rows, at + 2)
+        messages = [
+            StuckMessage(
+                message_id,
+                due_ms,
+                self.scheduled[message_id][1].partition,
+                100,
+                due_ms + 1,
+                self.refused[message_id],
+            )
+            for due_ms, message_id in found[at:end]
+        ]
+        return StuckListed(tuple(messages), b"%d" % end if end < len(found) else b"")
 
     def _row(self, message_id: bytes, *, is_whole: bool = False) -> ScheduledMessage:
         due_ms, message = self.scheduled[message_id]

@@ -50,6 +50,12 @@ def kept(delays: list[FakeDelay]) -> dict[bytes, int]:
     return {message.body: due_ms for each in delays for due_ms, message in each.scheduled.values()}
 
 
+def refuse_all(delays: list[FakeDelay]) -> None:
+    """Have brokers refuse all that is scheduled."""
+    for each in delays:
+        each.refused = dict.fromkeys(each.scheduled, "no")
+
+
 def test_a_delayed_message_goes_to_a_delay_server(
     cluster: FakeCluster, delays: list[FakeDelay], client: pulque.Client
 ) -> None:
@@ -106,6 +112,8 @@ async def test_the_async_twin_does_the_same(
         waiting = client.delayed("orders")
         assert sum(each.messages for each in await waiting.counts()) == 2
         assert [each.id for each in await waiting.next()][1] == many[1].id
+        refuse_all(delays)
+        assert [each.reason for each in await waiting.stuck(1)] == ["no"]
         shown = await waiting.show(many[1].id)
         assert shown is not None
         assert shown.due_at_ms == moved.due_at_ms
@@ -367,6 +375,20 @@ def test_counts_and_lists_are_those_of_all_servers(
     assert {each.delay_server for each in listed} == {"g0", "d1"}
     some = client.delayed("a").next(100, start=start + HOUR, end=start + 2 * HOUR)
     assert [each.subject for each in some] == ["a"] * 4
+
+
+def test_what_is_stuck_is_listed_over_all_delay_servers(
+    delays: list[FakeDelay], client: pulque.Client
+) -> None:
+    sent = [client.send("orders", b"x", delay=60 + i) for i in range(12)]
+    assert client.delayed().stuck() == []
+    refuse_all(delays)
+    found = client.delayed("orders").stuck(7)
+    assert [(each.id, each.reason) for each in found] == [(each.id, "no") for each in sent[:7]]
+    assert {each.delay_server for each in found} == {"g0", "d1"}
+    assert client.cancel(found[0].id) is Fate.CANCELLED
+    with pytest.raises(UsageError, match="0 delayed messages at once; 1 to"):
+        client.delayed().stuck(0)
 
 
 def test_one_message_is_shown_with_its_content(

@@ -31,6 +31,7 @@ from pulque.wire.delay import (
 )
 from pulque.wire.requests import Acks, Send
 from pulque.wire.responses import Outcome, Sent
+from pulque.wire.stuck import StuckListed, StuckMessages
 
 __all__ = ["Accepted", "FakeBrokers", "RunningDelay", "StartDelay", "delayed_batch", "eventually"]
 
@@ -222,6 +223,9 @@ class RunningDelay:
 
     async def listed(self, request: Scheduled) -> ScheduledListed:
         return await self.raw.ask(request, ScheduledListed)
+
+    async def stuck(self, request: StuckMessages) -> StuckListed:
+        return await self.raw.ask(request, StuckListed)
 
     async def caught_up(self) -> None:
         """Wait until all that was sent is in the schedule."""

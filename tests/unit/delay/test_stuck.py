@@ -1,11 +1,15 @@
 """What brokers refuse for good is put aside, shown, and does not hold up the rest."""
 
+import pytest
+
 from pulque.errors import MessageTooLargeError, NotAllowedError, PulqueError
 from pulque.testing.clock import ManualClock
 from pulque.wire.delay import Fate, Listing, Scheduled
+from pulque.wire.stuck import StuckMessages
 from tests.unit.delay.running import FakeBrokers, RunningDelay, StartDelay, eventually
 
 SECOND = 1000
+MINUTE = 60_000
 HOUR = 3_600_000
 
 
@@ -75,6 +79,46 @@ async def test_what_is_stuck_can_be_listed_cancelled_and_moved(
     clock.advance(2 * SECOND)
     await eventually(lambda: brokers.bodies == [b"large 1"])
     assert stuck(running) == 1
+
+
+async def test_what_is_stuck_is_listed_with_the_reason(
+    start_delay: StartDelay, clock: ManualClock, brokers: FakeBrokers
+) -> None:
+    # Less than the ten minutes after which they are tried again.
+    running = await start_delay(schedule={"tick": "5m"})
+    brokers.refuses = lambda partition, batch: (
+        refuse_secrets(partition, batch) or refuse_large(partition, batch)
+    )
+    due = clock.now_ms() + SECOND
+    large = await running.send([(b"large %d" % i, due + 9 - i) for i in range(9)])
+    secrets = await running.send([(b"secret", due + 100)], "secrets")
+    await running.send([(b"fine", due)])
+    later = await running.send([(b"large, later", due + 6 * MINUTE)])
+    clock.advance(2 * SECOND)
+    await eventually(lambda: stuck(running) == 10)
+    clock.advance(6 * MINUTE)
+    await eventually(lambda: stuck(running) == 11)
+    assert await running.cancel((large[3], due + 6)) == [Fate.CANCELLED]
+
+    whole = await running.stuck(StuckMessages())
+    ids = [*reversed(large[4:]), *reversed(large[:3]), *secrets, *later]
+    assert [each.id for each in whole.messages] == ids
+    reasons = [each.reason for each in whole.messages]
+    assert (reasons[8], {*reasons[:8], reasons[9]}) == ("no such subject", {"too large"})
+    first = whole.messages[0]
+    assert (first.due_ms, first.partition, first.size) == (due + 1, "orders", len(b"large 8"))
+    assert whole.next == b""
+    pages, after = [], b""
+    for _ in range(4):
+        page = await running.stuck(StuckMessages("", 3, after))
+        pages.append([each.id for each in page.messages])
+        after = page.next
+    assert (pages, after) == ([ids[:3], ids[3:6], ids[6:9], ids[9:]], b"")
+    of_one = await running.stuck(StuckMessages("secrets", 3))
+    assert [each.id for each in of_one.messages] == secrets
+    for nonsense in (StuckMessages("not a subject"), StuckMessages(after=b"?")):
+        with pytest.raises(PulqueError):
+            await running.stuck(nonsense)
 
 
 async def test_what_is_stuck_is_tried_again_after_a_while(
