@@ -134,7 +134,8 @@ class Looker:
         cold = [tick for tick in ticks if tick not in live]
         loop = asyncio.get_running_loop()
         for at in range(0, len(cold), _AT_ONCE):
-            find = partial(self._store.find, cold[at : at + _AT_ONCE], message_id)
+            some = cold[at : at + _AT_ONCE]
+            find = partial(self._store.find, some, message_id, may_index=due_ms != ANY_DUE)
             indexes += await loop.run_in_executor(self._around.scheduler, find)
         found: list[Found] = []
         for index in sorted(indexes, key=_tick_of):

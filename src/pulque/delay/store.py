@@ -174,7 +174,8 @@ class ScheduleStore:
             self._listener.corruption_found(file.path, size, known - size, reason)
         elif size > known:
             durable = 0 if noted is None else noted.durable
-            made.size, made.replayed = file.recover(known, durable)
+            made.size, made.replayed, more = file.recover(known, durable)
+            made.messages += more
         if noted is not None:
             made.noted_end, made.last_number = noted.end, noted.last_number
         self.ticks[tick] = made
@@ -269,23 +270,33 @@ class ScheduleStore:
         index.apply(noted)
         return index, noted
 
-    def find(self, ticks: Iterable[int], message_id: bytes) -> list[TickIndex]:
-        """Return the entries of ticks that hold an id, and what became of the messages in them."""
-        found = [self._find(tick, message_id) for tick in ticks if tick in self.ticks]
+    def find(self, ticks: Iterable[int], message_id: bytes, *, may_index: bool) -> list[TickIndex]:
+        """Return the entries of ticks that hold an id, and what became of the messages in them.
+
+        Args:
+            ticks: Where to look.
+            message_id: Sixteen bytes.
+            may_index: Whether ticks that have no hash index get one. That takes longer than to
+                look for one id, and is worth it where more of them are to be looked for.
+        """
+        found = [self._find(tick, message_id, may_index) for tick in ticks if tick in self.ticks]
         return [index for index in found if index.count]
 
-    def _find(self, tick: int, message_id: bytes) -> TickIndex:
+    def _find(self, tick: int, message_id: bytes, may_index: bool) -> TickIndex:  # noqa: FBT001
         index = TickIndex(tick)
         size = self.ticks[tick].size
         file = TickFile(self._files, tick, self._listener)
         covered = 0
-        head = self.index_ids(tick)
+        digests = TickDigests(self._files, tick, self._listener)
+        head = self.index_ids(tick) if may_index else digests.head()
         if head is not None:
-            places = TickDigests(self._files, tick, self._listener).find(head, message_id)
+            places = digests.find(head, message_id)
             if places is not None:
                 covered = head.covered
                 index.add([entry for entry in file.read(places) if entry is not None])
-        index.add([each for each in file.entries(covered, end=size) if _has(each, message_id)])
+        if file.may_hold(message_id, covered, size):
+            tail = file.entries(covered, end=size)
+            index.add([each for each in tail if _has(each, message_id)])
         if index.count:
             index.apply(DispatchLog(self._files, tick, self._listener).load(is_quiet=True))
         return index

@@ -163,6 +163,25 @@ class TickFile:
         finally:
             file.close()
 
+    def may_hold(self, message_id: bytes, start: int, end: int) -> bool:
+        """Whether an id stands somewhere in a part of the file.
+
+        Entries are not compressed: their bytes are looked at as they lie, which is many times as
+        fast as to take them apart. What is found may be something else that looks like it.
+        """
+        file = self._files.open(self.path, writable=False)
+        try:
+            while start < end:
+                data = file.read(min(_WINDOW, end - start), start)
+                if message_id in data:
+                    return True
+                if start + len(data) >= end or len(data) < _WINDOW:
+                    break
+                start += len(data) - len(message_id) + 1
+            return False
+        finally:
+            file.close()
+
     def tick_inside(self) -> int:
         """Return the tick that the first entry is of; the file's own if that cannot be read."""
         file = self._files.open(self.path, writable=False)
@@ -178,29 +197,35 @@ class TickFile:
         finally:
             file.close()
 
-    def recover(self, start: int, durable: int) -> tuple[int, int]:
-        """Cut away an unclosed end; return where the file ends, and how far it is replayed.
+    def recover(self, start: int, durable: int) -> tuple[int, int, int]:
+        """Cut away an unclosed end.
 
         Args:
             start: What lies before it was whole at the last checkpoint, and is not looked at.
             durable: What lies before it was on disk. What is damaged there stays, as it may be
                 dispatched; beyond it a power cut leaves anything, and the replay makes it anew.
+
+        Returns:
+            Where the file ends then, how far it is replayed, and how many messages there are
+            from ``start`` on.
         """
         file = self._files.open(self.path)
         try:
             size = file.size()
             end, replayed, at = start, 0, start
+            count = unclosed = 0
             for entry in self._walk(file, start, size, is_silent=True):
                 if entry.offset > at >= durable:
                     break  # something is missing before it
                 at = entry.offset + entry.size
+                unclosed += entry.count
                 if entry.replayed:
-                    end, replayed = at, entry.replayed
+                    end, replayed, count = at, entry.replayed, unclosed
             if end < size:
                 self._listener.tail_cut(self.path, end, size - end)
                 file.truncate(end)
                 file.sync()
-            return end, replayed
+            return end, replayed, count
         finally:
             file.close()
 

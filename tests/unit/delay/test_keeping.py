@@ -105,8 +105,10 @@ async def test_what_was_sent_by_killed_servers_is_there(
     files = MemoryFileSystem()
     running = await start_delay(files=files)
     await running.send([(b"%d" % i, clock.now_ms() + i * HOUR) for i in range(1, 30)])
+    await running.caught_up()
     left = files.after_power_cut(files.operations, Cut.KEPT, Random(1))
-    await start_delay(files=left)
+    running = await start_delay(files=left)
+    assert running.server.status()["schedule"]["messages"] == 29
     clock.advance(2 * DAY)
     await eventually(lambda: len(brokers.accepted) == 29)
 
