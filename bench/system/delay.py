@@ -6,10 +6,13 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import lru_cache
+from statistics import median
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import psutil
 
 from bench.options import Options, tell
@@ -17,7 +20,7 @@ from bench.outcome import Aim, BenchFailedError, Section, Table
 from bench.peers import work_directory
 from pulque.client.aio_connection import AsyncConnection
 from pulque.client.url import parse_url
-from pulque.model.batch import seed_of
+from pulque.model.batch import layout_of, read_header, seal, seed_of
 from pulque.model.pack import BatchPacker
 from pulque.testing.cluster import ClusterProcesses
 from pulque.testing.process import ServerProcess
@@ -34,6 +37,13 @@ _WINDOW = 16
 _AT_ONCE = 500
 """Batches that are made before they are sent: what a delay server takes before it throttles."""
 _LIMIT_S = 600.0
+_ROUNDS = 3
+"""Broker and delay server take turns; the median of each counts."""
+_KEEP_S = 420.0
+"""Not more are scheduled over two years after this time."""
+_TOLD = 5_000_000
+_FIRST_WAIT_S = 0.01
+_LONGEST_WAIT_S = 0.2
 _AHEAD_MS = 20_000
 _MB = 1024 * 1024
 
@@ -41,7 +51,7 @@ _MB = 1024 * 1024
 def measure(options: Options) -> Section:
     """Accept messages that are due later; deliver many at once; restart with many."""
     count = 100_000 if options.is_quick else 1_000_000
-    many = 100_000 if options.is_quick else 10_000_000
+    some, many = (100_000, 200_000) if options.is_quick else (10_000_000, 50_000_000)
     section = Section("delay", f"messages for later, {count:,} of 100 B in batches of {_BATCH:,}")
     with (
         work_directory() as directory,
@@ -49,9 +59,11 @@ def measure(options: Options) -> Section:
     ):
         delay = cluster.add_delay("delay-1")
         section.aims += asyncio.run(_accept(section, cluster["broker-1"], delay, count))
-        section.aims.append(asyncio.run(_deliver(section, delay, count)))
-        years = cluster.add_delay("delay-2")
-        section.aims += asyncio.run(_keep(years, many))
+        delay.stop()
+        at_once = cluster.add_delay("delay-2")
+        section.aims.append(asyncio.run(_deliver(section, at_once, count)))
+        at_once.stop()
+        section.aims += asyncio.run(_keep(cluster.add_delay("delay-3"), some, many))
     return section
 
 
@@ -61,12 +73,20 @@ async def _accept(
     """Compare the rates at which a broker and a delay server accept the same messages."""
     now_ms = time.time_ns() // 1_000_000 + _AHEAD_MS
     random = np.random.default_rng(1)
-    rates = {"broker": await _rate(broker, [_batch(None) for _ in range(count // _BATCH)])}
-    for name, span_ms in (("one hour", _HOUR_MS), ("two years", _YEARS_MS)):
-        dues = random.integers(now_ms, now_ms + span_ms, count)
-        batches = [_batch(dues[i : i + _BATCH].tolist()) for i in range(0, count, _BATCH)]
-        rates[name] = await _rate(delay, batches)
-        tell(f"  over {name}: {rates[name]:,.0f} messages/s")
+    # Both have a connection's first costs, and their first segment, behind them.
+    await _rate(broker, [_batch(None)])
+    await _rate(delay, [_batch(np.full(_BATCH, now_ms))])
+    found: dict[str, list[float]] = {"broker": [], "one hour": [], "two years": []}
+    for turn in range(_ROUNDS):
+        found["broker"].append(await _rate(broker, [_batch(None) for _ in range(count // _BATCH)]))
+        for name, span_ms in (("one hour", _HOUR_MS), ("two years", _YEARS_MS)):
+            if turn and span_ms == _YEARS_MS:
+                continue  # once is enough for what is only reported
+            dues = random.integers(now_ms, now_ms + span_ms, count)
+            found[name].append(await _rate(delay, _batches(dues)))
+        shown = ", ".join(f"{name} {rates[-1]:,.0f}" for name, rates in found.items())
+        tell(f"  accepted per second: {shown}")
+    rates = {name: median(each) for name, each in found.items()}
     rows = [[name, f"{rate:,.0f}"] for name, rate in rates.items()]
     section.tables.append(Table("Accepted and in the schedule", ("", "messages/s"), rows))
     section.figures["accepted_per_s"] = rates
@@ -84,17 +104,12 @@ async def _accept(
 
 async def _deliver(section: Section, delay: ServerProcess, count: int) -> Aim:
     """Have all messages due within one second; return how long they take."""
-    before = (await _status(delay))["dispatch"]["dispatched"]
     due_ms = time.time_ns() // 1_000_000 + 10_000 + count // 50
     random = np.random.default_rng(2)
-    batches = [
-        _batch(random.integers(due_ms, due_ms + 1000, _BATCH).tolist())
-        for _ in range(count // _BATCH)
-    ]
-    await _rate(delay, batches)
+    await _rate(delay, _batches(random.integers(due_ms, due_ms + 1000, count)))
     await _until(lambda _: time.time_ns() // 1_000_000 >= due_ms, delay)
     began_s = time.monotonic()
-    await _until(lambda status: status["dispatch"]["dispatched"] - before >= count, delay)
+    await _until(lambda status: status["dispatch"]["dispatched"] >= count, delay)
     took_s = time.monotonic() - began_s
     late = (await _status(delay))["dispatch"]["lateness_ms"]
     rows = [[name, f"{messages:,}"] for name, messages in late.items()]
@@ -109,34 +124,32 @@ async def _deliver(section: Section, delay: ServerProcess, count: int) -> Aim:
     )
 
 
-async def _keep(delay: ServerProcess, many: int) -> list[Aim]:
-    """Schedule many messages over two years; return what they take, and how long a restart."""
-    now_ms = time.time_ns() // 1_000_000 + _HOUR_MS
-    random = np.random.default_rng(3)
-    at_once = min(many // _BATCH, _AT_ONCE)
-    for _ in range(0, many, at_once * _BATCH):
-        dues = random.integers(now_ms, now_ms + _YEARS_MS, at_once * _BATCH)
-        await _rate(delay, [_batch(part.tolist()) for part in np.split(dues, at_once)])
-    status = await _status(delay)
-    checkpoints = status["checkpoints"]
-    await _until(lambda each: each["checkpoints"] > checkpoints, delay)
-    rss = psutil.Process(delay.pid).memory_info().rss
-    delay.kill()
+async def _keep(delay: ServerProcess, some: int, many: int) -> list[Aim]:
+    """Schedule messages over two years: restart with some of them, and go on to many."""
     began_s = time.monotonic()
+    highest = await _schedule(delay, 0, some, began_s)
+    status = await _status(delay)
+    before = status["schedule"]["messages"]
+    await _until(lambda each: each["checkpoints"] > status["checkpoints"], delay)
+    delay.kill()
+    killed_s = time.monotonic()
     delay.restart()
-    took_s = time.monotonic() - began_s
-    if (await _status(delay))["schedule"]["messages"] != many:
+    took_s = time.monotonic() - killed_s
+    if (await _status(delay))["schedule"]["messages"] != before:
         raise BenchFailedError("messages are missing after the restart")
+    highest = max(highest, await _schedule(delay, some, many, began_s))
+    kept = (await _status(delay))["schedule"]["messages"]
     return [
         Aim(
-            f"{many:,} messages over two years: memory",
-            rss / _MB,
+            f"{kept:,} messages over two years: memory at most",
+            highest / _MB,
             300,
             is_least=False,
             unit="MB",
+            detail="" if kept == many else f"{many:,} were not reached within {_KEEP_S:.0f} s",
         ),
         Aim(
-            f"restart after kill -9 with {many:,} scheduled",
+            f"restart after kill -9 with {before:,} scheduled",
             took_s,
             5,
             is_least=False,
@@ -145,13 +158,50 @@ async def _keep(delay: ServerProcess, many: int) -> list[Aim]:
     ]
 
 
-def _batch(dues_ms: Sequence[int] | None) -> bytes:
+async def _schedule(delay: ServerProcess, first: int, last: int, began_s: float) -> int:
+    """Send messages from one number to another; return the most memory that it took."""
+    random = np.random.default_rng(first)
+    process = psutil.Process(delay.pid)
+    highest = process.memory_info().rss
+    at_once = min(last - first, _AT_ONCE * _BATCH)
+    for done in range(first, last, at_once):
+        now_ms = time.time_ns() // 1_000_000 + _HOUR_MS
+        rate = await _rate(delay, _batches(random.integers(now_ms, now_ms + _YEARS_MS, at_once)))
+        highest = max(highest, process.memory_info().rss)
+        if not (done + at_once) % _TOLD:
+            shown = f"{rate:,.0f} messages/s, {highest / _MB:,.0f} MB"
+            tell(f"  {done + at_once:,} over two years: {shown}")
+        if time.monotonic() - began_s > _KEEP_S:
+            break
+    return highest
+
+
+def _batches(dues_ms: npt.NDArray[np.int64]) -> list[bytes]:
+    """Return batches of messages that are due at these times."""
+    return [_batch(part) for part in np.split(dues_ms, len(dues_ms) // _BATCH)]
+
+
+def _batch(dues_ms: npt.NDArray[np.int64] | None) -> bytes:
+    """Return a batch with ids of its own: a copy of one that was packed before."""
+    pattern = _pattern(has_due=dues_ms is not None)
+    made = bytearray(pattern)
+    layout = layout_of(read_header(pattern).flags)
+    columns = {"id": os.urandom(16 * _BATCH)}
+    if dues_ms is not None:
+        columns["due_at_ms"] = dues_ms.astype("<i8").tobytes()
+    for name, column in columns.items():
+        at = layout.column_start(name, _BATCH)
+        made[at : at + len(column)] = column
+    return seal(bytes(made[4:]), seed_of("load"))
+
+
+@lru_cache
+def _pattern(*, has_due: bool) -> bytes:
     packer = BatchPacker()
-    for i in range(_BATCH):
-        packer.add_encoded(_BODY, due_at_ms=dues_ms[i] if dues_ms else 0)
+    for _ in range(_BATCH):
+        packer.add_encoded(_BODY, due_at_ms=int(has_due))
     now_ms = time.time_ns() // 1_000_000
-    ids = os.urandom(16 * _BATCH)
-    return packer.encode(seed=seed_of("load"), ids=ids, created_at_ms=now_ms)
+    return packer.encode(seed=seed_of("load"), ids=bytes(16 * _BATCH), created_at_ms=now_ms)
 
 
 async def _rate(server: ServerProcess, batches: list[bytes]) -> float:
@@ -162,8 +212,10 @@ async def _rate(server: ServerProcess, batches: list[bytes]) -> float:
     async def send(batch: bytes) -> None:
         request = Send(Acks.MEMORY, 60_000, (("load", batch),))
         async with turns:
-            while (await connection.request(request, _LIMIT_S, _sent)).outcomes[0].code:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
+            wait_s = _FIRST_WAIT_S
+            while (await connection.request(request, _LIMIT_S, _sent)).outcomes[0].code:
+                await asyncio.sleep(wait_s)
+                wait_s = min(wait_s * 2, _LONGEST_WAIT_S)
 
     began_s = time.monotonic()
     await asyncio.gather(*map(send, batches))
@@ -176,7 +228,7 @@ async def _rate(server: ServerProcess, batches: list[bytes]) -> float:
 async def _until(check: Callable[[dict[str, Any]], object], server: ServerProcess) -> None:
     async with asyncio.timeout(_LIMIT_S):
         while not check(await _status(server)):  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(_FIRST_WAIT_S)
 
 
 async def _status(server: ServerProcess) -> dict[str, Any]:
