@@ -191,6 +191,9 @@ class MessageTable:
         """
         width = 64  # about what the columns of a message take
         found = []
+        is_small = int(self.starts[end]) - int(self.starts[start]) <= most_bytes
+        if is_small and start < end <= start + min(most, max(most_bytes // width, 1)):
+            return [(start, end)]
         while start < end:
             limit = int(self.starts[start]) + most_bytes
             stop = int(np.searchsorted(self.starts[start : end + 1], limit, "right")) - 1 + start
