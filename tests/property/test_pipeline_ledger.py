@@ -273,3 +273,34 @@ def test_a_recovery_that_lost_messages_is_no_break() -> None:
     again = [*facts[:3], facts[3]._replace(start=1), facts[4]]
     _, breaks = told(again, [Turn(4, 8)])
     assert Flaw.HANDED_OUT_TWICE in {each.flaw for each in breaks}
+
+
+def test_what_an_ordered_consumer_left_unsettled_comes_anew() -> None:
+    facts = [
+        Fact("opened", 1, 1),
+        Fact("locked", 2, 1, "ana"),
+        Fact("pulled", 3, 1, "ana", 0, 0, 10, 10),
+        Fact("settled", 4, 1, "ana", 0, 0, 4),
+        Fact("unlocked", 5, 1),
+        Fact("locked", 6, 1, "ben"),
+        Fact("pulled", 7, 1, "ben", 4, 4, 6, 6),
+        Fact("settled", 8, 1, "ben", 4, 0, 2),
+        # "ben" is killed; "ana" comes again, and the message that it waits for is given up.
+        Fact("locked", 9, 1, "ana"),
+        Fact("pulled", 10, 1, "ana", 6, 6, 4, 4),
+        Fact("given_up", 11, 1, "", 0, 6, 1),
+        Fact("locked", 12, 1, "ana"),
+        Fact("pulled", 13, 1, "ana", 7, 7, 3, 3),
+        Fact("settled", 14, 1, "ana", 7, 0, 1),
+        Fact("unlocked", 15, 1),
+    ]
+    turns = [Turn(7, 4), Turn(10, 6), Turn(13, 7)]
+    spans, breaks = told(facts, turns)
+    assert not breaks
+    assert [(s.state, s.first, min(s.end, 10)) for s in spans] == [
+        (State.SETTLED, 0, 4),
+        (State.SETTLED, 4, 6),
+        (State.FAILED, 6, 7),
+        (State.SETTLED, 7, 8),
+        (State.NEW, 8, 10),
+    ]

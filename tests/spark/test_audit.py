@@ -154,6 +154,29 @@ class Story:
         self.ack("hasty", 10)
         self.client.reset("orders", "hasty", "latest")
 
+    def hand_over(self) -> None:
+        """Consume in order: one leaves with some unsettled, one falls silent, one gives up."""
+        for number in range(60):
+            self.client.send("rows", b"%d" % number, order_key=f"{number}")
+        how: dict[str, Any] = {"ordered": True, "retry": TWICE}
+        with self.client.consumer("rows", "line", consumer_id="leaves", **how) as consumer:
+            self._ack_some(consumer, handed=20, acked=10)
+        silent = self.client.consumer("rows", "line", consumer_id="silent", **how)
+        self._ack_some(silent, handed=20, acked=10)
+        self.broker.advance_time(40, heartbeats=False)
+        with self.client.consumer("rows", "line", consumer_id="heir", **how) as heir:
+            self._ack_some(heir, handed=20, acked=20)
+        silent.close()
+        states = {"stored": 60, "sent": 60, "settled": 40, "new": 20}
+        self.expected["rows", "line"] = Counter(states)
+
+    def _ack_some(self, consumer: pulque.Consumer, *, handed: int, acked: int) -> None:
+        messages = self.take(consumer, handed)
+        assert int(messages[0].body) % 10 == 0
+        for message in messages[:acked]:
+            message.ack()
+        consumer.settle()
+
     def lose(self) -> None:
         """A consumer goes silent with some messages; another one handles them."""
         lost = self.client.consumer("orders", "team", consumer_id="lost", retry=TWICE)
@@ -178,15 +201,14 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Story]:
             story = Story(broker, client)
             story.send(100)
             story.send(20, priority=7)
-            story.filter_by_tag()
-            story.set_back()
-            story.skip()
-            story.lose()
+            for act in (story.filter_by_tag, story.set_back, story.skip, story.lose):
+                act()
             story.ack("once", 30, mode="once")
             with client.consumer("orders", consumer_id="screen", broadcast=True) as screen:
                 screen.ack_all(story.take(screen, 15))
                 screen.settle()
             client.send("lonely", b"nobody comes")
+            story.hand_over()
             with client.consumer("orders", "late", start="latest", consumer_id="late-1") as late:
                 assert not late.pull(1, timeout=0.1)
                 story.send(8)

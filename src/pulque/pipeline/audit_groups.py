@@ -20,7 +20,8 @@ __all__ = ["GroupsSide"]
 
 _PATIENCE_US = 60_000_000
 """So long after a failure its follower may be missing, by the time of what was stored later."""
-_KINDS = "('opened', 'passed', 'pulled', 'settled', 'nacked', 'lost', 'left', 'reset')"
+_KINDS = """('opened', 'passed', 'pulled', 'settled', 'nacked', 'lost', 'left', 'reset',
+             'locked', 'unlocked', 'given_up')"""
 _RANK = "CASE kind WHEN 'nacked' THEN 0 WHEN 'settled' THEN 1 ELSE 2 END"
 _FACT = """broker, partition, group, 3 AS phase, offset, kind, unix_micros(at) AS at, consumer,
            first_pull, first_sequence, count, matched, start"""

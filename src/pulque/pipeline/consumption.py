@@ -1,4 +1,4 @@
-"""What consumers did, as rows: pulls, settles, nacks, losses and resets out of the action log.
+"""What consumers did, as rows: pulls, settles, nacks, losses, locks, resets of the action log.
 
 A fact names its subscription by a number; every segment of the log begins with what the numbers
 stand for. Facts are few beside messages, as one of them tells of many, so that a task reads them
@@ -20,9 +20,12 @@ from pulque.model.actions import (
     DeadPurged,
     GroupOpened,
     GroupReset,
+    LockGranted,
+    LockReleased,
     PassedOver,
     Pulled,
     Settled,
+    Skipped,
     SubscriptionOpened,
 )
 from pulque.model.names import PartitionName, subject_of
@@ -164,23 +167,7 @@ def _rows(action: Action, known: _Subscriptions) -> Iterator[Row]:
                 "start": action.tenure.start,
             }
         case Settled():
-            who = known.who(action.subscription)
-            count = action.last - action.first + 1
-            yield {
-                **_told("settled", action.at_ms),
-                **who,
-                "first_pull": action.first,
-                "count": count,
-            }
-            for each in action.nacked:
-                yield {
-                    **_told("nacked", action.at_ms),
-                    **who,
-                    "first_pull": each.sequence,
-                    "count": 1,
-                    "delay_ms": each.delay_ms,
-                    "reason": each.reason,
-                }
+            yield from _settled(action, known.who(action.subscription))
         case ConsumerLost():
             kind = "left" if action.is_leaving else "lost"
             who = known.who(action.subscription)
@@ -193,6 +180,8 @@ def _rows(action: Action, known: _Subscriptions) -> Iterator[Row]:
             place = known.place(action.partition)
             row = {"group": action.group, "first_sequence": action.next_sequence}
             yield {**_told("reset", action.at_ms), **place, **row}
+        case LockGranted() | LockReleased() | Skipped():
+            yield {**known.place(action.partition), "group": action.group, **_of_order(action)}
         case DeadPurged():
             place = known.place(action.partition)
             count = action.last - action.first + 1
@@ -200,6 +189,32 @@ def _rows(action: Action, known: _Subscriptions) -> Iterator[Row]:
             yield {**_told("purged", action.at_ms), **place, **row}
         case _:
             pass  # how things stand, not what happened; segments repeat it
+
+
+def _settled(action: Settled, who: Row) -> Iterator[Row]:
+    told = {**_told("settled", action.at_ms), **who}
+    yield {**told, "first_pull": action.first, "count": action.last - action.first + 1}
+    for each in action.nacked:
+        yield {
+            **_told("nacked", action.at_ms),
+            **who,
+            "first_pull": each.sequence,
+            "count": 1,
+            "delay_ms": each.delay_ms,
+            "reason": each.reason,
+        }
+
+
+def _of_order(action: LockGranted | LockReleased | Skipped) -> Row:
+    """Return what happened to an ordered group; deliveries of such have messages' numbers."""
+    match action:
+        case LockGranted():
+            return {**_told("locked", action.at_ms), "consumer": action.consumer}
+        case LockReleased():
+            return _told("unlocked", action.at_ms)
+        case Skipped():
+            row = {"first_sequence": action.sequence, "count": 1, "reason": action.reason}
+            return {**_told("given_up", action.at_ms), **row}
 
 
 def _told(kind: str, at_ms: int) -> Row:

@@ -189,6 +189,9 @@ class Ledger:
             "lost": self._lost,
             "left": self._lost,
             "reset": self._reset,
+            "locked": self._handed_over,
+            "unlocked": self._handed_over,
+            "given_up": self._given_up,
         }
         self._turn_offsets = [turn.offset for turn in turns]
         self._limits = [_END] * (len(turns) + 1)
@@ -348,6 +351,25 @@ class Ledger:
                 yield from self._spans(State.SKIPPED, held.first, held.end, before)
             consumer.settled = consumer.next_pull
         yield from self._moved(fact._replace(offset=before), State.SKIPPED)
+
+    def _handed_over(self, fact: Fact) -> Iterator[Span | Break]:
+        """The partition of an ordered group goes to another: what is not settled comes anew."""
+        del fact
+        self._is_direct = True
+        held = [each.held[0].first for each in self._consumers.values() if each.held]
+        self._next = min(held, default=self._next)
+        for consumer in self._consumers.values():
+            consumer.held.clear()
+        yield from ()
+
+    def _given_up(self, fact: Fact) -> Iterator[Span | Break]:
+        """The message that an ordered group waited for is a dead letter, by command."""
+        yield from self._handed_over(fact)
+        end = fact.first_sequence + fact.count
+        yield from self._spans(
+            State.FAILED, fact.first_sequence, end, fact.offset, _How(at=fact.at)
+        )
+        self._next = end
 
     # -- inside ------------------------------------------------------------------------------
 
