@@ -28,6 +28,8 @@ _END = 60.0
 _SUBJECT = "order.book"
 _MOST_PARTITIONS = 16
 _FEWEST_PARTITIONS = 2
+_BACKLOG = 0.5
+"""So many seconds of messages wait before a split, and so many behind it."""
 
 
 class OrderLoad:
@@ -114,6 +116,12 @@ class OrderLoad:
     def any_consumer(self) -> str:
         """Return the name of one that runs."""
         return self.dice.choice(sorted(self.consumers))
+
+    def signal_consumers(self, number: int) -> None:
+        """Send all consumers a signal."""
+        for process in (*self.consumers.values(), *self._storms.values()):
+            if process.poll() is None:
+                process.send_signal(number)
 
     def handled(self) -> int:
         """Return how many messages were handled so far."""
@@ -247,6 +255,18 @@ def split_partitions(load: OrderLoad) -> None:
         load.admin().ask("POST", f"/subjects/{_SUBJECT}/extend", count)
 
 
+def split_behind_a_backlog(load: OrderLoad) -> None:
+    """Have messages wait in the partitions that are split, and in those that follow them.
+
+    Whoever begins with the latter too early is handed a key's messages in the wrong order.
+    """
+    load.signal_consumers(signal.SIGSTOP)
+    time.sleep(_BACKLOG)
+    split_partitions(load)
+    time.sleep(_BACKLOG)
+    load.signal_consumers(signal.SIGCONT)
+
+
 def merge_partitions(load: OrderLoad) -> None:
     """Have half as many partitions, but no fewer than there were at first."""
     if load.partitions > _FEWEST_PARTITIONS:
@@ -313,6 +333,7 @@ FAULTS = [
     Fault("the meta server is killed", kill_the_meta_server),
     Fault("partitions are merged", merge_partitions),
     Fault("a storm of consumers", begin_a_storm),
+    Fault("a backlog is split", split_behind_a_backlog),
 ]
 
 CUTS = [

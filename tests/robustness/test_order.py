@@ -99,7 +99,7 @@ def test_strict_order_holds_while_consumers_are_killed_and_paused(
 def test_strict_order_holds_while_servers_are_killed_and_partitions_split(
     cluster: ClusterProcesses, tmp_path: Path
 ) -> None:
-    run(cluster, tmp_path, pick("broker", "split", "meta"), is_strict=True)
+    run(cluster, tmp_path, pick("broker", "backlog", "meta"), is_strict=True)
 
 
 def test_strict_order_holds_in_a_storm_of_consumers_while_partitions_split_and_merge(
