@@ -5,6 +5,7 @@ import asyncio
 from pulque.delay.around import Around
 from pulque.delay.dispatch import Dispatcher
 from pulque.delay.looking import Looker
+from pulque.delay.lull import Lull
 from pulque.delay.notebook import Notebook
 from pulque.delay.recovery import Recovered, encode_sequences
 from pulque.delay.store import Extent
@@ -48,6 +49,7 @@ class Housekeeper:
         self._checkpoint_at_ms = self._sweep_at_ms = around.clock.monotonic_ms()
         self._turn = asyncio.Lock()
         self._unindexed: list[int] = []
+        self._lull = Lull(self._engine.end)
         self.checkpoints = 0
         self.removed_ticks = 0
 
@@ -69,13 +71,18 @@ class Housekeeper:
         is_urgent = self._has_sealed() and waited_ms >= _LEAST_MS
         if has_changed and (waited_ms >= self._checkpoint_ms or is_urgent):
             await self.checkpoint()
-        await self._index_some()
+        if self._lull.is_now(self._engine.end, now_ms):
+            await self._index_some()
         if now_ms - self._sweep_at_ms >= _SWEEP_MS:
             self._sweep_at_ms = now_ms
             self._dedup.forget_idle(self._around.clock.now_ms())
 
     async def _index_some(self) -> None:
-        """Bring the hash indexes of some ticks up to date, while nothing else is to be done."""
+        """Bring the hash indexes of some ticks up to date, unless something is to be replayed.
+
+        The replay has to wait for it, and if that lags, sends are refused: so it is for a lull.
+        A message that is looked for in a tick without an index is found in its bytes.
+        """
         if self._store.replayed < self._engine.end:
             return
         if not self._unindexed:
