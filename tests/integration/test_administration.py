@@ -191,9 +191,7 @@ def test_a_walk_through_the_commands_in_a_shell(cluster: Cluster, tmp_path: Path
     assert sum(row["lag"] for row in lags) == 0
 
 
-def test_a_new_cluster_learns_what_groups_want_from_another_ones_file(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_a_new_cluster_learns_what_groups_want_from_another_ones_file(cluster: Cluster) -> None:
     for name in ("b1", "b2"):
         cluster.add_broker(name)
     billing = {

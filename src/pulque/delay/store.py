@@ -14,6 +14,7 @@ import numpy as np
 from pulque.delay.placing import Moved, Placed, Replayed, place, unmoved
 from pulque.delay.tick_index import TickIndex, offset_of
 from pulque.errors import StorageFullError
+from pulque.model.batch import count_of
 from pulque.model.names import PartitionName
 from pulque.storage.dispatch_log import DispatchLog, Intent, Noted
 from pulque.storage.files import Buffer, FileSystem
@@ -246,7 +247,7 @@ class ScheduleStore:
             )
             buffers += made
             size = len(head) + len(batch)
-            count = int.from_bytes(batch[8:12], "little")
+            count = count_of(batch)
             entries.append(
                 Entry(offset, size, partition, count, first_ms, last_ms, replayed, batch)
             )
@@ -279,10 +280,11 @@ class ScheduleStore:
             may_index: Whether ticks that have no hash index get one. That takes longer than to
                 look for one id, and is worth it where more of them are to be looked for.
         """
-        found = [self._find(tick, message_id, may_index) for tick in ticks if tick in self.ticks]
+        present = [tick for tick in ticks if tick in self.ticks]
+        found = [self._find(tick, message_id, may_index=may_index) for tick in present]
         return [index for index in found if index.count]
 
-    def _find(self, tick: int, message_id: bytes, may_index: bool) -> TickIndex:  # noqa: FBT001
+    def _find(self, tick: int, message_id: bytes, *, may_index: bool) -> TickIndex:
         index = TickIndex(tick)
         size = self.ticks[tick].size
         file = TickFile(self._files, tick, self._listener)

@@ -39,6 +39,7 @@ __all__ = [
     "Column",
     "Flag",
     "Layout",
+    "count_of",
     "layout_of",
     "read_header",
     "renumber",
@@ -54,6 +55,7 @@ MAX_RECORDS_SIZE = 64 * 1024 * 1024
 HEADER = Struct("<IHBBIIQIQqQ")
 HEADER_SIZE = HEADER.size
 _CRC = Struct("<I")
+_COUNT = Struct("<I")
 _COUNT_AT = 8
 _COUNT_AND_SIZE = Struct("<II")
 """What of a header is another one for a part: how many messages, and how large their records."""
@@ -214,6 +216,12 @@ def read_header(batch: bytes) -> BatchHeader:
             f"and records of {records_size} bytes"
         )
     return header
+
+
+def count_of(batch: bytes) -> int:
+    """Return how many messages a verified batch has, without taking apart its header."""
+    count: int = _COUNT.unpack_from(batch, _COUNT_AT)[0]
+    return count
 
 
 def verify_crc(batch: bytes, seed: int) -> bool:

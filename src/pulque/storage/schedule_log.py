@@ -25,7 +25,7 @@ from typing import NamedTuple
 import google_crc32c
 
 from pulque.errors import StorageError
-from pulque.model.batch import seed_of, verify_crc
+from pulque.model.batch import count_of, seed_of, verify_crc
 from pulque.model.names import PartitionName
 from pulque.storage.files import Buffer, File, FileSystem
 from pulque.storage.listener import Listener
@@ -44,9 +44,6 @@ SCHEDULE = "schedule"
 _HEAD = Struct("<2sBBIQqQqqHH")
 _CRC = Struct("<I")
 ENTRY_SIZE = _HEAD.size + _CRC.size
-_COUNT = Struct("<I")
-_COUNT_AT = 8
-"""Where the header of a batch has the number of its messages."""
 _MAGIC = b"DS"
 _VERSION = 1
 _WINDOW = 4 * 1024 * 1024
@@ -98,8 +95,6 @@ def encode_entry(
 ) -> list[Buffer]:
     """Return the buffers of an entry; ``replayed`` is not 0 for the one that closes a step."""
     name = partition.encode()
-    # Not by its whole header: there may be an entry for each of 17,500 ticks in one step.
-    (count,) = _COUNT.unpack_from(batch, _COUNT_AT)
     head = _HEAD.pack(
         _MAGIC,
         _VERSION,
@@ -109,7 +104,7 @@ def encode_entry(
         tick,
         replayed,
         *dues_ms,
-        count,
+        count_of(batch),  # there may be an entry for each of 17,500 ticks in one step
         len(name),
     )
     crc = google_crc32c.extend(google_crc32c.value(head), name)
