@@ -22,8 +22,10 @@ from pulque.client.client import Client, connect
 from pulque.client.consumer import Consumer
 from pulque.client.dead import DeadLetters, ResentLetters
 from pulque.client.delaying import DelayedMessages
+from pulque.client.finding import MessagesFound
 from pulque.client.groups import ConsumerState, GroupState, PartitionReset
 from pulque.client.looking import PartitionPositions
+from pulque.client.messages import Messages
 from pulque.client.pending import PendingSend, PendingSends
 from pulque.client.producer import Producer
 from pulque.client.receipt import Outgoing, Receipt
@@ -61,6 +63,7 @@ from pulque.errors import (
     StorageFullError,
     UnavailableError,
     UnknownGroupError,
+    UnknownMessageError,
     UnknownServerError,
     UnknownSubjectError,
     UnsupportedError,
@@ -98,6 +101,8 @@ __all__ = [
     "LockLostError",
     "Message",
     "MessageTooLargeError",
+    "Messages",
+    "MessagesFound",
     "Moved",
     "NoDelayServerError",
     "NotAllowedError",
@@ -133,6 +138,7 @@ __all__ = [
     "StorageFullError",
     "UnavailableError",
     "UnknownGroupError",
+    "UnknownMessageError",
     "UnknownServerError",
     "UnknownSubjectError",
     "UnsupportedError",

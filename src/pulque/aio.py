@@ -18,6 +18,7 @@ from pulque.client.aio_client import Client, connect
 from pulque.client.aio_consumer import Consumer
 from pulque.client.aio_dead import DeadLetters
 from pulque.client.aio_delaying import DelayedMessages
+from pulque.client.aio_messages import Messages
 from pulque.client.aio_producer import PendingSend, PendingSends, Producer
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Consumer",
     "DeadLetters",
     "DelayedMessages",
+    "Messages",
     "PendingSend",
     "PendingSends",
     "Producer",

@@ -43,6 +43,7 @@ __all__ = [
     "StorageFullError",
     "UnavailableError",
     "UnknownGroupError",
+    "UnknownMessageError",
     "UnknownServerError",
     "UnknownSubjectError",
     "UnsupportedError",
@@ -69,6 +70,7 @@ class ErrorCode(IntEnum):
     UNKNOWN_GROUP = 26
     UNKNOWN_SERVER = 27
     NO_DELAY_SERVER = 28
+    UNKNOWN_MESSAGE = 29
     NOT_LEADER = 30
     STALE_EPOCH = 31
     STALE_SETTLE = 32
@@ -184,6 +186,12 @@ class UnknownServerError(RejectedError):
     """No broker or delay server of this name ever registered, or it was removed."""
 
     code = ErrorCode.UNKNOWN_SERVER
+
+
+class UnknownMessageError(RejectedError):
+    """There is no such message: it was never stored, or retention removed it."""
+
+    code = ErrorCode.UNKNOWN_MESSAGE
 
 
 class NoDelayServerError(RejectedError):

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from pulque.broker.belonging import ClusterSide
+from pulque.broker.find import Finder
 from pulque.broker.parts import Parts
 from pulque.broker.places import Place
 from pulque.broker.routes import LocalRoutes, parse_asked
@@ -31,6 +32,7 @@ from pulque.wire.requests import (
     Clients,
     Close,
     Dead,
+    Find,
     Groups,
     Heartbeat,
     Hello,
@@ -126,7 +128,7 @@ class _Answerer:
 class RequestHandler:
     """Answers every opcode."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # all that it hands requests to
         self,
         welcome: Welcome,
         parts: Parts,
@@ -135,6 +137,7 @@ class RequestHandler:
         *,
         status: Callable[[], bytes],
         cluster: ClusterSide,
+        finder: Finder,
     ) -> None:
         self._welcome = welcome
         self._cluster = cluster
@@ -146,6 +149,7 @@ class RequestHandler:
         self._registrar = parts.registrar
         self._resetter = parts.resetter
         self._office = parts.office
+        self._finder = finder
         self._adopter = parts.adopter
         self._clients = parts.clients
         self._locker = parts.locker
@@ -278,6 +282,12 @@ class RequestHandler:
                     lambda: self._office.resend(
                         request, answerer.answer_held, answerer.refuse_held
                     ),
+                )
+            case Find():
+                self._hold(
+                    connection,
+                    answerer,
+                    lambda: self._finder.find(request, answerer.answer_held, answerer.refuse_held),
                 )
             case Attend():
                 self._hold(

@@ -21,8 +21,10 @@ from pulque.broker.belonging import advertised, join_cluster, register_of
 from pulque.broker.clients import ClientTable
 from pulque.broker.config import BrokerSettings, parse_delays
 from pulque.broker.dead import DeadLetterOffice
+from pulque.broker.find import Finder
 from pulque.broker.groups import Registrar
 from pulque.broker.housekeeping import Housekeeper, Rhythm
+from pulque.broker.indexing import Indexer
 from pulque.broker.locks import Locker
 from pulque.broker.newcomers import Newcomers
 from pulque.broker.ordered import Steward
@@ -54,6 +56,7 @@ from pulque.serving.listener import LoggingListener
 from pulque.serving.supervised import Supervised
 from pulque.settings.logs import configure_logging
 from pulque.storage.files import FileSystem, OsFileSystem
+from pulque.storage.key_index import KeyIndex
 from pulque.storage.options import StorageOptions
 from pulque.storage.partitions import Partition
 from pulque.wire.frame import MAX_PAYLOAD
@@ -160,6 +163,7 @@ class Broker(Supervised):
             asyncio.create_task(self._supervise(self._parts.redeliverer.run())),
             asyncio.create_task(self._supervise(self._parts.releaser.run())),
             asyncio.create_task(self._supervise(self._housekeeper.run())),
+            asyncio.create_task(self._supervise(self._indexer.run())),
         ]
         host, port = await self._listen()
         self.url = f"pulque://{Address(host, port)}"
@@ -222,6 +226,10 @@ class Broker(Supervised):
             state.consumption.settings, _retry_policy(settings), _longest_delay_ms(settings)
         )
         assert self._files is not None  # noqa: S101  # the state was recovered from them
+        names = state.engine.partitions.name_of
+        index = KeyIndex(self._files, lambda: state.engine.segments, names, self._listener)
+        self._indexer = Indexer(index, state.engine, around)
+        self._finder = Finder(state.engine, index, settings.limits.max_pull_bytes)
         self._cluster = join_cluster(settings, self._files, self._describe, self._log)
         newcomers = Newcomers(
             self._cluster.gate,
@@ -300,6 +308,7 @@ class Broker(Supervised):
             self._clock,
             status=self._report,
             cluster=self._cluster,
+            finder=self._finder,
         )
         self._server = FrameServer(
             self._handler, _connection_limits(settings), self._clock, self._log.info
@@ -325,6 +334,7 @@ class Broker(Supervised):
         self._server.stop_listening()
         await self._parts.office.close()
         await self._parts.adopter.close()
+        await self._finder.close()
         await self._committer.close()
         await self._server.close()
         if self._failure is None:

@@ -28,6 +28,7 @@ from pulque.storage.inspection import (
     read_messages,
     refuse_if_locked,
 )
+from pulque.storage.key_file import read_heads
 from pulque.storage.recovery import MARK_KEY, Mark
 from pulque.storage.verification import Finding, Verified
 
@@ -100,6 +101,8 @@ def _rows_of(
             yield from _index_rows(files, each)
         case FileKind.OPEN_INDEX:
             yield from _open_index_rows(files, each)
+        case FileKind.KEYS:
+            yield from _keys_rows(files, each)
 
 
 def _message_rows(
@@ -202,6 +205,19 @@ def _open_index_rows(files: FileSystem, each: DataFile) -> Iterator[dict[str, ob
     finally:
         file.close()
     yield {"type": "entries", "bytes": len(data)}
+
+
+def _keys_rows(files: FileSystem, each: DataFile) -> Iterator[dict[str, object]]:
+    file = files.open(each.path, writable=False)
+    try:
+        heads, problem = read_heads(file, each.base)
+    finally:
+        file.close()
+    for head in heads:
+        times = {"begun_ms": instant(head.begun_ms), "last_ms": instant(head.last_ms)}
+        yield {"type": "part", **head._asdict(), **times}
+    if problem:
+        yield _damage_row(DamagedRange(sum(head.size for head in heads), 0, problem))
 
 
 def _entry_row(entry: Entry) -> dict[str, object]:

@@ -11,7 +11,7 @@ from pulque.model.message import Message
 from pulque.wire.requests import Request
 from pulque.wire.responses import Response
 
-__all__ = ["Asker", "DeadLetters"]
+__all__ = ["Asker", "DeadLetters", "talk_to"]
 
 T = TypeVar("T")
 Asker = Callable[[Request], Awaitable[Response]]
@@ -97,7 +97,7 @@ class DeadLetters:
 
     async def _talk_to_one(self, talk: Talk[T], broker: str | None, what: str) -> T:
         askers = await self._find_askers()
-        return await _talk(talk, askers[of_one(askers, broker, what)])
+        return await talk_to(talk, askers[of_one(askers, broker, what)])
 
     async def _talk_to_all(
         self, talk: Callable[[], Talk[T]], broker: str | None = None
@@ -107,13 +107,14 @@ class DeadLetters:
         said: builtins.list[Said[T]] = []
         for name in names:
             try:
-                said.append((name, await _talk(talk(), askers[name])))
+                said.append((name, await talk_to(talk(), askers[name])))
             except RejectedError as error:
                 said.append((name, error))
         return of_all(said)
 
 
-async def _talk(talk: Talk[T], ask: Asker) -> T:
+async def talk_to(talk: Talk[T], ask: Asker) -> T:
+    """Carry a conversation with one broker to its end."""
     try:
         request = next(talk)
         while True:

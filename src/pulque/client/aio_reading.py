@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from datetime import datetime
 
 from pulque.client.aio_brokers import Brokers
+from pulque.client.aio_messages import Messages
 from pulque.client.looking import (
     PartitionPositions,
     first_sequence,
@@ -31,6 +32,11 @@ class Reading:
 
     _brokers: Brokers
     _timeout: float
+
+    @property
+    def messages(self) -> Messages:
+        """What is stored, to be found by key, id, time or position."""
+        return Messages(self._brokers, self._timeout)
 
     async def read(
         self,

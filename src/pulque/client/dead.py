@@ -19,7 +19,7 @@ from pulque.wire.dead import Dead, DeadListed, Resend, Resent
 from pulque.wire.requests import Read, Request
 from pulque.wire.responses import Response
 
-__all__ = ["Asker", "DeadLetters", "Letters", "ResentLetters"]
+__all__ = ["Asker", "DeadLetters", "Letters", "ResentLetters", "Talk", "talk_to"]
 
 T = TypeVar("T")
 Messages = list[Message]
@@ -229,7 +229,7 @@ class DeadLetters:
 
     def _talk_to_one(self, talk: Talk[T], broker: str | None, what: str) -> T:
         askers = self._find_askers()
-        return _talk(talk, askers[of_one(askers, broker, what)])
+        return talk_to(talk, askers[of_one(askers, broker, what)])
 
     def _talk_to_all(
         self, talk: Callable[[], Talk[T]], broker: str | None = None
@@ -239,13 +239,14 @@ class DeadLetters:
         said: builtins.list[Said[T]] = []
         for name in names:
             try:
-                said.append((name, _talk(talk(), askers[name])))
+                said.append((name, talk_to(talk(), askers[name])))
             except RejectedError as error:
                 said.append((name, error))
         return of_all(said)
 
 
-def _talk(talk: Talk[T], ask: Asker) -> T:
+def talk_to(talk: Talk[T], ask: Asker) -> T:
+    """Carry a conversation with one broker to its end."""
     try:
         request = next(talk)
         while True:

@@ -12,6 +12,7 @@ from pulque.client.looking import (
     positions_of,
     positions_request,
 )
+from pulque.client.messages import Messages
 from pulque.client.wishes import StartAt, start_of
 from pulque.errors import UnknownSubjectError
 from pulque.model.message import Message
@@ -31,6 +32,11 @@ class Reading:
 
     _brokers: Brokers
     _timeout: float
+
+    @property
+    def messages(self) -> Messages:
+        """What is stored, to be found by key, id, time or position."""
+        return Messages(self._brokers, self._timeout)
 
     def read(
         self,

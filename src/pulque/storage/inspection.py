@@ -47,6 +47,7 @@ class FileKind(StrEnum):
     MESSAGES = "messages"
     INDEX = "index"
     OPEN_INDEX = "open_index"
+    KEYS = "keys"
     ACTIONS = "actions"
     CHECKPOINT = "checkpoint"
 
@@ -55,6 +56,7 @@ _KINDS = {
     (message_log.DIRECTORY, "log"): FileKind.MESSAGES,
     (message_log.DIRECTORY, "index"): FileKind.INDEX,
     (message_log.DIRECTORY, "open"): FileKind.OPEN_INDEX,
+    (message_log.DIRECTORY, "keys"): FileKind.KEYS,
     (action_log.DIRECTORY, "log"): FileKind.ACTIONS,
     (checkpoint.DIRECTORY, "checkpoint"): FileKind.CHECKPOINT,
 }

@@ -164,7 +164,7 @@ class RemovalJob:
         """Sync what follows, write down which segment is the oldest now, and remove the files."""
         self._sync.run()
         is_noted = self._note_oldest()
-        for suffix in ("index", "open", "log"):
+        for suffix in ("index", "keys", "open", "log"):
             path = segment_path(self._base, suffix)
             if self._files.exists(path):
                 self._files.remove(path)

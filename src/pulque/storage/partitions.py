@@ -60,6 +60,11 @@ class Partitions:
         self._next_id = 1
         self._added: Callable[[Partition], object] | None = None
 
+    def name_of(self, partition: PartitionId) -> PartitionName | None:
+        """Return how a partition is called, if there is such."""
+        found = self.by_id.get(partition)
+        return None if found is None else found.name
+
     def watch(self, added: Callable[[Partition], object]) -> None:
         """Have ``added`` called with every partition from now on, once it is in the tables."""
         self._added = added

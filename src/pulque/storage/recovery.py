@@ -175,7 +175,7 @@ class _Recovery:
                 self._files.remove(path)
         bases = {segment.base for segment in self._segments}
         for name in names:
-            for suffix in ("index", "open"):
+            for suffix in ("index", "keys", "open"):
                 base = base_of(name, suffix)
                 if base is not None and base not in bases:
                     self._files.remove(f"{MESSAGES}/{name}")
@@ -322,7 +322,7 @@ class _Recovery:
             self._files.remove(later.path)
         for later in self._segments[at:]:
             # An index of what was cut off would be taken for that of what follows.
-            for suffix in ("index", "open") if later is not segment else ("index",):
+            for suffix in ("index", "keys", "open") if later is not segment else ("index", "keys"):
                 path = segment_path(later.base, suffix)
                 if self._files.exists(path):
                     self._files.remove(path)

@@ -15,7 +15,7 @@ from pulque.model.batch import HEADER, BatchHeader
 from pulque.model.names import PartitionName
 from pulque.model.positions import ConsumeSequence, MessageOffset, PartitionId
 from pulque.storage.checkpoint import read_checkpoint
-from pulque.storage.files import FileSystem
+from pulque.storage.files import File, FileSystem
 from pulque.storage.index import ENTRY_SIZE, Entry, OpenIndex, SealedIndex
 from pulque.storage.inspection import (
     BatchRecord,
@@ -26,7 +26,11 @@ from pulque.storage.inspection import (
     read_facts,
     read_messages,
 )
+from pulque.storage.key_file import PartHead, pack_part, read_heads
+from pulque.storage.key_rows import collect
+from pulque.storage.layout import segment_path
 from pulque.storage.recovery import Mark
+from pulque.storage.segment import Segment
 
 __all__ = ["Finding", "Verified", "verify"]
 
@@ -90,6 +94,8 @@ class _Verification:
             self._check_index(each)
         for each in self._of(FileKind.OPEN_INDEX):
             self._check_open_index(each)
+        for each in self._of(FileKind.KEYS):
+            self._check_keys(each)
         self._tell_torn_tails()
         return self._verified
 
@@ -223,6 +229,36 @@ class _Verification:
         walked = self._indexes.get(each.base)
         if walked is not None:
             self._compare(each, 0, entries, bytes(walked.entries[: mark.index_size]))
+
+    def _check_keys(self, each: DataFile) -> None:
+        self._count(each)
+        file = self._files.open(each.path, writable=False)
+        try:
+            heads, problem = read_heads(file, each.base)
+            if problem:
+                place = sum(head.size for head in heads)
+                is_last = each.base == self._of(FileKind.KEYS)[-1].base
+                self._verified.findings.append(
+                    Finding(each.path, place, file.size() - place, problem, is_torn_tail=is_last)
+                )
+            log = segment_path(each.base)
+            if self._indexes.get(each.base) is not None and self._files.exists(log):
+                self._compare_parts(each, file, heads, log)
+        finally:
+            file.close()
+
+    def _compare_parts(self, each: DataFile, file: File, heads: list[PartHead], log: str) -> None:
+        """Make the parts of a key index again, and compare them with what there is."""
+        opened = self._files.open(log, writable=False)
+        try:
+            segment = Segment(log, opened, each.base, each.base + opened.size())
+            for head in heads:
+                found = file.read(head.size, head.place)
+                made = collect(segment, head.begin, min(head.end, segment.end), self._names.get)
+                if b"".join(pack_part(each.base, made)) != found:
+                    self._find(each, head.place, head.size, "a part is not what the log says")
+        finally:
+            opened.close()
 
     def _compare(self, each: DataFile, start: int, found: bytes, expected: bytes) -> None:
         if found == expected:

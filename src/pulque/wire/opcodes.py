@@ -39,3 +39,4 @@ class Opcode(IntEnum):
     RESCHEDULE = 51
     SCHEDULED = 52
     STUCK = 53
+    FIND = 54

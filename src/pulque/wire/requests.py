@@ -16,6 +16,7 @@ from pulque.wire.clients import Clients
 from pulque.wire.codec import Reader, Writer
 from pulque.wire.dead import Dead, Resend
 from pulque.wire.delay import Cancel, Reschedule, Scheduled
+from pulque.wire.find import Find
 from pulque.wire.frame import Frame, pack_frame_header
 from pulque.wire.groups import ChangeGroup, Subscribe, Subscriptions
 from pulque.wire.opcodes import Opcode
@@ -37,6 +38,7 @@ __all__ = [
     "Clients",
     "Close",
     "Dead",
+    "Find",
     "Groups",
     "Heartbeat",
     "Hello",
@@ -429,6 +431,7 @@ Request = (
     | Reschedule
     | Scheduled
     | StuckMessages
+    | Find
 )
 _KINDS: dict[int, type[Request]] = {kind.opcode: kind for kind in get_args(Request)}
 VERSION = 1

@@ -12,6 +12,7 @@ from pulque.wire.clients import ClientsListed
 from pulque.wire.codec import Reader, Writer
 from pulque.wire.dead import DeadListed, Resent
 from pulque.wire.delay import Cancelled, Rescheduled, ScheduledListed
+from pulque.wire.find import FoundMessages
 from pulque.wire.frame import Frame, pack_frame_header
 from pulque.wire.groups import GroupChanged, Subscribed, SubscriptionsListed, known
 from pulque.wire.opcodes import Opcode
@@ -32,6 +33,7 @@ __all__ = [
     "Closed",
     "DeadListed",
     "Delivered",
+    "FoundMessages",
     "GroupChanged",
     "GroupsReport",
     "Located",
@@ -418,6 +420,7 @@ Response = (
     | Rescheduled
     | ScheduledListed
     | StuckListed
+    | FoundMessages
 )
 _KINDS: dict[int, type[Response]] = {kind.opcode | ANSWER: kind for kind in get_args(Response)}
 _new = tuple.__new__
