@@ -38,6 +38,7 @@ from pulque.model.routes import Route as RouteOfSubject
 from pulque.wire.adopt import Origin
 from pulque.wire.clients import ConnectedClient, ConnectedConsumer
 from pulque.wire.delay import Fate, HourCount, Listing, Move, ScheduledMessage, Ticket
+from pulque.wire.find import FoundMessage
 from pulque.wire.groups import Subscription
 from pulque.wire.ordered import OrderedRow
 from pulque.wire.registration import ServerState
@@ -52,6 +53,7 @@ from pulque.wire.requests import (
     Clients,
     Close,
     Dead,
+    Find,
     Groups,
     Heartbeat,
     Hello,
@@ -91,6 +93,7 @@ from pulque.wire.responses import (
     Closed,
     DeadListed,
     Delivered,
+    FoundMessages,
     GroupChanged,
     GroupsReport,
     Located,
@@ -346,6 +349,18 @@ REQUESTS: dict[str, Request] = {
         Listing.NEXT, "orders", 1_763_000_000_000, 1_764_000_000_000, 50, b"a place", ID
     ),
     "stuck": StuckMessages("orders", 50, b"a place"),
+    "find": Find(
+        "orders",
+        "4711 é",
+        ID,
+        1_763_000_000_000,
+        1_764_000_000_000,
+        32,
+        1_048_576,
+        1000,
+        True,
+        b"a place",
+    ),
 }
 RESPONSES: dict[str, Response] = {
     "hello": Welcome(
@@ -544,6 +559,10 @@ RESPONSES: dict[str, Response] = {
                 "a message of 90 bytes — 80 are allowed",
             ),
         ),
+        b"a place",
+    ),
+    "find": FoundMessages(
+        (FoundMessage(PartitionName("orders"), ConsumeSequence(41), CREATED_AT_MS, b"a batch"),),
         b"a place",
     ),
 }

@@ -24,6 +24,7 @@ from pulque.model.routes import Route as RouteOfSubject
 from pulque.wire.adopt import Origin
 from pulque.wire.clients import ConnectedClient, ConnectedConsumer
 from pulque.wire.delay import Fate, HourCount, Listing, Move, ScheduledMessage, Ticket
+from pulque.wire.find import FoundMessage
 from pulque.wire.frame import Frame, FrameReader
 from pulque.wire.groups import Subscription
 from pulque.wire.ordered import OrderedRow
@@ -37,6 +38,7 @@ from pulque.wire.requests import (
     Clients,
     Close,
     Dead,
+    Find,
     Groups,
     Heartbeat,
     Hello,
@@ -75,6 +77,7 @@ from pulque.wire.responses import (
     Closed,
     DeadListed,
     Delivered,
+    FoundMessages,
     GroupChanged,
     GroupsReport,
     Located,
@@ -326,6 +329,19 @@ REQUESTS: dict[type[Request], st.SearchStrategy[Request]] = {
         id=blob,
     ),
     StuckMessages: st.builds(StuckMessages, subject=text, max_rows=u32, after=blob),
+    Find: st.builds(
+        Find,
+        subject=text,
+        key=text,
+        id=blob,
+        since_ms=i64,
+        until_ms=i64,
+        max_messages=u32,
+        max_bytes=u32,
+        timeout_ms=u32,
+        copies=st.booleans(),
+        after=blob,
+    ),
 }
 RESPONSES: dict[type[Response], st.SearchStrategy[Response]] = {
     Welcome: st.builds(
@@ -515,6 +531,11 @@ RESPONSES: dict[type[Response], st.SearchStrategy[Response]] = {
     StuckListed: st.builds(
         StuckListed,
         messages=_few(st.builds(StuckMessage, ids, i64, text.map(PartitionName), u32, i64, text)),
+        next=blob,
+    ),
+    FoundMessages: st.builds(
+        FoundMessages,
+        messages=_few(st.builds(FoundMessage, text.map(PartitionName), u64, i64, blob)),
         next=blob,
     ),
 }

@@ -11,6 +11,7 @@ from pulque.admin.api_cluster import ClusterApi, HealthApi
 from pulque.admin.api_dead import DeadApi
 from pulque.admin.api_delayed import DelayedApi
 from pulque.admin.api_groups import GroupsApi
+from pulque.admin.api_messages import MessagesApi
 from pulque.admin.api_ordered import OrderedApi
 from pulque.admin.api_subjects import SubjectsApi
 from pulque.admin.brokers import Brokers
@@ -48,8 +49,8 @@ def create_app(context: Context, hosts: Collection[str] = ()) -> FastAPI:
         responses=PROBLEMS,
         generate_unique_id_function=_name_of,
     )
-    parts = (SubjectsApi, OrderedApi, GroupsApi, BrokersApi, DeadApi, DelayedApi, ClusterApi)
-    for part in parts:
+    parts = (SubjectsApi, OrderedApi, GroupsApi, BrokersApi, DeadApi, DelayedApi, MessagesApi)
+    for part in (*parts, ClusterApi):
         app.include_router(part(context).router, prefix=PREFIX)
     app.include_router(HealthApi(context).router)
     install(app)

@@ -27,6 +27,7 @@ _STATUS = {
     ErrorCode.UNKNOWN_GROUP: 404,
     ErrorCode.UNKNOWN_SERVER: 404,
     ErrorCode.NO_DELAY_SERVER: 409,
+    ErrorCode.UNKNOWN_MESSAGE: 404,
     ErrorCode.NOT_LEADER: 409,
     ErrorCode.STALE_EPOCH: 409,
     ErrorCode.STALE_SETTLE: 409,

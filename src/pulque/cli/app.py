@@ -20,6 +20,7 @@ from pulque.cli import (
     delayed,
     group,
     inspect,
+    message,
     pipeline,
     serve,
     settings,
@@ -67,6 +68,7 @@ app.add_typer(client.app, name="client")
 app.add_typer(subject.app, name="subject")
 app.add_typer(group.app, name="group")
 app.add_typer(dead.app, name="dead")
+app.add_typer(message.app, name="message")
 app.add_typer(inspect.app, name="log")
 app.add_typer(pipeline.app, name="pipeline")
 app.add_typer(bench.app, name="bench")

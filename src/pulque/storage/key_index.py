@@ -136,7 +136,7 @@ class KeyIndex:
             assert segment is not None  # noqa: S101  # only the first of all is None
             if after is not None and after.opened_at_ms and after.opened_at_ms < wanted.since_ms:
                 return  # all before it is older
-            is_before = segment.base < wanted.before[0]
+            is_before = segment.base <= wanted.before[0]
             if is_before and segment.opened_at_ms < wanted.until_ms:
                 yield from self._look_in(segment, wanted, is_open=is_open)
             is_open = False
@@ -146,13 +146,13 @@ class KeyIndex:
         heads = yield from self._caught_up(segment, is_open=is_open)
         at = _covered(segment, heads)
         pieces: list[Looked] = []
-        while at < min(end, wanted.before[0]):
+        while at < end and at <= wanted.before[0]:
             found = collect(segment, at, end, self._name_of)
             pieces.append(_looked(found.rows, at, found.begun_ms, wanted))
             at = found.end
         yield from reversed(pieces)
         for head in reversed(heads):
-            if head.begin < wanted.before[0] and _may_have(head, wanted):
+            if head.begin <= wanted.before[0] and _may_have(head, wanted):
                 yield self._look_at(segment, head, wanted)
 
     def _caught_up(

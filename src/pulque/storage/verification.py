@@ -237,7 +237,7 @@ class _Verification:
             heads, problem = read_heads(file, each.base)
             if problem:
                 place = sum(head.size for head in heads)
-                is_last = each.base == self._of(FileKind.KEYS)[-1].base
+                is_last = each.base == max(self._indexes, default=each.base)
                 self._verified.findings.append(
                     Finding(each.path, place, file.size() - place, problem, is_torn_tail=is_last)
                 )

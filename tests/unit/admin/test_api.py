@@ -1,6 +1,7 @@
 """The API: what it shows, what it changes, page by page, over all brokers."""
 
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -284,6 +285,57 @@ async def test_dead_letters_of_all_brokers_are_listed_shown_resent_and_purged(ap
         "resent": 4, "done": [], "missing": [],
     }  # fmt: skip
     assert await api.ask("POST", "/dead/fails/g/purge", {"all": True}) == {"purged": 0}
+
+
+# ── stored messages ────────────────────────────────────────────────────────────────────────────
+
+
+async def test_messages_of_all_brokers_are_found_and_shown(api: Api) -> None:
+    receipts = []
+    for name in NAMES:
+        with api.client(name) as client:
+            receipts += [client.send("orders", b"%d" % n, key=f"k{n % 2}") for n in range(4)]
+            client.send("invoices", b"\xff", key="k1")
+
+    found = await api.get("/messages", subject="orders", key="k1")
+    assert found["unreachable"] == []
+    assert {(row["broker_group"], row["sequence"]) for row in found["items"]} == {
+        (name, sequence) for name in NAMES for sequence in (1, 3)
+    }
+    assert {row["key"] for row in found["items"]} == {"k1"}
+    assert all(row["body"] is None and row["size"] == 1 for row in found["items"])
+    times = [row["stored_at"] for row in found["items"]]
+    assert times == sorted(times, reverse=True)
+    assert len((await api.get("/messages", subject="orders", limit=3))["items"]) == 3
+
+    by_id = await api.get(f"/messages/{receipts[5].id}")
+    assert (by_id["body"], by_id["broker_group"], by_id["sequence"]) == ("1", NAMES[1], 1)
+    place: dict[str, Any] = {"broker_group": NAMES[0], "partition": "invoices", "sequence": 0}
+    at = await api.get("/messages/at", **place)
+    assert (at["body"], at["body_base64"]) == (None, "/w==")
+
+    await api.get("/messages", status=404, subject="nothing", key="a")
+    await api.get(f"/messages/{'0' * 32}", status=404)
+    await api.get("/messages/at", status=404, **{**place, "sequence": 7})
+    await api.get("/messages/at", status=404, **{**place, "broker_group": "b9"})
+    await api.get("/messages/xyz", status=422)
+    for name, wrong in (("limit", 0), ("limit", 1001), ("key", ""), ("since", "soon")):
+        await api.get("/messages", status=422, subject="orders", **{name: wrong})
+    hours = {"since": "2026-01-01T01:00:00Z", "until": "2026-01-01T00:00:00Z"}
+    await api.get("/messages", status=422, subject="orders", **hours)
+
+
+async def test_a_broker_that_does_not_answer_is_named_by_a_search(api: Api) -> None:
+    with api.client("b1") as client:
+        receipt = client.send("orders", b"1", key="k")
+    api.cluster.known["x"] = server("x", state="silent")
+
+    found = await api.get("/messages", subject="orders", key="k")
+    assert [row["id"] for row in found["items"]] == [receipt.id]
+    assert [each["broker"] for each in found["unreachable"]] == ["x"]
+    assert (await api.get(f"/messages/{receipt.id}"))["id"] == receipt.id
+    missing = await api.get(f"/messages/{'0' * 32}", status=503)
+    assert "x" in missing["message"]
 
 
 # ── the cluster ────────────────────────────────────────────────────────────────────────────────

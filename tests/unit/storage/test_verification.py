@@ -43,6 +43,7 @@ from pulque.storage.inspection import (
     read_messages,
     refuse_if_locked,
 )
+from pulque.storage.key_index import KeyIndex
 from pulque.storage.listener import SilentListener
 from pulque.storage.options import StorageOptions
 from pulque.storage.partitions import Partition
@@ -82,7 +83,7 @@ def act(engine: Engine) -> None:
 
 
 def filled() -> MemoryFileSystem:
-    """Make a directory with a sealed segment and its index, an open one, facts, a checkpoint."""
+    """Make a directory with a sealed segment, its indexes, an open one, facts, a checkpoint."""
     files = MemoryFileSystem()
     engine = Engine(files, StorageOptions(), SilentListener(), _Nobody(), NOW_MS)
     for number in range(3):
@@ -94,6 +95,9 @@ def filled() -> MemoryFileSystem:
     assert index is not None
     index.run()
     engine.finish_index(index)
+    names = engine.partitions.name_of
+    keys = KeyIndex(files, lambda: engine.segments, names, SilentListener())
+    assert keys.extend(engine.segments[0])
     send(engine, "orders", b"d", b"e")
     checkpoint = engine.begin_checkpoint({})
     checkpoint.run()
@@ -148,7 +152,7 @@ def test_a_whole_directory_has_nothing_to_find(whole: MemoryFileSystem) -> None:
     found = verified(whole)
 
     assert found.findings == []
-    assert (found.files, found.batches, found.messages, found.facts) == (6, 9, 13, 6)
+    assert (found.files, found.batches, found.messages, found.facts) == (7, 9, 13, 6)
     assert found.bytes == sum(
         len(content) for path, content in whole.contents().items() if "/" in path
     )
