@@ -13,7 +13,7 @@ from pulque.model.message import Message, StoredBatch
 from pulque.model.names import PartitionName
 from pulque.model.pack import BatchPacker
 from pulque.model.positions import ConsumeSequence
-from pulque.storage.message_table import MessageTable
+from pulque.storage.message_table import MessageTable, Scratch
 from pulque.storage.schedule_log import Entry
 
 START = 1_794_820_200_000
@@ -32,8 +32,8 @@ sends = st.lists(
 )
 
 
-def replayed(messages: list[tuple[str, list[int]]]) -> list[Replayed]:
-    """Return batches whose bodies are their numbers and due times."""
+def replayed(messages: list[tuple[str, list[int]]], *, is_even: bool = False) -> list[Replayed]:
+    """Return batches whose bodies are their numbers and due times; all of one size if asked."""
     found = []
     number = 0
     for i, (subject, delays) in enumerate(messages):
@@ -41,8 +41,8 @@ def replayed(messages: list[tuple[str, list[int]]]) -> list[Replayed]:
         for delay in delays:
             number += 1
             packer.add_encoded(
-                b"%d %d" % (number, START + delay),
-                key=b"k" * (number % 3),
+                (b"%06d %d" if is_even else b"%d %d") % (number, START + delay),
+                key=b"k" * (1 if is_even else number % 3),
                 due_at_ms=START + delay,
                 message_id=number.to_bytes(16, "big"),
             )
@@ -61,17 +61,24 @@ def messages_of(batch: bytes, partition: PartitionName) -> list[Message]:
     return [Message(stored, i) for i in range(len(stored))]
 
 
-def indexes_of(batches: list[Replayed]) -> tuple[list[TickIndex], dict[int, dict[int, Entry]]]:
+def indexes_of(
+    batches: list[Replayed], scratch: Scratch
+) -> tuple[list[TickIndex], dict[int, dict[int, Entry]]]:
     """Return the index of each tick, and its entries by offset."""
     indexes = []
     kept: dict[int, dict[int, Entry]] = {}
-    for tick, placed in sorted(place(batches, TICK_MS).items()):
+    for tick, placed in sorted(place(batches, TICK_MS, None, scratch).items()):
         index = TickIndex(tick)
         offset = 0
         kept[tick] = {}
-        for partition, batch, first_ms, last_ms in placed:
-            count = len(messages_of(batch, partition))
-            entry = Entry(offset, len(batch), partition, count, first_ms, last_ms, 1, batch)
+        for partition, parts, first_ms, last_ms, columns, first, last in placed:
+            batch = b"".join(parts)
+            messages = messages_of(batch, partition)
+            due_ms = [message.due_at_ms for message in messages]
+            assert columns["due_at_ms"][first:last].tolist() == due_ms
+            entry = Entry(
+                offset, len(batch), partition, len(messages), first_ms, last_ms, 1, batch
+            )
             index.add([entry])
             kept[tick][offset] = entry
             offset += len(batch)
@@ -85,12 +92,18 @@ def indexes_of(batches: list[Replayed]) -> tuple[list[TickIndex], dict[int, dict
     messages=sends,
     cancelled=st.sets(st.integers(1, 96)),
     steps=st.lists(st.integers(1, 120_000), min_size=1, max_size=30),
+    is_even=st.booleans(),
+    scratch=st.sampled_from((0, 700, 1_000_000)),
 )
 def test_what_is_delivered_is_what_was_scheduled_without_what_was_cancelled(  # noqa: C901
-    messages: list[tuple[str, list[int]]], cancelled: set[int], steps: list[int]
+    messages: list[tuple[str, list[int]]],
+    cancelled: set[int],
+    steps: list[int],
+    is_even: bool,  # noqa: FBT001
+    scratch: int,
 ) -> None:
-    batches = replayed(messages)
-    indexes, kept = indexes_of(batches)
+    batches = replayed(messages, is_even=is_even)
+    indexes, kept = indexes_of(batches, Scratch(scratch))
     expected = set()
     for each in batches:
         for message in messages_of(each.batch, each.partition):
@@ -127,18 +140,24 @@ def test_what_is_delivered_is_what_was_scheduled_without_what_was_cancelled(  # 
         assert dues == sorted(dues), "not in the order of due times within a tick"
 
 
-@given(messages=sends, ends=st.dictionaries(st.integers(0, 3), st.integers(0, 9)))
+@given(
+    messages=sends,
+    ends=st.dictionaries(st.integers(0, 3), st.integers(0, 9)),
+    is_even=st.booleans(),
+)
 def test_what_a_tick_has_already_is_not_placed_again(
-    messages: list[tuple[str, list[int]]], ends: dict[int, int]
+    messages: list[tuple[str, list[int]]],
+    ends: dict[int, int],
+    is_even: bool,  # noqa: FBT001
 ) -> None:
-    batches = replayed(messages)
+    batches = replayed(messages, is_even=is_even)
     first = START - START % TICK_MS
     covered = {first + tick * TICK_MS: end * 100 for tick, end in ends.items()}
     found = sorted(
         (tick, message.body)
         for tick, placed in place(batches, TICK_MS, covered).items()
-        for partition, batch, _, _ in placed
-        for message in messages_of(batch, partition)
+        for each in placed
+        for message in messages_of(b"".join(each.batch), each.partition)
     )
     expected = sorted(
         (message.due_at_ms - message.due_at_ms % TICK_MS, message.body)

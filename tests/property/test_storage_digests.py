@@ -38,10 +38,16 @@ def grown(file: TickFile, end: int, ids: Sequence[Sequence[bytes]]) -> int:
         batch = packer.encode(
             seed=seed_of(partition), ids=bytes(16 * len(each)), created_at_ms=TICK
         )
-        buffers = encode_entry(
-            batch, partition, offset=end, tick=TICK, replayed=1, dues_ms=(TICK + 5, TICK + 5)
+        head, _ = encode_entry(
+            [batch],
+            partition,
+            count=len(each),
+            offset=end,
+            tick=TICK,
+            replayed=1,
+            dues_ms=(TICK + 5, TICK + 5),
         )
-        end = file.append(buffers, end)
+        end = file.append([head, batch], end)
     return end
 
 

@@ -10,7 +10,7 @@ it, the same batch goes to the same broker again, which stores each number once.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from pulque.delay.parcels import Delivery, Item, Lane, Parcel
 from pulque.delay.store import ScheduleStore, open_intents
 from pulque.delay.stuck import Stuck
 from pulque.delay.targets import grouped_by_target, partition_at, target_of_key
-from pulque.delay.tick_index import Rows, RowState, TickIndex
+from pulque.delay.tick_index import Block, Rows, RowState, TickIndex
 from pulque.errors import (
     DisconnectedError,
     InvalidBatchError,
@@ -149,12 +149,12 @@ class Dispatcher:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def extend(self, added: Mapping[int, Sequence[Entry]]) -> None:
+    def extend(self, added: Mapping[int, Block | None]) -> None:
         """Take in what was added to schedule logs."""
-        for tick, entries in added.items():
+        for tick, block in added.items():
             index = self.indexes.get(tick)
-            if index is not None:
-                index.add(entries)
+            if index is not None and block is not None:
+                index.extend(block)
             elif tick <= self._clock.now_ms() + _LEAD_MS:
                 self._looked_ms = 0
         self._wake.set()

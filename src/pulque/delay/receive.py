@@ -6,6 +6,7 @@ already is due at once.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -41,6 +42,7 @@ from pulque.wire.responses import Outcome, Sent
 __all__ = ["DueLimits", "Receiver"]
 
 _MOST_BATCHES = 1024
+_TIMES = np.dtype("<i8")
 _SLACK_MS = 60_000
 """A producer's clock may be ahead of ours by so much."""
 
@@ -179,7 +181,7 @@ class Receiver:
             InvalidRequestError: A message is due too late.
         """
         at = layout_of(header.flags).column_start("due_at_ms", header.count)
-        dues = np.frombuffer(batch, "<i8", header.count, at)
+        dues = np.frombuffer(batch, _TIMES, header.count, at)
         first, last = int(dues.min()), int(dues.max())
         if last > now_ms + self._due.longest_delay_ms + _SLACK_MS:
             raise InvalidRequestError(
@@ -197,15 +199,17 @@ class Receiver:
         key = (entry.partition, entry.first_sequence)
         if self._unconfirmed.get(key) is appended:
             del self._unconfirmed[key]
+        answer = partial(tell, appended.waiting, outcome_of(appended, error))
         if error is None:
             self.messages += entry.count
             self.batches += 1
+            self.replayer.pace(answer)
         else:
             self.refused += 1
             self.replayer.drop(appended)
             self._dedup.take_back(entry.partition, read_header(appended.batch))
+            answer()
         self.replayer.wake()
-        tell(appended.waiting, outcome_of(appended, error))
 
     def _answer_again(
         self, partition: int, first: ConsumeSequence, waiter: Waiter, index: int

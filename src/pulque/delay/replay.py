@@ -1,18 +1,20 @@
 """Message log → schedule logs, all the time: what was sent is put into its tick.
 
-How far this lags behind is bounded: beyond a limit sends are refused. In recovery the same is done
-with what the last checkpoint does not have.
+How far this lags behind is bounded: when it is some steps behind, answers to sends are held back,
+which slows down whoever waits for them, and beyond a limit sends are refused. In recovery the same
+is done with what the last checkpoint does not have.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from functools import partial
 
 from pulque.delay.around import Around
 from pulque.delay.notebook import Notebook
 from pulque.delay.placing import Moved, Replayed
 from pulque.delay.store import ScheduleStore
+from pulque.delay.tick_index import Block
 from pulque.errors import StorageFullError
 from pulque.model.batch import seed_of, verify_crc
 from pulque.model.positions import MessageOffset
@@ -21,7 +23,6 @@ from pulque.storage.dispatch_log import Kind, Run, encode_note
 from pulque.storage.engine import Engine
 from pulque.storage.listener import Listener
 from pulque.storage.message_log import Appended
-from pulque.storage.schedule_log import Entry
 from pulque.storage.segment import Damage, walk
 
 __all__ = ["Replayer", "moved_notes", "replay_rest"]
@@ -31,33 +32,54 @@ _LEAST_STEP_BYTES = 2 * 1024 * 1024
 """What is sorted together stays in the processor's cache, and takes no fresh memory."""
 _BYTES_PER_TICK = 64 * 1024
 """So much should come to a tick at once, as each has a file of its own to be opened."""
+_AT_ONCE_BYTES = 8 * 1024 * 1024
+"""No other step follows at once: others may wait for the schedule logs."""
+_STEPS_BEHIND = 4
+"""If more than so many steps wait, so do answers."""
 _PAUSE_S = 0.005
 """So that what comes at the same time goes into the schedule together."""
 _TRY_AGAIN_S = 1.0
 
 
 class Replayer:
-    """Puts what is in the message log into the schedule."""
+    """Puts what is in the message log into the schedule.
 
-    def __init__(
+    Args:
+        engine: Has the message log.
+        store: Has the schedule.
+        notebook: Writes down what was moved.
+        around: What is at hand.
+        wanted: Ticks that have an index. None comes while schedule logs grow.
+        added: Told which ticks grew, and what their indexes need of it.
+        answered: Called after answers were given that had been held back.
+    """
+
+    def __init__(  # noqa: PLR0913  # what it needs, and nothing else
         self,
         engine: Engine,
         store: ScheduleStore,
         notebook: Notebook,
         around: Around,
         *,
-        added: Callable[[dict[int, list[Entry]]], None],
+        wanted: Container[int],
+        answered: Callable[[], None],
+        added: Callable[[dict[int, Block | None]], None],
     ) -> None:
         self._engine = engine
         self._store = store
         self._notebook = notebook
         self._around = around
+        self._wanted = wanted
+        self._answered = answered
         self._added = added
         self._unplaced: deque[Appended] = deque()
         self._has_work = asyncio.Event()
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         self._step_bytes = _LEAST_STEP_BYTES
+        self._has_room = True
+        self._held: list[Callable[[], None]] = []
+        """Answers to sends."""
         self.waiting_bytes = 0
         """Of batches that are not in the schedule yet."""
 
@@ -75,6 +97,26 @@ class Replayer:
             if not self._unplaced:
                 self._is_idle.set()
 
+    def pace(self, answer: Callable[[], None]) -> None:
+        """Give an answer to a send; later, if the schedule is behind."""
+        if self._is_behind:
+            self._held.append(answer)
+        else:
+            answer()
+
+    @property
+    def _is_behind(self) -> bool:
+        # Without room nobody knows for how long: then it is for the limit to refuse.
+        return self._has_room and self.waiting_bytes > _STEPS_BEHIND * self._step_bytes
+
+    def _answer_held(self) -> None:
+        if not self._held or self._is_behind:
+            return
+        held, self._held = self._held, []
+        for answer in held:
+            answer()
+        self._answered()
+
     def wake(self) -> None:
         """Take note that something was written, or is on disk."""
         self._has_work.set()
@@ -90,9 +132,9 @@ class Replayer:
             StorageError: The disk failed.
         """
         while True:
-            batches = self._take()
-            if batches:
-                await self._step(batches)
+            steps = self._take()
+            if steps:
+                await self._replay(steps)
             else:
                 if not self._unplaced:
                     self._is_idle.set()
@@ -100,46 +142,86 @@ class Replayer:
                 self._has_work.clear()
                 await asyncio.sleep(_PAUSE_S)
 
-    def _take(self) -> list[Appended]:
-        """Return what can be put into the schedule now."""
+    def _take(self) -> deque[list[Appended]]:
+        """Return what can be put into the schedule now, step by step."""
         unplaced, synced = self._unplaced, self._engine.synced
-        taken: list[Appended] = []
-        size = 0
-        while unplaced and unplaced[0].is_written and size < self._step_bytes:
+        steps: deque[list[Appended]] = deque()
+        size = total = 0
+        while unplaced and unplaced[0].is_written:
             # What has to survive a power cut is not delivered before it does.
             if unplaced[0].wants_disk and unplaced[0].end > synced:
                 break
-            taken.append(unplaced.popleft())
-            size += len(taken[-1].batch)
-        return taken
+            if not steps or size >= self._step_bytes:
+                if total >= _AT_ONCE_BYTES:
+                    break
+                steps.append([])
+                size = 0
+            taken = unplaced.popleft()
+            steps[-1].append(taken)
+            size += len(taken.batch)
+            total += len(taken.batch)
+        return steps
 
-    async def _step(self, batches: list[Appended]) -> None:
-        replayed = [
-            Replayed(each.partition.name, each.entry.offset, each.end, each.batch)
-            for each in batches
-        ]
-        work = partial(self._store.replay, replayed, batches[-1].end)
+    async def _replay(self, steps: deque[list[Appended]]) -> None:
+        loop = asyncio.get_running_loop()
+        moved: list[Moved] = []
+        work = partial(self._run_steps, steps, moved, loop)
         async with self._around.lock:
-            added, moved = await self._patiently(work)
-            self._added(added)
+            last = await self._patiently(work)
+            last()
             for tick, record in moved_notes(self._store, moved):
                 await self._notebook.note(tick, record)
-        self._step_bytes = _step_bytes(len(added))
-        self.waiting_bytes -= sum(len(each.batch) for each in batches)
         if not self._unplaced:
             self._is_idle.set()
 
-    async def _patiently(
-        self, work: Callable[[], tuple[dict[int, list[Entry]], list[Moved]]]
-    ) -> tuple[dict[int, list[Entry]], list[Moved]]:
+    def _run_steps(
+        self,
+        steps: deque[list[Appended]],
+        moved: list[Moved],
+        loop: asyncio.AbstractEventLoop,
+    ) -> Callable[[], None]:
+        """Put batches into the schedule, in the thread of schedule logs.
+
+        The loop is told of each step and not waited for, as it has more to do.
+
+        Returns:
+            What tells it of the last one.
+        """
+        while True:
+            batches = steps[0]
+            replayed = [
+                Replayed(each.partition.name, each.entry.offset, each.end, each.batch)
+                for each in batches
+            ]
+            added, gone = self._store.replay(replayed, batches[-1].end, wanted=self._wanted)
+            moved += gone
+            steps.popleft()
+            placed = partial(self._placed, batches, added)
+            if not steps:
+                return placed
+            loop.call_soon_threadsafe(placed)
+
+    def _placed(self, batches: list[Appended], added: dict[int, Block | None]) -> None:
+        """Take note of what was put into the schedule."""
+        self._added(added)
+        self._step_bytes = _step_bytes(len(added))
+        self.waiting_bytes -= sum(len(each.batch) for each in batches)
+        self._answer_held()
+
+    async def _patiently(self, work: Callable[[], Callable[[], None]]) -> Callable[[], None]:
         """Do something in the thread of schedule logs; without room, wait until there is some."""
         loop = asyncio.get_running_loop()
         while True:
             try:
-                return await loop.run_in_executor(self._around.scheduler, work)
+                placed = await loop.run_in_executor(self._around.scheduler, work)
             except StorageFullError as error:
                 self._around.warn("schedule_delayed", reason=str(error))
+                self._has_room = False
+                self._answer_held()
                 await asyncio.sleep(_TRY_AGAIN_S)
+            else:
+                self._has_room = True
+                return placed
 
 
 def _step_bytes(ticks: int) -> int:

@@ -207,7 +207,13 @@ class DelayServer(Supervised):
             store, self._notebook, self._brokers, delivery, around, recovered.sequences
         )
         self._replayer = Replayer(
-            engine, store, self._notebook, around, added=self._dispatcher.extend
+            engine,
+            store,
+            self._notebook,
+            around,
+            wanted=self._dispatcher.indexes,
+            answered=self._answered,
+            added=self._dispatcher.extend,
         )
         due = DueLimits(
             _ms(settings.schedule.longest_delay), store.tick_ms, settings.limits.max_partitions

@@ -4,22 +4,22 @@ Two threads work here, one on schedule logs and one on dispatch logs; each does 
 other.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from struct import Struct
 from typing import NamedTuple
 
 import numpy as np
 
 from pulque.delay.placing import Moved, Placed, Replayed, place, unmoved
-from pulque.delay.tick_index import TickIndex, offset_of
+from pulque.delay.tick_index import Block, Rows, TickIndex, offset_of
 from pulque.errors import StorageFullError
-from pulque.model.batch import count_of
 from pulque.model.names import PartitionName
 from pulque.storage.dispatch_log import DispatchLog, Intent, Noted
 from pulque.storage.files import Buffer, FileSystem
 from pulque.storage.listener import Listener
-from pulque.storage.message_table import ID_TYPE, columns_before_data
+from pulque.storage.message_table import ID_TYPE, Scratch, columns_before_data
 from pulque.storage.schedule_log import (
     SCHEDULE,
     Entry,
@@ -38,6 +38,8 @@ _PREFIX = b"tick. "
 _REPLAYED_KEY = b"replayed"
 _REPLAYED = Struct("<QI")
 _BESIDE = ("dispatch", "index", "index.tmp")
+_SCRATCH = 8 * 1024 * 1024
+"""Memory that a step of the replay has, which it needs if few ticks are concerned."""
 _LEAST_UNINDEXED = 16 * 1024
 """So much of a schedule log is not worth an index."""
 
@@ -112,6 +114,7 @@ class ScheduleStore:
         """How many schedule logs were missing or cut short when the server started."""
         self._is_torn = False
         """The last replay stopped half-way."""
+        self._scratch = Scratch(_SCRATCH)
         self._logs_made = 1
         self._notes_made = 1
         self._names_synced = (0, 0)
@@ -199,17 +202,24 @@ class ScheduleStore:
     # -- replay ------------------------------------------------------------------------------
 
     def replay(
-        self, batches: Iterable[Replayed], end: int, *, was_tick_ms: int = 0
-    ) -> tuple[dict[int, list[Entry]], list[Moved]]:
+        self,
+        batches: Iterable[Replayed],
+        end: int,
+        *,
+        was_tick_ms: int = 0,
+        wanted: Container[int] = (),
+    ) -> tuple[dict[int, Block | None], list[Moved]]:
         """Put batches of the message log into their ticks.
 
         Args:
             batches: In the order of the message log.
             end: Where the last of them ends.
             was_tick_ms: In recovery, how long ticks were: some batches may be there already.
+            wanted: Ticks that have an index in memory.
 
         Returns:
-            What was added to each tick, and what was moved out of where.
+            Which ticks were added to, with what an index needs of it where there is one, and what
+            was moved out of where.
 
         Raises:
             StorageError: Some of them may be in their ticks; the same call puts in the others.
@@ -220,45 +230,48 @@ class ScheduleStore:
                 t.tick: t.replayed for t in self.ticks.values() if t.replayed > self.replayed
             }
         self._is_torn = True
+        added: dict[int, Block | None] = {}
         found = [unmoved(each) for each in batches]
-        placed = place([each for each, _ in found], was_tick_ms or self.tick_ms, covered)
-        added = {tick: self._append(tick, entries, end) for tick, entries in placed.items()}
+        self._scratch.clear()
+        placed = place(
+            [each for each, _ in found], was_tick_ms or self.tick_ms, covered, self._scratch
+        )
+        for tick, entries in placed.items():
+            offsets = self._append(tick, entries, end)
+            added[tick] = _block(entries, offsets) if tick in wanted else None
         self.replayed = end
         self._is_torn = False
         return added, [moved for _, moved in found if moved is not None]
 
-    def _append(self, tick: int, placed: list[Placed], end: int) -> list[Entry]:
+    def _append(self, tick: int, placed: list[Placed], end: int) -> list[int]:
+        """Write entries; return where they begin, and where the last one ends."""
         found = self.ticks.get(tick)
         is_new = found is None
         if found is None:
             found = Tick(tick)
         buffers: list[Buffer] = []
-        entries: list[Entry] = []
-        offset, last = found.size, len(placed) - 1
-        for i, (partition, batch, first_ms, last_ms) in enumerate(placed):
-            replayed = end if i == last else 0
-            head, _ = made = encode_entry(
-                batch,
-                partition,
-                offset=offset,
+        offsets = [found.size]
+        last = len(placed) - 1
+        for i, each in enumerate(placed):
+            head, size = encode_entry(
+                each.batch,
+                each.partition,
+                count=each.end - each.start,
+                offset=offsets[-1],
                 tick=tick,
-                replayed=replayed,
-                dues_ms=(first_ms, last_ms),
+                replayed=end if i == last else 0,
+                dues_ms=(each.first_due_ms, each.last_due_ms),
             )
-            buffers += made
-            size = len(head) + len(batch)
-            count = count_of(batch)
-            entries.append(
-                Entry(offset, size, partition, count, first_ms, last_ms, replayed, batch)
-            )
-            offset += size
+            buffers.append(head)
+            buffers += each.batch
+            offsets.append(offsets[-1] + size)
         found.size = TickFile(self._files, tick, self._listener).append(buffers, found.size)
         if is_new:
             self._logs_made += 1  # not before it is there: another thread syncs names
-        found.messages += sum(entry.count for entry in entries)
+        found.messages += sum(each.end - each.start for each in placed)
         found.replayed = end
         self.ticks[tick] = found
-        return entries
+        return offsets
 
     # -- reading -----------------------------------------------------------------------------
 
@@ -433,6 +446,23 @@ class ScheduleStore:
         if made != self._names_synced:
             self._files.sync_directory(SCHEDULE)
             self._names_synced = made
+
+
+def _block(placed: Sequence[Placed], offsets: Sequence[int]) -> Block:
+    """Return entries as an index takes them in, given where they begin and the last one ends."""
+
+    def column(name: str) -> Rows:
+        return np.concatenate([each.columns[name][each.start : each.end] for each in placed])
+
+    return Block(
+        list(offsets[:-1]),
+        [end - start for start, end in pairwise(offsets)],
+        [each.end - each.start for each in placed],
+        [each.partition for each in placed],
+        column("due_at_ms"),
+        column("id"),
+        column("size"),
+    )
 
 
 def _has(entry: Entry, message_id: bytes) -> bool:

@@ -9,8 +9,8 @@ retries wait in.
 
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
-from itertools import pairwise
-from typing import Any
+from itertools import accumulate, islice, pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ from pulque.storage.dispatch_log import Noted, Run
 from pulque.storage.message_table import ID_TYPE, columns_before_data
 from pulque.storage.schedule_log import Entry
 
-__all__ = ["RowState", "Rows", "TickIndex", "offset_of"]
+__all__ = ["Block", "RowState", "Rows", "TickIndex", "offset_of"]
 
 Rows = npt.NDArray[Any]
 """Row numbers."""
@@ -30,6 +30,8 @@ _INDEX_BITS = 14
 """An entry has at most 10,000 messages."""
 _INDEX_MASK = (1 << _INDEX_BITS) - 1
 _LEAST_ROWS = 64
+_AT_ONCE = 64
+"""Entries that are in memory at once while an index is loaded."""
 
 
 class RowState(IntEnum):
@@ -53,6 +55,32 @@ class RowState(IntEnum):
 def offset_of(place: int) -> int:
     """Return where the entry lies that a place is in."""
     return place >> _INDEX_BITS
+
+
+class Block(NamedTuple):
+    """Entries that follow each other in a schedule log, as an index takes them in."""
+
+    offsets: list[int]
+    sizes: list[int]
+    counts: list[int]
+    partitions: list[PartitionName]
+    dues_ms: Rows
+    ids: Rows
+    lengths: Rows
+
+    @classmethod
+    def of(cls, entries: Sequence[Entry]) -> "Block":
+        """Return entries that were read."""
+        columns = [columns_before_data(entry.batch)[1] for entry in entries]
+        return cls(
+            [entry.offset for entry in entries],
+            [entry.size for entry in entries],
+            [entry.count for entry in entries],
+            [entry.partition for entry in entries],
+            np.concatenate([each["due_at_ms"] for each in columns]),
+            np.concatenate([each["id"] for each in columns]),
+            np.concatenate([each["size"] for each in columns]),
+        )
 
 
 class TickIndex:
@@ -103,27 +131,29 @@ class TickIndex:
 
     def add(self, entries: Iterable[Entry]) -> None:
         """Take in entries that follow what is here; what is here already is passed over."""
-        before = self.count
-        for entry in entries:
-            if entry.offset >= self.end:
-                self._add(entry)
-        if self.near_ms:
-            self._approach(before)
+        missing = (entry for entry in entries if entry.offset >= self.end)
+        while some := list(islice(missing, _AT_ONCE)):
+            self.extend(Block.of(some))
 
-    def _add(self, entry: Entry) -> None:
-        _, columns, _ = columns_before_data(entry.batch)
-        first, count = self.count, entry.count
+    def extend(self, block: Block) -> None:
+        """Take in entries that follow what is here, unless they are here already."""
+        first, count = self.count, sum(block.counts)
+        if block.offsets[0] < self.end:
+            return
         self._make_room(first + count)
-        self._due[first : first + count] = columns["due_at_ms"]
-        self._ids[first : first + count] = columns["id"]
-        self._state[first : first + count] = RowState.WAITING
-        self._lengths[first : first + count] = columns["size"]
-        self._offsets.append(entry.offset)
-        self._sizes.append(entry.size)
-        self._firsts.append(first)
-        self._owners.append(self._number_of(entry.partition))
+        rows = slice(first, first + count)
+        self._due[rows] = block.dues_ms
+        self._ids[rows] = block.ids
+        self._state[rows] = RowState.WAITING
+        self._lengths[rows] = block.lengths
+        self._offsets += block.offsets
+        self._sizes += block.sizes
+        self._firsts += accumulate(block.counts[:-1], initial=first)
+        self._owners += [self._number_of(each) for each in block.partitions]
         self.count = first + count
-        self.end = entry.offset + entry.size
+        self.end = block.offsets[-1] + block.sizes[-1]
+        if self.near_ms:
+            self._approach(first)
 
     def _number_of(self, name: PartitionName) -> int:
         number = self._numbers.get(name)

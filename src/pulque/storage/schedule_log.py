@@ -25,7 +25,7 @@ from typing import NamedTuple
 import google_crc32c
 
 from pulque.errors import StorageError
-from pulque.model.batch import count_of, seed_of, verify_crc
+from pulque.model.batch import seed_of, verify_crc
 from pulque.model.names import PartitionName
 from pulque.storage.files import Buffer, File, FileSystem
 from pulque.storage.listener import Listener
@@ -84,31 +84,34 @@ def tick_named(name: str, suffix: str = "log") -> int | None:
     return int(began.timestamp()) * 1000
 
 
-def encode_entry(
-    batch: bytes,
+def encode_entry(  # noqa: PLR0913  # the fields of its head
+    batch: Sequence[Buffer],
     partition: PartitionName,
     *,
+    count: int,
     offset: int,
     tick: int,
     replayed: int,
     dues_ms: tuple[int, int],
-) -> list[Buffer]:
-    """Return the buffers of an entry; ``replayed`` is not 0 for the one that closes a step."""
+) -> tuple[bytes, int]:
+    """Return what stands before the batch of an entry, and the size of the entry.
+
+    Args:
+        batch: In pieces that follow each other.
+        partition: Of the batch.
+        count: How many messages it has.
+        offset: Where the entry lies.
+        tick: Of the file.
+        replayed: Not 0 for the entry that closes a step: how far the message log is replayed.
+        dues_ms: When the first and the last message are due.
+    """
     name = partition.encode()
+    size = ENTRY_SIZE + len(name) + sum(map(len, batch))
     head = _HEAD.pack(
-        _MAGIC,
-        _VERSION,
-        bool(replayed),
-        ENTRY_SIZE + len(name) + len(batch),
-        offset,
-        tick,
-        replayed,
-        *dues_ms,
-        count_of(batch),  # there may be an entry for each of 17,500 ticks in one step
-        len(name),
+        _MAGIC, _VERSION, bool(replayed), size, offset, tick, replayed, *dues_ms, count, len(name)
     )
     crc = google_crc32c.extend(google_crc32c.value(head), name)
-    return [head + _CRC.pack(crc) + name, batch]
+    return head + _CRC.pack(crc) + name, size
 
 
 class TickFile:
