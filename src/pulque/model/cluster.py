@@ -18,6 +18,8 @@ class ServerState(IntEnum):
     """It has no room for new messages; consumption goes on."""
     LEAVING = 2
     """It stops now, on purpose."""
+    FOLLOWING = 3
+    """It copies the logs of its broker group's leader, and serves nobody."""
 
 
 class Placement(NamedTuple):

@@ -37,6 +37,8 @@ class RouteKind(IntEnum):
     """Who takes sends that are due later: the delay servers."""
     LOCAL = 2
     """What the broker that is asked has itself, level and retry partitions included."""
+    FOLLOWERS = 3
+    """Who copies what serves the subject: where consumers say that they live, too."""
 
 
 class Slots(NamedTuple):

@@ -23,6 +23,11 @@ class Opcode(IntEnum):
     ATTEND = 13
     LOCK = 14
     UNLOCK = 15
+    LEAD = 16
+    CHANGE_IN_SYNC = 17
+    FOLLOW = 18
+    REPLICATE = 19
+    FETCH_CHECKPOINT = 20
     STATUS = 32
     SEAL = 33
     RESET = 34

@@ -19,9 +19,11 @@ from pulque.wire.delay import Cancel, Reschedule, Scheduled
 from pulque.wire.find import Find
 from pulque.wire.frame import Frame, pack_frame_header
 from pulque.wire.groups import ChangeGroup, Subscribe, Subscriptions
+from pulque.wire.leadership import ChangeInSync, Lead
 from pulque.wire.opcodes import Opcode
 from pulque.wire.ordered import NO_TOKEN, Attend, Close, Lock, Ordered, Skip, Unlock
 from pulque.wire.registration import Register
+from pulque.wire.replication import FetchCheckpoint, Follow, Replicate
 from pulque.wire.resets import Groups, Reset
 from pulque.wire.routes import Route, Watch
 from pulque.wire.stuck import StuckMessages
@@ -35,13 +37,17 @@ __all__ = [
     "Attend",
     "Cancel",
     "ChangeGroup",
+    "ChangeInSync",
     "Clients",
     "Close",
     "Dead",
+    "FetchCheckpoint",
     "Find",
+    "Follow",
     "Groups",
     "Heartbeat",
     "Hello",
+    "Lead",
     "Lock",
     "Nacked",
     "Opcode",
@@ -50,6 +56,7 @@ __all__ = [
     "Pull",
     "Read",
     "Register",
+    "Replicate",
     "Request",
     "Reschedule",
     "Resend",
@@ -86,6 +93,7 @@ class Acks(IntEnum):
 
     MEMORY = 0
     DISK = 1
+    REPLICA = 2
 
 
 _ACKS = tuple(Acks)
@@ -432,6 +440,11 @@ Request = (
     | Scheduled
     | StuckMessages
     | Find
+    | Lead
+    | ChangeInSync
+    | Follow
+    | Replicate
+    | FetchCheckpoint
 )
 _KINDS: dict[int, type[Request]] = {kind.opcode: kind for kind in get_args(Request)}
 VERSION = 1

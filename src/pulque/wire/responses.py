@@ -15,9 +15,11 @@ from pulque.wire.delay import Cancelled, Rescheduled, ScheduledListed
 from pulque.wire.find import FoundMessages
 from pulque.wire.frame import Frame, pack_frame_header
 from pulque.wire.groups import GroupChanged, Subscribed, SubscriptionsListed, known
+from pulque.wire.leadership import InSyncChanged, Led
 from pulque.wire.opcodes import Opcode
 from pulque.wire.ordered import Attended, Closed, Locked, OrderedReport, Skipped, Unlocked
 from pulque.wire.registration import Registered
+from pulque.wire.replication import CheckpointPart, Followed, Replicated
 from pulque.wire.resets import GroupsReport, ResetDone
 from pulque.wire.routes import Routed, Watched
 from pulque.wire.stuck import StuckListed
@@ -29,13 +31,17 @@ __all__ = [
     "Attended",
     "Beaten",
     "Cancelled",
+    "CheckpointPart",
     "ClientsListed",
     "Closed",
     "DeadListed",
     "Delivered",
+    "Followed",
     "FoundMessages",
     "GroupChanged",
     "GroupsReport",
+    "InSyncChanged",
+    "Led",
     "Located",
     "Locked",
     "OrderedReport",
@@ -43,6 +49,7 @@ __all__ = [
     "Pulled",
     "ReadBack",
     "Registered",
+    "Replicated",
     "Rescheduled",
     "Resent",
     "ResetDone",
@@ -421,6 +428,11 @@ Response = (
     | ScheduledListed
     | StuckListed
     | FoundMessages
+    | Led
+    | InSyncChanged
+    | Followed
+    | Replicated
+    | CheckpointPart
 )
 _KINDS: dict[int, type[Response]] = {kind.opcode | ANSWER: kind for kind in get_args(Response)}
 _new = tuple.__new__
