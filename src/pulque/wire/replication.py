@@ -46,8 +46,8 @@ class Follow:
     def read(cls, source: Reader) -> Self:
         """Take the fields."""
         group, name, directory = source.text(), source.text(), source.text()
-        form = source.unpack(cls._form)
-        return cls(group, name, directory, *form, _read_epochs(source))
+        epoch, messages, actions = source.unpack(cls._form)
+        return cls(group, name, directory, epoch, messages, actions, _read_epochs(source))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,8 @@ class Followed:
     @classmethod
     def read(cls, source: Reader) -> Self:
         """Take the fields."""
-        return cls(*source.unpack(cls._form), _read_epochs(source))
+        epoch, is_anew, messages, actions, checkpoint = source.unpack(cls._form)
+        return cls(epoch, is_anew, messages, actions, checkpoint, _read_epochs(source))
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +191,9 @@ class Replicated:
     @classmethod
     def read(cls, source: Reader) -> Self:
         """Take the fields."""
-        return cls(*source.unpack(cls._form), source.blob(), source.blob())
+        form = source.unpack(cls._form)
+        messages, actions = source.blob(), source.blob()
+        return cls(*form, messages=messages, actions=actions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +239,8 @@ class CheckpointPart:
     @classmethod
     def read(cls, source: Reader) -> Self:
         """Take the fields."""
-        return cls(*source.unpack(cls._form), source.blob())
+        number, size = source.unpack(cls._form)
+        return cls(number, size, source.blob())
 
 
 def _write_epochs(epochs: tuple[EpochStart, ...], to: Writer) -> None:
