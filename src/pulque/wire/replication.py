@@ -191,9 +191,22 @@ class Replicated:
     @classmethod
     def read(cls, source: Reader) -> Self:
         """Take the fields."""
-        form = source.unpack(cls._form)
-        messages, actions = source.blob(), source.blob()
-        return cls(*form, messages=messages, actions=actions)
+        epoch, base, offset, action_base, action_offset, *rest = source.unpack(cls._form)
+        end, confirmed, oldest, checkpoint, action_end = rest
+        return cls(
+            epoch,
+            base,
+            offset,
+            action_base,
+            action_offset,
+            end,
+            confirmed,
+            oldest,
+            checkpoint,
+            action_end,
+            source.blob(),
+            source.blob(),
+        )
 
 
 @dataclass(frozen=True, slots=True)
