@@ -39,7 +39,14 @@ from pulque.storage.listener import Listener
 from pulque.storage.options import StorageOptions
 from pulque.storage.segment import Segment
 
-__all__ = ["DIRECTORY", "ActionLog", "decode_action", "encode_action", "walk_actions"]
+__all__ = [
+    "DIRECTORY",
+    "ActionLog",
+    "decode_action",
+    "encode_action",
+    "valid_size",
+    "walk_actions",
+]
 
 DIRECTORY = ACTIONS
 _HEAD = Struct("<II")
@@ -302,7 +309,7 @@ def walk_actions(data: bytes, base: int, at: int = 0) -> Iterator[tuple[int, int
 def _walk(data: bytes, base: int, at: int) -> Iterator[tuple[int, int, bytes | None]]:
     effort = _SEARCH_FACTOR * len(data)
     while at < len(data):
-        size = _valid_size(data, at, base)
+        size = valid_size(data, at, base)
         if size is None:
             after, effort = _next_valid(data, at, base, effort)
             yield at, after - at, None
@@ -322,7 +329,7 @@ def _decoded(fact: bytes | None) -> Action | str:
         return str(problem)
 
 
-def _valid_size(data: bytes, at: int, base: int) -> int | None:
+def valid_size(data: bytes, at: int, base: int) -> int | None:
     """Return the size of the record at ``at``, or None if there is no valid one."""
     try:
         size, crc = _HEAD.unpack_from(data, at)
@@ -349,7 +356,7 @@ def _next_valid(data: bytes, at: int, base: int, effort: int) -> tuple[int, int]
             effort -= size
             if effort < 0:
                 return len(data), 0
-            if _valid_size(data, place, base) is not None:
+            if valid_size(data, place, base) is not None:
                 return place, effort
         start, count = end, min(count * 4, _SEARCHED_AT_ONCE)
     return len(data), effort

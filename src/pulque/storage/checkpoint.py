@@ -20,7 +20,7 @@ from pulque.storage.files import FileSystem, replace
 from pulque.storage.layout import CHECKPOINTS, base_of
 from pulque.storage.listener import Listener
 
-__all__ = ["DIRECTORY", "Checkpoints", "read_checkpoint"]
+__all__ = ["DIRECTORY", "Checkpoints", "checkpoint_path", "decode_checkpoint", "read_checkpoint"]
 
 DIRECTORY = CHECKPOINTS
 _HEAD = Struct("<4sIII")
@@ -37,6 +37,8 @@ class Checkpoints:
         self._files = files
         self._listener = listener
         self._number = 0
+        self.newest = 0
+        """The number of the newest one that is whole and durable; 0 if there is none."""
         self._state: dict[bytes, bytes] = {}
         files.make_directory(DIRECTORY)
         for name in files.list(DIRECTORY):
@@ -50,6 +52,7 @@ class Checkpoints:
             found = read_checkpoint(self._files, f"{DIRECTORY}/{name}")
             if isinstance(found, dict):
                 self._state = found
+                self.newest = base_of(name, "checkpoint") or 0
                 return dict(found)
             self._listener.checkpoint_refused(f"{DIRECTORY}/{name}", found)
             self._files.remove(f"{DIRECTORY}/{name}")
@@ -66,7 +69,7 @@ class Checkpoints:
     def write(self) -> None:
         """Write a checkpoint of all that was taken in."""
         self._number += 1
-        path = f"{DIRECTORY}/{self._number:020d}.checkpoint"
+        path = checkpoint_path(self._number)
         parts: list[bytes] = []
         for key, value in self._state.items():
             parts += (_ITEM.pack(len(key), len(value)), key, value)
@@ -74,6 +77,7 @@ class Checkpoints:
         head = _HEAD.pack(_MAGIC, _VERSION, google_crc32c.value(payload), len(self._state))
         replace(self._files, path, [head, payload])
         self._files.sync_directory(DIRECTORY)
+        self.newest = self._number
         for name in self._names()[:-_KEPT]:
             self._files.remove(f"{DIRECTORY}/{name}")
         self._listener.checkpoint_written(path, len(head) + len(payload))
@@ -84,6 +88,11 @@ class Checkpoints:
         ]
 
 
+def checkpoint_path(number: int) -> str:
+    """Return the path of a checkpoint's file: its number in 20 digits."""
+    return f"{DIRECTORY}/{number:020d}.checkpoint"
+
+
 def read_checkpoint(files: FileSystem, path: str) -> dict[bytes, bytes] | str:
     """Return the state in a checkpoint's file, or in words what is wrong with it."""
     file = files.open(path, writable=False)
@@ -91,6 +100,11 @@ def read_checkpoint(files: FileSystem, path: str) -> dict[bytes, bytes] | str:
         data = file.read(file.size(), 0)
     finally:
         file.close()
+    return decode_checkpoint(data)
+
+
+def decode_checkpoint(data: bytes) -> dict[bytes, bytes] | str:
+    """Return the state that a checkpoint's bytes hold, or in words what is wrong with them."""
     if len(data) < _HEAD.size:
         return "it has no header"
     magic, version, crc, count = _HEAD.unpack_from(data)

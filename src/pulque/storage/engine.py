@@ -11,8 +11,6 @@ from collections import deque
 from collections.abc import Iterator
 from functools import partial
 
-import google_crc32c
-
 from pulque.errors import CorruptionError, StorageError, StorageFullError, UsageError
 from pulque.model.actions import Action
 from pulque.model.batch import BatchHeader
@@ -23,23 +21,19 @@ from pulque.storage.action_log import ActionLog
 from pulque.storage.archived import read_archived
 from pulque.storage.checkpoint import Checkpoints
 from pulque.storage.consume_log import ConsumeLogs, Span
+from pulque.storage.copyable import Copyable
 from pulque.storage.files import Buffer, FileSystem
 from pulque.storage.identity import Identity
 from pulque.storage.index import OpenIndex
 from pulque.storage.jobs import CheckpointJob, Health, IndexJob, RemovalJob, Step, SyncJob
-from pulque.storage.layout import CHECKPOINTS, DIRECTORIES, MESSAGES, segment_path
+from pulque.storage.layout import CHECKPOINTS, DIRECTORIES, segment_path
 from pulque.storage.listener import Listener
 from pulque.storage.message_log import Appended, MessageLog
+from pulque.storage.open_file import OpenFile
 from pulque.storage.options import StorageOptions
 from pulque.storage.partitions import Partition, Partitions
 from pulque.storage.reader import RecordReader
-from pulque.storage.recovery import (
-    MARK_KEY,
-    Mark,
-    Observer,
-    RecoveredLog,
-    recover_message_log,
-)
+from pulque.storage.recovery import MARK_KEY, Mark, Observer, RecoveredLog, recover_message_log
 from pulque.storage.room import Room
 from pulque.storage.search import Search
 from pulque.storage.segment import Segment
@@ -47,7 +41,7 @@ from pulque.storage.segment import Segment
 __all__ = ["Engine"]
 
 
-class Engine:
+class Engine(Copyable):
     """Keeps messages and facts in one data directory."""
 
     def __init__(
@@ -86,7 +80,7 @@ class Engine:
         self._confirmed: list[Partition] = []
         """Have new confirmed messages that ``write`` has not told of."""
         self.records_since_checkpoint = 0
-        self._index_saved, self._index_crc = 0, 0
+        self._open_file = OpenFile(files)
         self._begin(recovered, now_ms)
 
     # -- appending ---------------------------------------------------------------------------
@@ -166,7 +160,11 @@ class Engine:
             return
         written = self._write_log()
         self._consume_logs.open_index.add(*[appended.entry for appended in written])
+        self.records_since_checkpoint += len(written)
         changed, unconfirmed = self.partitions.changed, self._unconfirmed
+        if self._options.is_replicated:
+            self._hold(written)
+            return
         for appended in written:
             partition, entry = appended.partition, appended.entry
             changed.add(partition.id)
@@ -178,7 +176,14 @@ class Engine:
             else:
                 partition.confirmed = end
                 self._confirmed.append(partition)
-        self.records_since_checkpoint += len(written)
+
+    def _hold(self, written: list[Appended]) -> None:
+        """Let batches wait for all that are in sync."""
+        for appended in written:
+            partition, entry = appended.partition, appended.entry
+            self.partitions.changed.add(partition.id)
+            end = ConsumeSequence(entry.first_sequence + entry.count)
+            self._unconfirmed.append((appended.end, partition, end))
 
     def append_action(self, action: Action) -> None:
         """Append a fact.
@@ -230,9 +235,16 @@ class Engine:
         self._log.finish_sync(job.point[0])
         if job.point[1] is not None:
             self.actions.finish_sync(job.point[1])
+        return [] if self._options.is_replicated else self.confirm(job.end)
+
+    def confirm(self, messages: MessageOffset) -> list[Partition]:
+        """Confirm what lies before an offset; return the partitions that have new messages.
+
+        For logs that others copy: all that are in sync have the message log up to there.
+        """
         confirmed = []
-        unconfirmed, limit = self._unconfirmed, job.end
-        while unconfirmed and unconfirmed[0][0] <= limit:
+        unconfirmed = self._unconfirmed
+        while unconfirmed and unconfirmed[0][0] <= messages:
             _, partition, end = unconfirmed.popleft()
             partition.confirmed = max(partition.confirmed, end)
             confirmed.append(partition)
@@ -366,15 +378,14 @@ class Engine:
             changes: What of the caller's own state changed since the last one.
         """
         self._write_pending()
-        entries = self._consume_logs.open_index.entries
         segment = self._log.open_segment
-        fresh = bytes(memoryview(entries)[self._index_saved :])
+        saving = self._open_file.save(segment.base, self._consume_logs.open_index.entries)
         mark = Mark(
             segment.end,
             self.actions.end,
             segment.base,
-            len(entries),
-            google_crc32c.extend(self._index_crc, fresh),
+            saving.size,
+            saving.crc,
             self._log.last_stored_at_ms,
         )
         changed: dict[bytes, bytes | None] = {
@@ -383,19 +394,15 @@ class Engine:
             MARK_KEY: mark.encode(),
         }
         self.records_since_checkpoint = 0
-        saved = self._index_saved
-        self._index_saved, self._index_crc = mark.index_size, mark.index_crc
         # The changes come first: should anything fail, the next checkpoint has them.
         first = partial(self._checkpoints.update, changed)
         steps = self._log.sync_steps() + self.actions.sync_steps()
         sync = self._sync_job(steps, actions=True)
-        last: list[Step] = [partial(self._save_index, segment.base, saved, fresh)]
-        last.append(self._checkpoints.write)
-        return CheckpointJob(first, sync, last, mark)
+        return CheckpointJob(first, sync, [saving.step, self._checkpoints.write], mark)
 
     def abandon_checkpoint(self) -> None:
         """Take note that a checkpoint could not be written, for want of room."""
-        self._index_saved, self._index_crc = 0, 0
+        self._open_file.begin()
 
     def finish_checkpoint(self, job: CheckpointJob) -> None:
         """Drop what only an older checkpoint needed."""
@@ -438,22 +445,20 @@ class Engine:
             self._health.note(problem)
             raise
         self._consume_logs.open_index = index
-        self._index_saved, self._index_crc = 0, 0
+        self._open_file.begin()
 
-    def _go_on(self, index: OpenIndex) -> None:
+    def _go_on(self, recovered: RecoveredLog) -> None:
         """Use the last segment that was recovered."""
+        index = recovered.indexes[self._log.open_segment.base]
         self._consume_logs.open_index = index
         self._log.batches = len(index)
-        mark = self._mark
-        if mark.index_base == self._log.open_segment.base:
-            prefix = bytes(memoryview(index.entries)[: mark.index_size])
-            if google_crc32c.value(prefix) == mark.index_crc:
-                self._index_saved, self._index_crc = mark.index_size, mark.index_crc
+        if recovered.is_saved:
+            self._open_file.resume(self._mark)
 
     def _begin(self, recovered: RecoveredLog, now_ms: int) -> None:
         """Open a segment, and sync what was recovered: a killed process may not have done so."""
         if recovered.is_open:
-            self._go_on(recovered.indexes[self._log.open_segment.base])
+            self._go_on(recovered)
         else:
             self._start_segment(now_ms)
         if self.actions.needs_roll():
@@ -483,17 +488,6 @@ class Engine:
     def _sync_job(self, steps: list[Step], *, actions: bool) -> SyncJob:
         point = (self._log.sync_point, self.actions.sync_point if actions else None)
         return SyncJob(self._health, steps, point)
-
-    def _save_index(self, base: int, at: int, fresh: bytes) -> None:
-        if not fresh:
-            return
-        file = self._files.open(segment_path(base, "open"), create=True)
-        try:
-            file.write([fresh], at)
-            file.sync()
-        finally:
-            file.close()
-        self._files.sync_directory(MESSAGES)
 
 
 def _each_once(partitions: list[Partition]) -> list[Partition]:

@@ -15,7 +15,7 @@ from operator import attrgetter
 from typing import Any
 
 from pulque.errors import StorageError
-from pulque.model.positions import ConsumeSequence, Epoch, MessageOffset, PartitionId
+from pulque.model.positions import ConsumeSequence, MessageOffset, PartitionId
 from pulque.model.record import (
     ENVELOPE_SIZE,
     Envelope,
@@ -114,7 +114,7 @@ class MessageLog:
         self._files = files
         self._options = options
         self._listener = listener
-        self._epoch = Epoch(0)  # there is no authority to ask
+        self._epoch = options.epoch
         self.segments = segments
         """In order; the last one is open."""
         self.end = MessageOffset(0)

@@ -2,7 +2,11 @@
 
 from dataclasses import dataclass
 
+from pulque.model.positions import Epoch
+
 __all__ = ["StorageOptions"]
+
+_ALONE = Epoch(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,3 +29,7 @@ class StorageOptions:
     """Room that is taken up in advance, for settling when somebody else filled the disk."""
     keeps_for_archive: bool = False
     """Whether what is not archived yet must be kept, whatever its age."""
+    epoch: Epoch = _ALONE
+    """The leadership that records are written under; 0 where there is no authority to ask."""
+    is_replicated: bool = False
+    """Whether others copy the logs: then only ``Engine.confirm`` confirms messages."""

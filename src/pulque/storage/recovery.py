@@ -101,6 +101,8 @@ class RecoveredLog(NamedTuple):
     indexes: dict[int, OpenIndex]
     """By base: of the open segment, and of those whose index file could not be written."""
     stored_at_ms: int
+    is_saved: bool
+    """Whether the ``.open`` file of the open segment has what the checkpoint's mark says."""
 
 
 def recover_message_log(
@@ -131,6 +133,7 @@ class _Recovery:
         self._segments: list[Segment] = []
         self._indexes: dict[int, OpenIndex] = {}
         self._is_open = False
+        self._saved_base: int | None = None
         self._stored_at_ms = mark.stored_at_ms
         self._durable: int | None = None
         self._later_names: dict[PartitionId, PartitionName] | None = None
@@ -155,7 +158,12 @@ class _Recovery:
             self._files.remove(path)
         end = max(end, self._mark.message_offset)
         return RecoveredLog(
-            self._segments, MessageOffset(end), self._is_open, self._indexes, self._stored_at_ms
+            self._segments,
+            MessageOffset(end),
+            self._is_open,
+            self._indexes,
+            self._stored_at_ms,
+            is_saved=self._is_open and self._saved_base == self._segments[-1].base,
         )
 
     # -- finding the segments ----------------------------------------------------------------
@@ -346,6 +354,7 @@ class _Recovery:
             entries = b""
         elif mark.index_base == segment.base and end == mark.message_offset:
             entries = self._read_open(path)
+            self._saved_base = None if entries is None else segment.base
         if entries is not None:
             table = _table_of(segment)
             starts = {partition_id: sequence for partition_id, _, sequence in table or ()}

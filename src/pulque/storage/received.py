@@ -1,0 +1,161 @@
+"""Checks records of a log before a follower keeps them, and finds the first that is damaged.
+
+Each record costs the same few steps, whatever lies around it.
+"""
+
+from collections.abc import Iterable
+from struct import Struct
+from typing import NamedTuple
+
+from pulque.errors import CorruptionError
+from pulque.model.batch import HEADER, BatchHeader, seed_of, verify_crc
+from pulque.model.positions import MessageOffset
+from pulque.model.record import ENVELOPE_SIZE, Envelope, RecordType, read_envelope
+from pulque.storage.action_log import valid_size, walk_actions
+from pulque.storage.facts import LARGEST_FACT
+from pulque.storage.layout import ACTIONS, segment_path
+from pulque.storage.partitions import Partition, decode_table
+from pulque.storage.rebuild import BAD_TABLE
+from pulque.storage.segment import Damage, Segment, walk
+
+__all__ = ["MessageCheck", "Whole", "first_bad_action", "whole_actions"]
+
+_FACT_HEAD = Struct("<II")
+
+
+class Whole(NamedTuple):
+    """What of some bytes of the message log is whole records, all of them as they were written."""
+
+    size: int
+    seeds: dict[int, int]
+    """Of the partitions that their tables tell of, by id."""
+
+
+class MessageCheck:
+    """Checks records of the message log, one behind the other."""
+
+    def __init__(self) -> None:
+        self._seeds: dict[int, int] = {}
+
+    def begin(self, partitions: Iterable[Partition]) -> None:
+        """Take note of the partitions that records may be of."""
+        self._seeds = {partition.id: partition.seed for partition in partitions}
+
+    def whole(self, data: bytes, base: int, offset: int) -> Whole:
+        """Look at bytes that lie at ``offset``, in the segment that begins at ``base``.
+
+        A record that is not complete is left out. What the tables say counts once it is kept.
+
+        Raises:
+            CorruptionError: A record is not what was written.
+        """
+        seeds: dict[int, int] = {}
+        at = 0
+        while len(data) - at >= ENVELOPE_SIZE:
+            envelope = read_envelope(data, at)
+            if isinstance(envelope, str):
+                raise CorruptionError(segment_path(base), offset + at, envelope)
+            end = at + envelope.size
+            if end > len(data) and envelope.offset == offset + at:
+                break
+            content = data[at + ENVELOPE_SIZE : end]
+            problem = self._problem_of(envelope, content, base, offset + at, seeds)
+            if problem:
+                raise CorruptionError(segment_path(base), offset + at, problem)
+            at = end
+        return Whole(at, seeds)
+
+    def keep(self, whole: Whole, *, is_new: bool) -> None:
+        """Take note of what the tables said; a new segment's says all."""
+        if is_new:
+            self._seeds = {}
+        self._seeds.update(whole.seeds)
+
+    def first_bad(self, segments: list[Segment], start: int) -> int | None:
+        """Return where the log is not whole from ``start`` on; before it, only seams count."""
+        expected = segments[0].base if segments else 0
+        for segment in segments:
+            if segment.base != expected or segment.end == segment.base:
+                return min(segment.base, expected)
+            bad = self._first_bad_in(segment, max(start, segment.base))
+            if bad is not None:
+                return bad
+            expected = segment.end
+        return None
+
+    def _first_bad_in(self, segment: Segment, start: int) -> int | None:
+        for item in walk(segment, MessageOffset(start)):
+            if isinstance(item, Damage):
+                return item.offset
+            envelope, content = item
+            seeds: dict[int, int] = {}
+            if self._problem_of(envelope, content, segment.base, envelope.offset, seeds):
+                return envelope.offset
+            if seeds:
+                self.keep(Whole(0, seeds), is_new=envelope.offset == segment.base)
+        return None
+
+    def _problem_of(
+        self, envelope: Envelope, content: bytes, base: int, offset: int, seeds: dict[int, int]
+    ) -> str:
+        """Return what is wrong with a record, if anything; a table is added to ``seeds``."""
+        if envelope.offset != offset:
+            return f"a record of offset {envelope.offset} lies here"
+        if envelope.type is RecordType.PARTITION_TABLE:
+            rows = decode_table(content)
+            if rows is None:
+                return BAD_TABLE
+            seeds.update((partition, seed_of(name)) for partition, name, _ in rows)
+            return ""
+        if offset == base:
+            return "the segment does not begin with a partition table"
+        seed = seeds.get(envelope.partition, self._seeds.get(envelope.partition))
+        if seed is None:
+            return f"partition {envelope.partition} is in no table"
+        return _problem_of_batch(envelope, content, seed)
+
+
+def _problem_of_batch(envelope: Envelope, batch: bytes, seed: int) -> str:
+    if not verify_crc(batch, seed):
+        return "the batch's crc does not match"
+    if BatchHeader._make(HEADER.unpack_from(batch)).count != envelope.count:
+        return f"the envelope's {envelope.count} messages are not those of the batch"
+    return ""
+
+
+def whole_actions(data: bytes, base: int, offset: int) -> int:
+    """Return how much of some bytes of the action log is whole records.
+
+    Raises:
+        CorruptionError: A record is not what was written.
+    """
+    at = 0
+    while len(data) - at >= _FACT_HEAD.size:
+        (size, _) = _FACT_HEAD.unpack_from(data, at)
+        if 0 < size <= LARGEST_FACT and at + _FACT_HEAD.size + size > len(data):
+            break
+        found = valid_size(data, at, offset)
+        if found is None:
+            path = f"{ACTIONS}/{base:020d}.log"
+            raise CorruptionError(path, offset + at, "the fact's size or crc is not right")
+        at += found
+    return at
+
+
+def first_bad_action(segments: list[Segment], start: int, known: int) -> int | None:
+    """Return where the action log is not whole from ``start`` on.
+
+    A hole is the leader's own if all behind it was on disk once: it was copied like that.
+    """
+    expected = segments[0].base if segments else 0
+    for segment in segments:
+        if segment.base < expected or segment.base > max(known, expected):
+            return min(segment.base, expected)
+        expected = segment.end
+        if segment.end <= start:
+            continue
+        data = segment.read(segment.base, segment.end - segment.base)
+        for at, _, fact in walk_actions(data, segment.base, max(start - segment.base, 0)):
+            if fact is None:
+                return segment.base + at
+    return None
