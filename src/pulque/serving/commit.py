@@ -4,12 +4,16 @@ All batches that arrive in one turn of the event loop are written together when 
 what a producer brings that is alone is written as soon as all of it is here.
 Those that ask for the disk then wait for a sync in a thread; whatever arrives meanwhile shares
 the next one. A failed sync is never repeated: the pages may be gone, so the broker stops.
+
+Where a broker has followers, they copy what is written while it is synced here; what waits for the
+disk then waits until it is ``confirm``ed that all of them have it, too.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from typing import Protocol
 
 from pulque.errors import PulqueError, StorageError, StorageFullError, UnavailableError
 from pulque.model.positions import ActionOffset, MessageOffset
@@ -18,7 +22,7 @@ from pulque.storage.engine import Engine
 from pulque.storage.message_log import Appended, SyncJob
 from pulque.storage.partitions import Partition
 
-__all__ = ["Committer", "Synced"]
+__all__ = ["Committer", "Copying", "Synced"]
 
 Synced = Callable[[PulqueError | None], None]
 """Called once: with None when facts are on disk, else with what went wrong."""
@@ -26,10 +30,20 @@ Done = Callable[[Appended, PulqueError | None], None]
 """Called once for each append: with None when it is confirmed, else with what went wrong."""
 
 
+class Copying(Protocol):
+    """Who sees to it that followers have what is in the logs, and confirms it then."""
+
+    def written(self) -> None:
+        """Take note that there is more in the logs."""
+
+    def synced(self) -> None:
+        """Take note that more of them is on this broker's disk."""
+
+
 class Committer:
     """Takes appends to the disk and tells when they are confirmed."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0915  # what it keeps track of
         self,
         engine: Engine,
         *,
@@ -37,8 +51,13 @@ class Committer:
         wake: Callable[[list[Partition]], None],
         fail: Callable[[PulqueError], None],
         answered: Callable[[], None],
+        copying: Copying | None = None,
     ) -> None:
         self._engine = engine
+        self._copying = copying
+        """None for a broker that stands alone."""
+        self._confirmed: tuple[int, int] | None = None if copying is None else (0, 0)
+        """Followers have the message log and the action log up to here; None if there are none."""
         self._interval_s = sync_interval_s
         self._wake = wake
         self._fail = fail
@@ -69,6 +88,11 @@ class Committer:
         """Of batches that are not confirmed yet."""
         self.syncs = 0
 
+    @property
+    def has_followers(self) -> bool:
+        """Whether what is confirmed is on other disks, too."""
+        return self._copying is not None
+
     def submit(self, appended: Appended, done: Done) -> None:
         """Confirm an append that the engine has queued; ``schedule`` or ``hurry`` writes it."""
         self.waiting_bytes += len(appended.batch)
@@ -94,6 +118,8 @@ class Committer:
         self._facts.append((written, self._engine.actions.end, done))
         self._wants_actions = True
         self._start_sync()
+        if self._copying is not None:
+            self._copying.written()
 
     async def synced(self) -> None:
         """Wait until all that is recorded and written by now is on disk.
@@ -131,7 +157,24 @@ class Committer:
         if job is not None:
             self._run(job)
             await self._is_over.wait()
+        self.forsake(UnavailableError("the broker stops, and its followers may not have it"))
+        while self._facts:
+            self._facts.popleft()[2](UnavailableError("the broker stops before it is confirmed"))
         self._thread.stop()
+
+    def confirm(self, messages: MessageOffset, actions: ActionOffset) -> None:
+        """Take note that all who are in sync have the logs up to here, and tell who waits."""
+        self._confirmed = (messages, actions)
+        confirmed = self._engine.confirm(messages)
+        over = self._take_over(messages)
+        self._tell_facts()
+        self._tell(over, confirmed)
+
+    def forsake(self, error: PulqueError) -> None:
+        """Tell all who wait for a batch that nobody knows whether it will be confirmed."""
+        while self._waiting:
+            appended, done = self._waiting.popleft()
+            self._end(appended, done, error)
 
     def flush(self) -> None:
         """Write the engine's queue now, and tell those whose appends are confirmed by that."""
@@ -152,6 +195,9 @@ class Committer:
         if confirmed:
             self._wake(confirmed)
         self._answered()
+        if self._copying is not None and queued:
+            # Before the sync: followers write while this disk does.
+            self._copying.written()
         if self._waiting or self._is_behind:
             self._start_sync()
 
@@ -173,6 +219,8 @@ class Committer:
         self._timer = self._loop.call_later(self._interval_s, self._tick)
         self._wants_actions = True
         self._start_sync()
+        if self._copying is not None:
+            self._copying.written()
 
     def _start_sync(self) -> None:
         if self._is_running or self._is_closed:
@@ -211,28 +259,38 @@ class Committer:
         """Tell those who wait that nobody knows, and stop the broker."""
         self._fail(StorageError(f"the log cannot be synced: {problem}"))
         unknown = UnavailableError(f"whether it is stored is not known: {problem}")
-        while self._waiting:
-            appended, done = self._waiting.popleft()
-            self._end(appended, done, unknown)
+        self.forsake(unknown)
         while self._facts:
             self._facts.popleft()[2](unknown)
         self._answered()
 
     def _tell_facts(self) -> None:
         engine, facts = self._engine, self._facts
-        while facts and facts[0][0] <= engine.synced and facts[0][1] <= engine.actions.synced:
+        messages, actions = self._confirmed or (engine.synced, engine.actions.synced)
+        while facts and facts[0][0] <= messages and facts[0][1] <= actions:
             facts.popleft()[2](None)
 
     def _finish(self, job: SyncJob) -> None:
         confirmed = self._engine.finish_sync(job)
-        waiting, end = self._waiting, job.end
+        over = self._take_over(job.end) if self._copying is None else []
+        if self._waiting or self._wants_actions or self._is_behind:
+            # Before the answers: the disk need not wait for them.
+            self._start_sync()
+        if self._copying is not None:
+            self._copying.synced()
+        self._tell_facts()
+        self._tell(over, confirmed)
+
+    def _take_over(self, end: MessageOffset) -> list[tuple[Appended, Done]]:
+        """Take out of the queue what waits for the log up to an offset."""
+        waiting = self._waiting
         over: list[tuple[Appended, Done]] = []
         while waiting and waiting[0][0].end <= end:
             over.append(waiting.popleft())
-        if waiting or self._wants_actions or self._is_behind:
-            # Before the answers: the disk need not wait for them.
-            self._start_sync()
-        self._tell_facts()
+        return over
+
+    def _tell(self, over: list[tuple[Appended, Done]], confirmed: list[Partition]) -> None:
+        """Tell of batches that are confirmed, and of the partitions that have them."""
         for appended, done in over:
             self.waiting_bytes -= len(appended.batch)
             done(appended, None)

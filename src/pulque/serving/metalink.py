@@ -61,7 +61,8 @@ class MetaLink:
         self._heard = heard
         self._warn = warn
         self._told = ""
-        self._lost = asyncio.Event()
+        self._wake = asyncio.Event()
+        """Set when there is a reason not to be silent for as long as agreed."""
         self._wait_s = _SHORTEST_S
 
     async def run(self) -> None:
@@ -70,10 +71,15 @@ class MetaLink:
             pause_s = await self._beat()
             self.tried.set()
             with contextlib.suppress(TimeoutError):
-                # A connection that is lost is noticed at once: the meta server was restarted.
                 async with asyncio.timeout(pause_s):
-                    await self._lost.wait()
-                await asyncio.sleep(_SHORTEST_S)
+                    await self._wake.wait()
+                self._wake.clear()
+                if self.connection is None:
+                    await asyncio.sleep(_SHORTEST_S)
+
+    def hurry(self) -> None:
+        """Say at once how the server is doing, as that has just changed."""
+        self._wake.set()
 
     async def leave(self) -> None:
         """Say that the broker stops, if anybody listens, and close."""
@@ -112,12 +118,12 @@ class MetaLink:
         connection = await AsyncConnection.open(
             self.address, client=self._client, timeout=_PATIENCE_S
         )
-        self._lost = lost = asyncio.Event()
 
         def on_lost(_: PulqueError) -> None:
+            # Noticed at once: the meta server was restarted.
             if self.connection is connection:
                 self.connection = None
-            lost.set()
+                self._wake.set()
 
         connection.on_lost = on_lost
         self.connection = connection
@@ -125,7 +131,6 @@ class MetaLink:
 
     async def _drop(self) -> None:
         connection, self.connection = self.connection, None
-        self._lost = asyncio.Event()
         if connection is not None:
             await connection.close()
 
