@@ -20,10 +20,12 @@ from pulque.model.groups import (
     Start,
     StartKind,
 )
+from pulque.model.leadership import EpochStart, Leadership
 from pulque.model.names import ConsumerId, Group, PartitionName, Pattern
 from pulque.model.ordered import Allotted, ConsumeStrategy, OrderStrategy
 from pulque.model.pack import BatchPacker, ProducedBy, encode_headers, encode_tags
 from pulque.model.positions import (
+    ActionOffset,
     ConsumeSequence,
     Epoch,
     MessageOffset,
@@ -40,8 +42,17 @@ from pulque.wire.clients import ConnectedClient, ConnectedConsumer
 from pulque.wire.delay import Fate, HourCount, Listing, Move, ScheduledMessage, Ticket
 from pulque.wire.find import FoundMessage
 from pulque.wire.groups import Subscription
+from pulque.wire.leadership import ChangeInSync, InSyncChanged, Lead, Led
 from pulque.wire.ordered import OrderedRow
 from pulque.wire.registration import ServerState
+from pulque.wire.replication import (
+    CheckpointPart,
+    CopyCheckpoint,
+    Follow,
+    Followed,
+    Replicate,
+    Replicated,
+)
 from pulque.wire.requests import (
     EARLIEST,
     FROM_SETTLED,
@@ -243,6 +254,13 @@ ENVELOPE = Envelope(
     1_763_000_000_123,
     3,
 )
+LEADERSHIP = Leadership(
+    "group-a", Epoch(5), 12, "0123456789abcdef", "7c21d0aa", ("0123456789abcdef", "fedc"), 2
+)
+EPOCHS = (
+    EpochStart(Epoch(1), MessageOffset(0), ActionOffset(0)),
+    EpochStart(Epoch(5), MessageOffset(2**40), ActionOffset(4_096)),
+)
 
 REQUESTS: dict[str, Request] = {
     "hello": Hello(1, 3, "pulque-python/0.1 é", "token", b"\x00\x01secret"),
@@ -361,6 +379,11 @@ REQUESTS: dict[str, Request] = {
         True,
         b"a place",
     ),
+    "lead": Lead("group-a", "broker-a", "0123456789abcdef", "7c21d0aa", 12, 2**40, 2, True, 1_000),
+    "change-in-sync": ChangeInSync("group-a", "7c21d0aa", 5, 12, ("0123456789abcdef", "fedc")),
+    "follow": Follow("group-a", "broker-b", "fedc", 5, 2**40, 4_096, EPOCHS),
+    "replicate": Replicate("fedc", 5, 2**40, 4_096, 2**40 - 90, 4_000, True, 1_048_576, 500),
+    "copy-checkpoint": CopyCheckpoint(41, 65_536, 1_048_576),
 }
 RESPONSES: dict[str, Response] = {
     "hello": Welcome(
@@ -565,6 +588,24 @@ RESPONSES: dict[str, Response] = {
         (FoundMessage(PartitionName("orders"), ConsumeSequence(41), CREATED_AT_MS, b"a batch"),),
         b"a place",
     ),
+    "lead": Led(LEADERSHIP, "broker-a", "10.0.0.1", 7_450, 5_000),
+    "change-in-sync": InSyncChanged(True, LEADERSHIP),
+    "follow": Followed(5, False, 2**40 - 90, 4_000, 41, EPOCHS),
+    "replicate": Replicated(
+        5,
+        2**30,
+        2**40,
+        0,
+        4_096,
+        2**40 + 500,
+        2**40 + 90,
+        2**20,
+        41,
+        4_200,
+        b"records of the message log",
+        b"facts",
+    ),
+    "copy-checkpoint": CheckpointPart(41, 100_000, b"a part of it"),
 }
 ERROR: PulqueError = NotLeaderError("broker-b leads orders#1 — ask there")
 GATHERED_PLACES = (0, 7, 2**18)

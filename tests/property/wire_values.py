@@ -16,6 +16,7 @@ from pulque.model.groups import (
     Start,
     StartKind,
 )
+from pulque.model.leadership import EpochStart, Leadership
 from pulque.model.names import ConsumerId, Group, PartitionName, Pattern
 from pulque.model.ordered import Allotted, ConsumeStrategy, OrderStrategy
 from pulque.model.positions import Tenure
@@ -27,8 +28,17 @@ from pulque.wire.delay import Fate, HourCount, Listing, Move, ScheduledMessage, 
 from pulque.wire.find import FoundMessage
 from pulque.wire.frame import Frame, FrameReader
 from pulque.wire.groups import Subscription
+from pulque.wire.leadership import ChangeInSync, InSyncChanged, Lead, Led
 from pulque.wire.ordered import OrderedRow
 from pulque.wire.registration import ServerState
+from pulque.wire.replication import (
+    CheckpointPart,
+    CopyCheckpoint,
+    Follow,
+    Followed,
+    Replicate,
+    Replicated,
+)
 from pulque.wire.requests import (
     Acks,
     Adopt,
@@ -163,6 +173,17 @@ routes = st.builds(
     ),
     order=orders,
 )
+leaderships = st.builds(
+    Leadership,
+    broker_group=text,
+    epoch=u32,
+    version=u64,
+    leader=text,
+    token=text,
+    in_sync=_few(text),
+    min_in_sync=u16,
+)
+starts_of_epochs = _few(st.builds(EpochStart, epoch=u32, messages=u64, actions=u64))
 REQUESTS: dict[type[Request], st.SearchStrategy[Request]] = {
     Hello: st.builds(
         Hello, min_version=u8, max_version=u8, client=text, mechanism=text, credentials=blob
@@ -342,6 +363,44 @@ REQUESTS: dict[type[Request], st.SearchStrategy[Request]] = {
         copies=st.booleans(),
         after=blob,
     ),
+    Lead: st.builds(
+        Lead,
+        broker_group=text,
+        name=text,
+        directory=text,
+        token=text,
+        version=u64,
+        message_end=u64,
+        min_in_sync=u16,
+        is_fit=st.booleans(),
+        wait_ms=u32,
+    ),
+    ChangeInSync: st.builds(
+        ChangeInSync, broker_group=text, token=text, epoch=u32, version=u64, in_sync=_few(text)
+    ),
+    Follow: st.builds(
+        Follow,
+        broker_group=text,
+        name=text,
+        directory=text,
+        epoch=u32,
+        message_end=u64,
+        action_end=u64,
+        epochs=starts_of_epochs,
+    ),
+    Replicate: st.builds(
+        Replicate,
+        directory=text,
+        epoch=u32,
+        message_offset=u64,
+        action_offset=u64,
+        message_synced=u64,
+        action_synced=u64,
+        is_ready=st.booleans(),
+        max_bytes=u32,
+        wait_ms=u32,
+    ),
+    CopyCheckpoint: st.builds(CopyCheckpoint, number=u64, offset=u64, max_bytes=u32),
 }
 RESPONSES: dict[type[Response], st.SearchStrategy[Response]] = {
     Welcome: st.builds(
@@ -538,6 +597,33 @@ RESPONSES: dict[type[Response], st.SearchStrategy[Response]] = {
         messages=_few(st.builds(FoundMessage, text.map(PartitionName), u64, i64, blob)),
         next=blob,
     ),
+    Led: st.builds(Led, leadership=leaderships, name=text, host=text, port=u16, lease_ms=u32),
+    InSyncChanged: st.builds(InSyncChanged, is_done=st.booleans(), leadership=leaderships),
+    Followed: st.builds(
+        Followed,
+        epoch=u32,
+        is_anew=st.booleans(),
+        message_end=u64,
+        action_end=u64,
+        checkpoint=u64,
+        epochs=starts_of_epochs,
+    ),
+    Replicated: st.builds(
+        Replicated,
+        epoch=u32,
+        message_base=u64,
+        message_offset=u64,
+        action_base=u64,
+        action_offset=u64,
+        message_end=u64,
+        confirmed=u64,
+        message_oldest=u64,
+        checkpoint=u64,
+        action_end=u64,
+        messages=blob,
+        actions=blob,
+    ),
+    CheckpointPart: st.builds(CheckpointPart, number=u64, size=u64, data=blob),
 }
 requests: st.SearchStrategy[Request] = st.one_of(*REQUESTS.values())
 responses: st.SearchStrategy[Response] = st.one_of(*RESPONSES.values())

@@ -48,7 +48,7 @@ class App:
             consumer ids and stands in the broker's log.
         timeout: The limit of sends that are given no other, in seconds.
         grace: How long calls may go on when the application is told to stop, in seconds.
-        acks: When a send counts as confirmed: ``"disk"`` or ``"memory"``.
+        acks: When a send counts as confirmed: ``"disk"``, ``"replica"`` or ``"memory"``.
         state_dir: Where consumers keep their ids; else ``$PULQUE_STATE_DIR``, else
             ``~/.local/state/pulque``.
 

@@ -1,8 +1,10 @@
 """All servers that a client for asyncio talks to: the blocking one's twin."""
 
 import asyncio
+import contextlib
 import secrets
 import time
+import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -61,6 +63,7 @@ class Calls:
         addresses: Where to connect to: any of these will do. Or what says so, each time.
         client: What this client calls itself.
         draw: Returns a random number in ``0.0..1.0``.
+        stale: Told when nobody answers there, or who does not lead: it may be elsewhere by now.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class Calls:
         *,
         client: str,
         draw: Callable[[], float],
+        stale: Callable[[], None] | None = None,
     ) -> None:
         self.cluster = ""
         """The id of the cluster that the server belongs to; empty for a lone broker."""
@@ -80,6 +84,9 @@ class Calls:
         self._draw = draw
         self._connection: AsyncConnection | None = None
         self._connecting = asyncio.Lock()
+        self._stale = stale
+        self._opened: weakref.WeakSet[AsyncConnection] = weakref.WeakSet()
+        self._has_moved = asyncio.Event()
 
     async def warm_up(self, timeout: float) -> AsyncConnection:
         """Return the connection; open one if need be."""
@@ -96,10 +103,35 @@ class Calls:
         if len(addresses) > 1:
             # Clients spread over servers that are all the same.
             addresses = tuple(sorted(addresses, key=lambda _: self._draw()))
-        connection = await connect_any(addresses, client=self._client, timeout=timeout)
+        try:
+            connection = await connect_any(addresses, client=self._client, timeout=timeout)
+        except PulqueError as error:
+            self._look_elsewhere(error)
+            raise
         self.cluster = connection.welcome.cluster
         self.server = connection.welcome.broker
+        connection.on_deposed = self._stale
+        self._opened.add(connection)
         return connection
+
+    def moved(self) -> None:
+        """Take in that the place is elsewhere: nobody has to wait for who was there before."""
+        found = self._addresses
+        addresses = (found(),) if callable(found) else found
+        for connection in [each for each in self._opened if each.address not in addresses]:
+            connection.abort()
+        self._has_moved.set()
+        self._has_moved = asyncio.Event()
+
+    async def _rest(self, seconds: float) -> None:
+        """Wait before another try, but not when the place turns out to be elsewhere."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._has_moved.wait()
+
+    def _look_elsewhere(self, error: PulqueError) -> None:
+        if self._stale is not None and isinstance(error, UnavailableError):
+            self._stale()
 
     async def ask(self, request: Request, timeout: float, convert: Callable[[Response], T]) -> T:
         """Ask what is safe to ask again, until there is an answer or the time is up."""
@@ -113,7 +145,8 @@ class Calls:
                 left = max(0.001, deadline - time.monotonic())
                 return await connection.request(request, left, convert)
             except PulqueError as error:
-                await asyncio.sleep(retries.next_wait(error, time.monotonic()))
+                self._look_elsewhere(error)
+                await self._rest(retries.next_wait(error, time.monotonic()))
                 left = max(0.001, deadline - time.monotonic())
 
     def check_open(self) -> None:
@@ -158,6 +191,7 @@ class Brokers:
     ) -> None:
         self.home = Calls(addresses, client=client, draw=draw)
         self.table = RouteTable(latency, draw)
+        self.table.on_moved = self._moved
         self._client = client
         self._draw = draw
         self._pools: dict[str, Calls] = {HOME: self.home}
@@ -176,7 +210,10 @@ class Brokers:
         found = self._pools.get(place)
         if found is None:
             found = Calls(
-                lambda: self.table.address_of(place), client=self._client, draw=self._draw
+                lambda: self.table.address_of(place),
+                client=self._client,
+                draw=self._draw,
+                stale=self.stale,
             )
             found.is_closed = self.home.is_closed
             self._pools[place] = found
@@ -275,7 +312,27 @@ class Brokers:
             await self.home.warm_up(timeout)
         if not self.is_cluster:
             return [HOME]
-        return places_in(await self.ask_route(RouteKey(subject, group), timeout))
+        key = RouteKey(subject, group)
+        route = await self.ask_route(key, timeout)
+        self.table.want(key)
+        return places_in(route)
+
+    async def followers(self, key: RouteKey, timeout: float) -> list[str]:
+        """Return who copies what serves a subject or a pattern now, as places.
+
+        Raises:
+            UnavailableError: That could not be found out.
+            PulqueError: Nobody knows what followers are.
+        """
+        if self.table.route(key) is None:
+            await self.ask_route(key, timeout)
+            self.table.want(key)
+        return self.known_places(key)
+
+    async def open_follower(self, place: str, timeout: float) -> AsyncConnection:
+        """Open a connection to a follower; that it is away says nothing about routes."""
+        address = self.table.address_of(place)
+        return await AsyncConnection.open(address, client=self._client, timeout=timeout)
 
     async def delay_servers(self, timeout: float) -> dict[str, Calls]:
         """Return the connections to all delay servers, by name.
@@ -306,7 +363,7 @@ class Brokers:
     def known_places(self, key: RouteKey) -> list[str]:
         """Return who serves a subject or a pattern, as was heard last."""
         route = self.table.route(key)
-        return [] if route is None else places_in(route)
+        return [] if route is None else places_in(route, key.kind)
 
     async def plain_partitions(
         self, subject: str, timeout: float, broker: str | None
@@ -355,6 +412,11 @@ class Brokers:
     def learn(self, place: str, address: Address) -> None:
         """Take in where a broker group listens, as a meta server said."""
         self.table.learn(place, address)
+
+    def _moved(self, place: str) -> None:
+        pool = self._pools.get(place)
+        if pool is not None:
+            pool.moved()
 
     def stale(self) -> None:
         """Take in that a route seems to be wrong: it is asked for again, but not all the time."""

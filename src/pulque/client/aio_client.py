@@ -70,9 +70,11 @@ def connect(
         name: What this application is called; else the name of its script. It is part of
             consumer ids and stands in the broker's log.
         timeout: The limit of every call that is given no other, in seconds.
-        acks: When a send counts as confirmed: ``"disk"`` (it survives a power cut) or
-            ``"memory"`` (it survives the end of the broker's process, and is on disk within
-            half a second).
+        acks: When a send counts as confirmed: ``"disk"`` (it survives a power cut),
+            ``"replica"`` (it is on the disk of every broker in sync of its group; one that
+            stands alone refuses it) or ``"memory"`` (it survives the end of the broker's
+            process, and is on disk within half a second). In a group with followers
+            ``"disk"`` means the same as ``"replica"``.
         state_dir: Where consumers keep their ids; else ``$PULQUE_STATE_DIR``, else
             ``~/.local/state/pulque``.
         latency: Pairs of seconds: after an answer to a send that took longer than the first, the

@@ -10,6 +10,7 @@ from pulque.client.session import Session
 from pulque.client.url import Address
 from pulque.errors import (
     DisconnectedError,
+    NotLeaderError,
     PulqueError,
     RemoteProtocolError,
     RequestTimeoutError,
@@ -41,6 +42,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
         """Whether the loop has handed it over: only then does it tell of its end."""
         self.on_lost: Callable[[DisconnectedError], None] | None = None
         """Called once when the connection is gone, after all handlers were told."""
+        self.on_deposed: Callable[[], None] | None = None
+        """Called when the broker says that it does not lead: who does has to be asked."""
 
     @classmethod
     async def open(cls, address: Address, *, client: str, timeout: float) -> Self:
@@ -168,6 +171,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
             on_lost(error)
 
     def _dispatch(self, request_id: int, response: Response | PulqueError) -> None:
+        if isinstance(response, NotLeaderError):
+            raise self._deposed(response)
         handler = self._handlers.pop(request_id, None)
         if handler is not None:
             handler(response)
@@ -176,6 +181,16 @@ class AsyncConnection(asyncio.BufferedProtocol):
             if isinstance(response, PulqueError):
                 raise response
             raise RemoteProtocolError(f"{self.address} sent {response!r} to no request")
+
+    def _deposed(self, error: NotLeaderError) -> DisconnectedError:
+        """Take in that somebody else leads: the connection is as good as lost.
+
+        What was asked may have come into effect all the same, and be known to who leads now.
+        """
+        self.is_open = False
+        if self.on_deposed is not None:
+            self.on_deposed()
+        return DisconnectedError(f"the connection to {self.address} is lost: {error}")
 
     def _fail(self, error: PulqueError) -> None:
         if not self._welcomed.done():

@@ -202,6 +202,11 @@ class Inlet:
             return True
         return self.ask(connection, deadline, want)
 
+    def retry_now(self) -> None:
+        """Connect with the next call, if it waits before another try."""
+        self._backoff.reset()
+        self._retry_at = 0.0
+
     def lose(self, error: PulqueError) -> None:
         """Drop a connection that brought trouble; another one is opened soon."""
         connection, self._connection = self._connection, None

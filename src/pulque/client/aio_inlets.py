@@ -12,6 +12,7 @@ from typing import Protocol
 from pulque.client.adopting import Adopting
 from pulque.client.aio_connection import AsyncConnection
 from pulque.client.aio_deferring import TaskDeferrals
+from pulque.client.aio_followers import Followers, FollowersOf
 from pulque.client.aio_inlet import UNREACHABLE, Inlet
 from pulque.client.connection import Connection
 from pulque.client.consumer_plan import ConsumerPlan
@@ -35,16 +36,12 @@ _LONGEST_NAP = 0.5
 """Even if nothing wakes it, it looks after so many seconds whether brokers are to be called."""
 
 
-class ConsumerBrokers(Protocol):
+class ConsumerBrokers(FollowersOf, Protocol):
     """What a consumer needs to know of the brokers behind its client."""
 
     @property
     def is_known(self) -> bool:
         """Whether anybody was connected to, so that it is known who they are."""
-
-    @property
-    def is_cluster(self) -> bool:
-        """Whether there may be more brokers than the one that was connected to."""
 
     async def open_at(self, place: str, timeout: float) -> AsyncConnection:
         """Open a connection to a place."""
@@ -60,9 +57,6 @@ class ConsumerBrokers(Protocol):
 
     def known_places(self, key: RouteKey) -> list[str]:
         """Return who serves it, as was heard last."""
-
-    def forget_route(self, key: RouteKey) -> None:
-        """Take in that the consumer is gone."""
 
     def stale(self) -> None:
         """Take in that a route seems to be wrong."""
@@ -99,6 +93,7 @@ class Inlets:
         """The lone broker: nobody else is waited for."""
         self._shares: Shares[str] = Shares()
         self._trouble = Trouble(draw, timeout)
+        self._followers = Followers(plan.options, brokers, draw)
         self._is_routed = False
         self._has_news = False
         self._is_closed = False
@@ -174,12 +169,16 @@ class Inlets:
         self._is_closed = True
         self._arrived.set()
         await asyncio.gather(*(each.close() for each in self._inlets.values()))
+        await self._followers.stop()
         self._brokers.forget_route(self._key)
 
     def routes_changed(self, keys: Iterable[RouteKey]) -> None:
         """Take in that other brokers may serve the subject."""
+        self._followers.routes_changed(keys)
         if self._key in keys:
             self._has_news = True
+            for inlet in self._inlets.values():
+                inlet.retry_now()
             self._arrived.set()
 
     # ── one batch after the other ──────────────────────────────────────────────────────────
@@ -227,6 +226,7 @@ class Inlets:
         await self._follow_route(deadline)
         if self._only is not None:
             return
+        self._followers.start()
         inlets = list(self._inlets.values())
         self._arrived.clear()
         has_room = [each.keep_going(want, deadline) for each in inlets]

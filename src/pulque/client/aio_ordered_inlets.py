@@ -14,7 +14,7 @@ from pulque.client.attendance import Attendance, Leaf, difference
 from pulque.client.backoff import Backoff
 from pulque.client.consumer_plan import ConsumerPart, ConsumerPlan
 from pulque.client.ordered import OrderedCore, Permit, RetryCore
-from pulque.client.ordered_inlets import HAND_OVER, TURN
+from pulque.client.ordered_inlets import HAND_OVER, ROUTE_LIMIT, TURN
 from pulque.client.routes import HOME
 from pulque.client.url import Address
 from pulque.client.window import OrderedMessage
@@ -139,6 +139,7 @@ class OrderedInlets(Inlets):
             self._problem = None
             if is_new:
                 self._follow()
+            await self._watch_route()
             self._arrived.set()
 
     async def _ask_once(self) -> bool:
@@ -147,6 +148,16 @@ class OrderedInlets(Inlets):
         attendance = self._attendance
         request = attendance.next_request()
         return await self._meta.request(request, attendance.patience, attendance.attended)
+
+    async def _watch_route(self) -> None:
+        """Have the route watched: it says at once who leads a broker group."""
+        if self._is_routed or not self._brokers.is_cluster:
+            return
+        try:
+            await self._brokers.places(self._key.subject, self._key.group, ROUTE_LIMIT)
+            self._is_routed = True
+        except PulqueError as error:
+            log.info("the route cannot be watched: %s", error)
 
     async def _disconnect(self) -> None:
         connection, self._meta = self._meta, None
@@ -160,6 +171,7 @@ class OrderedInlets(Inlets):
         if self._is_closed:
             return
         wanted = self._attendance.leaves()
+        self._learn(wanted.values())
         started, stopped = difference(self._leaves, wanted, self._leaving)
         for leaf in stopped:
             self._stop(leaf)
@@ -167,10 +179,16 @@ class OrderedInlets(Inlets):
             self._start(leaf, wanted[leaf])
         self._changed()
 
+    def _learn(self, allotted: Iterable[Allotted]) -> None:
+        """Take in who leads by now: a partition may stay ours while its broker changes."""
+        for each in allotted:
+            if each.host:
+                self._brokers.learn(each.broker_group, Address(each.host, each.port))
+        for inlet, _ in self._leaves.values():
+            inlet.retry_now()
+
     def _start(self, leaf: Leaf, allotted: Allotted) -> None:
         log.info("allotted: %s at %s", allotted.partition, allotted.broker_group)
-        if allotted.host:
-            self._brokers.learn(allotted.broker_group, Address(allotted.host, allotted.port))
         core = self._plan.ordered_core(
             allotted.partition,
             self._attendance.order,

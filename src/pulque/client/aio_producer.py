@@ -259,6 +259,7 @@ class Producer:
 
     async def _routes_changed(self, keys: Iterable[RouteKey]) -> None:
         """Take in that subjects are served by others; the client calls it."""
+        self._links.retry_now()
         for way in {key.way for key in keys if not key.group}:
             if self._core.knows(way):
                 await self._learn(way)

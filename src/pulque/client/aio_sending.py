@@ -1,6 +1,7 @@
 """The connections of a producer for asyncio: the blocking one's twin, without threads."""
 
 import asyncio
+import contextlib
 import functools
 import logging
 import time
@@ -71,6 +72,11 @@ class SendLinks(Generic[P]):
             self._core.was_dealt_anew = False
             self.pump()
 
+    def retry_now(self) -> None:
+        """Have those connect that wait before another try: brokers may be elsewhere by now."""
+        for link in self._links:
+            link.retry_now()
+
     def tell(self) -> None:
         """Call those who wait for batches that have an outcome."""
         finished = self._core.take_finished()
@@ -109,6 +115,7 @@ class SendLink(Generic[P]):
         self._connection: AsyncConnection | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._lost = asyncio.Event()
+        self._retry = asyncio.Event()
         self._task = asyncio.create_task(self._keep_connected(), name="pulque-producer")
 
     async def stop(self) -> None:
@@ -117,6 +124,11 @@ class SendLink(Generic[P]):
         if self._timer is not None:
             self._timer.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
+
+    def retry_now(self) -> None:
+        """Connect now, if it waits before another try."""
+        self._backoff.reset()
+        self._retry.set()
 
     def pump(self) -> None:
         """Write what is ready, and have the clock ring when something will be."""
@@ -205,11 +217,17 @@ class SendLink(Generic[P]):
                     self._not_connected(error, started)
                 else:
                     await self._stay_connected(connection)
-                await asyncio.sleep(self._backoff.next_wait())
+                await self._rest()
         finally:
             if self._connection is not None:
                 self._connection.on_lost = None
                 await self._connection.close()
+
+    async def _rest(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._backoff.next_wait()):
+                await self._retry.wait()
+        self._retry.clear()
 
     def _not_connected(self, error: PulqueError, started: float) -> None:
         log.info("not connected: %s", error)
@@ -221,6 +239,7 @@ class SendLink(Generic[P]):
 
     async def _stay_connected(self, connection: AsyncConnection) -> None:
         self._dispatch.problem = ""
+        self._dispatch.is_led = connection.welcome.tenure.epoch > 0
         if self._dispatch.health is not None:
             self._dispatch.health.answered(time.monotonic(), 0.0)
         self._core.limit_messages(connection.welcome.max_message)

@@ -11,6 +11,7 @@ from pulque.client.route_table import RouteKey, RouteTable
 from pulque.client.routes import route_of
 from pulque.client.watching import ASK_EVERY, PATIENCE, PAUSE, WAIT, changed_of
 from pulque.errors import PulqueError, UnavailableError, UnsupportedError
+from pulque.model.routes import RouteKind
 from pulque.wire.requests import Route, Watch
 from pulque.wire.routes import ChangedRoute
 
@@ -112,7 +113,14 @@ class Watcher:
         """Ask for every route, where they cannot be watched, and wait a while."""
         changed = []
         for kind, subject, group, _ in self._table.known():
-            route = await connection.request(Route(subject, group, kind), PATIENCE, route_of)
+            request = Route(subject, group, kind)
+            try:
+                route = await connection.request(request, PATIENCE, route_of)
+            except UnsupportedError:
+                # An older server: perhaps it can be watched, but for what it does not know.
+                if kind is RouteKind.FOLLOWERS and self._table.forget_followers():
+                    return
+                raise
             changed.append(ChangedRoute(kind, group, route))
         self._backoff.reset()
         await self._take_in(changed)

@@ -109,6 +109,7 @@ class Brokers:
     ) -> None:
         self.home = Calls(addresses, client=client, draw=draw)
         self.table = RouteTable(latency, draw)
+        self.table.on_moved = self._moved
         self.spread = Spread(self.calls_at, self.table.targets.get, self.stale, draw)
         self._client = client
         self._draw = draw
@@ -128,7 +129,7 @@ class Brokers:
         found = self._pools.get(place)
         if found is None:
             address = functools.partial(self.table.address_of, place)
-            made = Calls(address, client=self._client, draw=self._draw)
+            made = Calls(address, client=self._client, draw=self._draw, stale=self.stale)
             found = self._pools.setdefault(place, made)
             found.is_closed = self.home.is_closed
         return found
@@ -215,8 +216,22 @@ class Brokers:
         """
         if not self.is_cluster:
             return [HOME]
-        route = self.ask_route(RouteKey(subject, group), timeout)
+        key = RouteKey(subject, group)
+        route = self.ask_route(key, timeout)
+        self.table.want(key)
         return places_in(route)
+
+    def followers(self, key: RouteKey, timeout: float) -> list[str]:
+        """Return who copies what serves a subject or a pattern now, as places.
+
+        Raises:
+            UnavailableError: That could not be found out.
+            PulqueError: Nobody knows what followers are.
+        """
+        if self.table.route(key) is None:
+            self.ask_route(key, timeout)
+            self.table.want(key)
+        return self.known_places(key)
 
     def delay_servers(self, timeout: float) -> dict[str, Calls]:
         """Return the connections to all delay servers, by name.
@@ -244,10 +259,15 @@ class Brokers:
             raise NoDelayServerError(NO_DELAY_SERVER)
         return route
 
+    def open_follower(self, place: str, timeout: float) -> Connection:
+        """Open a connection to a follower; that it is away says nothing about routes."""
+        address = self.table.address_of(place)
+        return Connection.open(address, client=self._client, timeout=timeout)
+
     def known_places(self, key: RouteKey) -> list[str]:
         """Return who serves a subject or a pattern, as was heard last."""
         route = self.table.route(key)
-        return [] if route is None else places_in(route)
+        return [] if route is None else places_in(route, key.kind)
 
     def plain_partitions(
         self, subject: str, timeout: float, broker: str | None
@@ -294,6 +314,11 @@ class Brokers:
     def learn(self, place: str, address: Address) -> None:
         """Take in where a broker group listens, as a meta server said."""
         self.table.learn(place, address)
+
+    def _moved(self, place: str) -> None:
+        pool = self._pools.get(place)
+        if pool is not None:
+            pool.moved()
 
     def stale(self) -> None:
         """Take in that a route seems to be wrong: it is asked for again, but not all the time."""

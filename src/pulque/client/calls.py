@@ -1,7 +1,9 @@
 """Calls that wait for one answer: each has a connection of its own while it lasts."""
 
 import secrets
+import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -31,6 +33,7 @@ class Calls:
         addresses: Where to connect to: any of these will do. Or what says so, each time.
         client: What this client calls itself.
         draw: Returns a random number in ``0.0..1.0``.
+        stale: Told when nobody answers there, or who does not lead: it may be elsewhere by now.
     """
 
     def __init__(
@@ -39,6 +42,7 @@ class Calls:
         *,
         client: str,
         draw: Callable[[], float],
+        stale: Callable[[], None] | None = None,
     ) -> None:
         self.max_message = 0
         """The largest message that the broker takes."""
@@ -46,11 +50,16 @@ class Calls:
         """The id of the cluster that the server belongs to; empty for a lone broker."""
         self.server = ""
         """What the server calls itself."""
+        self.is_led = False
+        """Whether it is the leader of its broker group: if it fails, another one may follow."""
         self.is_closed = False
         self._addresses = addresses if callable(addresses) else tuple(addresses)
         self._client = client
         self._draw = draw
+        self._stale = stale
         self._idle: list[Lane] = []
+        self._opened: weakref.WeakSet[Connection] = weakref.WeakSet()
+        self._has_moved = threading.Condition()
 
     def warm_up(self, timeout: float) -> None:
         """Connect now, so that a wrong address is known at once."""
@@ -66,11 +75,34 @@ class Calls:
         if len(addresses) > 1:
             # Clients spread over servers that are all the same.
             addresses = tuple(sorted(addresses, key=lambda _: self._draw()))
-        connection = connect_any(addresses, client=self._client, timeout=timeout)
+        try:
+            connection = connect_any(addresses, client=self._client, timeout=timeout)
+        except PulqueError as error:
+            self._look_elsewhere(error)
+            raise
         self.max_message = connection.welcome.max_message
         self.cluster = connection.welcome.cluster
         self.server = connection.welcome.broker
+        self.is_led = connection.welcome.tenure.epoch > 0
+        connection.on_deposed = self._stale
+        with self._has_moved:
+            self._opened.add(connection)
         return connection
+
+    def moved(self) -> None:
+        """Take in that the place is elsewhere: nobody has to wait for who was there before."""
+        found = self._addresses
+        addresses = (found(),) if callable(found) else found
+        with self._has_moved:
+            old = [each for each in self._opened if each.address not in addresses]
+            self._has_moved.notify_all()
+        for connection in old:
+            connection.abort()
+
+    def rest(self, seconds: float) -> None:
+        """Wait before another try, but not when the place turns out to be elsewhere."""
+        with self._has_moved:
+            self._has_moved.wait(seconds)
 
     def ask(self, request: Request, timeout: float, convert: Callable[[Response], T]) -> T:
         """Ask what is safe to ask again, and return the answer after ``convert``."""
@@ -122,8 +154,13 @@ class Calls:
                 # that answers that somebody behind it is away has to be given time.
                 was_idle = was_used and lane.connection is None
                 if not (was_idle and isinstance(error, DisconnectedError)):
-                    time.sleep(retries.next_wait(error, time.monotonic()))
+                    self._look_elsewhere(error)
+                    self.rest(retries.next_wait(error, time.monotonic()))
                 left = max(0.001, deadline - time.monotonic())
+
+    def _look_elsewhere(self, error: PulqueError) -> None:
+        if self._stale is not None and isinstance(error, UnavailableError):
+            self._stale()
 
     def attempt(self, lane: Lane, call: Callable[[Connection, float], T], timeout: float) -> T:
         """Make a call once; the lane stays with the caller.

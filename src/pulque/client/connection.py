@@ -8,7 +8,7 @@ import contextlib
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Self
 
 from pulque.client.lookout import Lookout
@@ -17,6 +17,7 @@ from pulque.client.url import Address
 from pulque.errors import (
     DisconnectedError,
     ErrorCode,
+    NotLeaderError,
     ProtocolError,
     PulqueError,
     RemoteProtocolError,
@@ -49,6 +50,8 @@ class Connection:
         self._timeout = 0.0
         self._lookout = Lookout(self.read)
         self.is_open = True
+        self.on_deposed: Callable[[], None] | None = None
+        """Called when the broker says that it does not lead: who does has to be asked."""
 
     @classmethod
     def open(cls, address: Address, *, client: str, timeout: float) -> Self:
@@ -172,7 +175,10 @@ class Connection:
         self._lookout.look(asked_at)
         frame = self._read_frame(request_id, timeout)
         self._lookout.answered(asked_at)
-        return read_single_stored(frame) or _not_stored(frame)
+        stored = read_single_stored(frame) or _not_stored(frame)
+        if isinstance(stored, NotLeaderError):
+            raise self._deposed(stored)
+        return stored
 
     def _read_frame(self, request_id: int, timeout: float) -> Frame:
         next_frame = self.session.reader.next_frame
@@ -256,10 +262,13 @@ class Connection:
 
     def _next_answer(self) -> Answer | None:
         try:
-            return self.session.next_answer()
+            answer = self.session.next_answer()
         except ProtocolError:
             self.abort()
             raise
+        if answer is not None and isinstance(answer[1], NotLeaderError):
+            raise self._deposed(answer[1])
+        return answer
 
     def _shake_hands(self, deadline: float) -> None:
         self.set_timeout(deadline - time.monotonic())
@@ -276,6 +285,16 @@ class Connection:
     def _lost(self, reason: object) -> DisconnectedError:
         self.abort()
         return DisconnectedError(f"the connection to {self.address} is lost: {reason}")
+
+    def _deposed(self, error: NotLeaderError) -> DisconnectedError:
+        """Take in that somebody else leads: the connection is as good as lost.
+
+        What was asked may have come into effect all the same, and be known to who leads now.
+        """
+        lost = self._lost(error)
+        if self.on_deposed is not None:
+            self.on_deposed()
+        return lost
 
     def _late(self, waited: float) -> RequestTimeoutError:
         return RequestTimeoutError(f"no answer from {self.address} within {waited:.1f} s")

@@ -23,10 +23,12 @@ from pulque.client.batches import OutgoingBatch, Stream
 from pulque.client.health import Health
 from pulque.client.held import HeldStreams
 from pulque.client.outcomes import outcomes_of
+from pulque.client.packing import packed
 from pulque.client.routes import Way
 from pulque.client.send_options import SendOptions, Signal
 from pulque.errors import (
     LocalProtocolError,
+    NotLeaderError,
     PulqueError,
     RequestTimeoutError,
     StaleRouteError,
@@ -34,9 +36,6 @@ from pulque.errors import (
 )
 from pulque.model.batch import renumber
 from pulque.model.ids import IdSource
-from pulque.model.names import DEFAULT_LEVEL
-from pulque.model.pack import ProducedBy
-from pulque.model.single import pack_single
 from pulque.wire.requests import Send
 from pulque.wire.responses import Outcome, Response
 
@@ -62,6 +61,9 @@ class Dispatch:
         signal: Is put up when there is work.
         open_batches: By way: the batch that the next message without an order key goes into.
     """
+
+    is_led = False
+    """Whether the broker is the leader of its group: if it fails, another one may follow."""
 
     def __init__(
         self,
@@ -258,25 +260,7 @@ class Dispatch:
         stream.unresolved.append(batch)
 
     def _pack(self, batch: OutgoingBatch) -> bytes:
-        stream, codec = batch.stream, self.options.codec
-        target = stream.target
-        if batch.is_plain and batch.count == 1 and not codec and target.level == DEFAULT_LEVEL:
-            return pack_single(
-                batch.bodies[0],
-                seed=target.seed,
-                message_id=batch.ids,
-                created_at_ms=batch.opened_at_ms,
-                producer_id=self._producer_id,
-                producer_sequence=stream.next_number,
-            )
-        return batch.packer.encode(
-            seed=target.seed,
-            ids=batch.ids,
-            created_at_ms=batch.opened_at_ms,
-            produced_by=ProducedBy(self._producer_id, 0, stream.next_number),
-            priority=target.level,
-            codec=codec,
-        )
+        return packed(batch, self._producer_id, self.options.codec)
 
     def _count(self, batch: OutgoingBatch) -> None:
         if batch.bodies:
@@ -448,6 +432,9 @@ class Dispatch:
             # Its partition was split, and it is not stored: another route will say where it goes.
             batch.is_unanswered = False
             self.was_refused = True
+        elif isinstance(error, NotLeaderError):
+            # It may be stored all the same, and who leads next knows then.
+            batch.is_unanswered = self.was_refused = True
         elif self.go_elsewhere is not None and (
             error.retryable or isinstance(error, StorageError)
         ):
@@ -459,9 +446,12 @@ class Dispatch:
             if self.go_elsewhere(batch, now):
                 return
         is_unknown = batch.is_bound and isinstance(error, StorageError)
-        if not error.retryable and not is_unknown:
+        if error.retryable or is_unknown:
+            self._try_again(batch, now)
+        else:
             self._fail(batch, error)
-            return
+
+    def _try_again(self, batch: OutgoingBatch, now: float) -> None:
         stream = batch.stream
         if stream.paused_until <= now:
             stream.paused_until = now + stream.backoff.next_wait()

@@ -120,6 +120,11 @@ class Health:
         if wait:
             self._slow_until = max(self._slow_until, now + wait)
 
+    def forget(self) -> None:
+        """Begin anew: another broker is there by now, which did nothing wrong."""
+        self.breaker = Breaker()
+        self._slow_until = 0.0
+
     def failed(self, now: float, lasted: float = 0.0) -> None:
         """Take in that there was no answer, for so many seconds."""
         self.breaker.failed(now, lasted)

@@ -224,6 +224,11 @@ class Inlet:
                 problem = error
         self._lose(problem)
 
+    def retry_now(self) -> None:
+        """Connect with the next call, if it waits before another try. Any thread may."""
+        self._backoff.reset()
+        self._retry_at = 0.0
+
     def _lose(self, error: PulqueError) -> None:
         log.info("disconnected: %s", error)
         with self._reading:
@@ -388,6 +393,8 @@ class Inlet:
         """Close the connection; ``_reading`` is held."""
         with self.lock:
             connection, self._connection = self._connection, None
+            # The next connection counts from the beginning: its numbers mean something else.
+            self._pull_id = self._route_id = 0
             self._settles.clear()
             if self.core.is_pulling:
                 self.core.pull_failed()

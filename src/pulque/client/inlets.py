@@ -20,6 +20,7 @@ from pulque.client.adopting import Adopting
 from pulque.client.connection import Connection
 from pulque.client.consumer_plan import ConsumerPlan
 from pulque.client.deferring import Deferring, NoDeferrals, ThreadDeferrals
+from pulque.client.followers import Followers, FollowersOf
 from pulque.client.incoming import IncomingCore
 from pulque.client.inlet import UNREACHABLE, Inlet
 from pulque.client.keeper import Deferrals
@@ -41,12 +42,8 @@ _LONGEST_NAP = 0.5
 """Even if nothing wakes it, it looks after so many seconds whether brokers are to be called."""
 
 
-class ConsumerBrokers(Protocol):
+class ConsumerBrokers(FollowersOf, Protocol):
     """What a consumer needs to know of the brokers behind its client."""
-
-    @property
-    def is_cluster(self) -> bool:
-        """Whether there may be more brokers than the one that was connected to."""
 
     def open_at(self, place: str, timeout: float) -> Connection:
         """Open a connection to a place."""
@@ -62,9 +59,6 @@ class ConsumerBrokers(Protocol):
 
     def delay_places(self, timeout: float) -> list[str]:
         """Return all delay servers."""
-
-    def forget_route(self, key: RouteKey) -> None:
-        """Take in that the consumer is gone."""
 
     def stale(self) -> None:
         """Take in that a route seems to be wrong."""
@@ -101,6 +95,7 @@ class Inlets:
         """The lone broker: nobody else is waited for."""
         self._shares: Shares[str] = Shares()
         self._trouble = Trouble(draw, timeout)
+        self._followers = Followers(plan.options, brokers, draw)
         self._is_routed = False
         self._has_news = threading.Event()
         self._is_closed = False
@@ -182,6 +177,7 @@ class Inlets:
         self._wake()
         for inlet in self._all():
             inlet.close()
+        self._followers.stop()
         self._brokers.forget_route(self._key)
         with self._waiting:
             for each in self._sockets or ():
@@ -190,8 +186,11 @@ class Inlets:
 
     def routes_changed(self, keys: Iterable[RouteKey]) -> None:
         """Take in that other brokers may serve the subject. Any thread may."""
+        self._followers.routes_changed(keys)
         if self._key in keys:
             self._has_news.set()
+            for inlet in self._all():
+                inlet.retry_now()
             self._wake()
 
     # ── one batch after the other ──────────────────────────────────────────────────────────
@@ -243,6 +242,7 @@ class Inlets:
 
     def _exchange_many(self, deadline: float, want: int) -> None:
         self._follow_route(deadline)
+        self._followers.start()
         inlets = self._all()
         has_room = [each.keep_going(want, deadline) for each in inlets]
         for inlet in inlets:

@@ -44,11 +44,11 @@ __all__ = [
     "send_options",
 ]
 
-AcksName = Literal["disk", "memory"]
+AcksName = Literal["disk", "memory", "replica"]
 CompressionName = Literal["lz4", "zstd"]
 
 DEFAULT_TIMEOUT = 30.0
-_ACKS = {"disk": Acks.DISK, "memory": Acks.MEMORY}
+_ACKS = {"disk": Acks.DISK, "memory": Acks.MEMORY, "replica": Acks.REPLICA}
 _CODECS = {None: Codec.NONE, "lz4": Codec.LZ4, "zstd": Codec.ZSTD}
 _LARGEST_BATCH = 8 * 1024 * 1024
 """Half of what a broker takes, see ``OutgoingCore``."""
@@ -57,7 +57,7 @@ _LARGEST_BATCH = 8 * 1024 * 1024
 def acks_of(name: str) -> Acks:
     """Return how durable a send must be, as a request says it."""
     if name not in _ACKS:
-        raise UsageError(f'acks is {name!r}; "disk" and "memory" are allowed')
+        raise UsageError(f'acks is {name!r}; "disk", "memory" and "replica" are allowed')
     return _ACKS[name]
 
 

@@ -25,7 +25,7 @@ from pulque.errors import PulqueError
 from pulque.model.names import owner_of
 from pulque.model.ordered import Allotted
 
-__all__ = ["HAND_OVER", "TURN", "OrderedInlets"]
+__all__ = ["HAND_OVER", "ROUTE_LIMIT", "TURN", "OrderedInlets"]
 
 log = logging.getLogger("pulque.client")
 
@@ -34,6 +34,8 @@ HAND_OVER = 10.0
 TURN = 100
 """So many messages in a row come from one partition, where others have some, too."""
 _LOOK = 0.01
+ROUTE_LIMIT = 1.0
+"""How long the route may be asked for, in seconds: the consumer must not be silent for long."""
 _CONNECT_LIMIT = 5.0
 
 
@@ -152,6 +154,7 @@ class OrderedInlets(Inlets):
             self._problem = None
             if is_new:
                 self._follow()
+            self._watch_route()
             self._wake()
         self._disconnect()
 
@@ -161,6 +164,16 @@ class OrderedInlets(Inlets):
         attendance = self._attendance
         answer = self._meta.request(attendance.next_request(), attendance.patience)
         return attendance.attended(answer)
+
+    def _watch_route(self) -> None:
+        """Have the route watched: it says at once who leads a broker group."""
+        if self._is_routed or not self._brokers.is_cluster:
+            return
+        try:
+            self._brokers.places(self._key.subject, self._key.group, ROUTE_LIMIT)
+            self._is_routed = True
+        except PulqueError as error:
+            log.info("the route cannot be watched: %s", error)
 
     def _disconnect(self) -> None:
         connection, self._meta = self._meta, None
@@ -175,6 +188,7 @@ class OrderedInlets(Inlets):
             if self._is_closed:
                 return
             wanted = self._attendance.leaves()
+            self._learn(wanted.values())
             started, stopped = difference(self._leaves, wanted, self._leaving)
             self._leaving.update(stopped)
             for leaf in stopped:
@@ -183,10 +197,16 @@ class OrderedInlets(Inlets):
                 self._start(leaf, wanted[leaf])
             self._changed()
 
+    def _learn(self, allotted: Iterable[Allotted]) -> None:
+        """Take in who leads by now: a partition may stay ours while its broker changes."""
+        for each in allotted:
+            if each.host:
+                self._brokers.learn(each.broker_group, Address(each.host, each.port))
+        for inlet, _ in self._leaves.values():
+            inlet.retry_now()
+
     def _start(self, leaf: Leaf, allotted: Allotted) -> None:
         log.info("allotted: %s at %s", allotted.partition, allotted.broker_group)
-        if allotted.host:
-            self._brokers.learn(allotted.broker_group, Address(allotted.host, allotted.port))
         core = self._plan.ordered_core(
             allotted.partition,
             self._attendance.order,

@@ -26,6 +26,7 @@ from pulque.client.pending import Promise, Span
 from pulque.client.receipt import Outgoing, as_body, check_priority, ms_of
 from pulque.client.redealing import divide
 from pulque.client.routes import Delayed, Target, Targets, Way, is_delay_server
+from pulque.client.spreading import FAILOVER_PATIENCE
 from pulque.client.way_streams import WayStreams
 from pulque.errors import MessageTooLargeError, PulqueError, UsageError
 from pulque.model.ids import IdSource
@@ -211,7 +212,7 @@ class OutgoingCore(Generic[P]):
 
     def _go_elsewhere(self, batch: OutgoingBatch, now: float) -> bool:
         """Hand a batch over to another broker; say whether there is one that takes it."""
-        if batch.is_bound:
+        if batch.is_bound or self._stays(batch, now):
             return False
         streams = self._streams[batch.way]
         own = batch.stream.target
@@ -222,6 +223,12 @@ class OutgoingCore(Generic[P]):
         batch.stream = streams.stream(other)
         batch.stream.dispatch.take_over(batch)
         return True
+
+    def _stays(self, batch: OutgoingBatch, now: float) -> bool:
+        """Say whether only its broker group can tell for now whether a batch is stored."""
+        if not batch.is_unanswered or not batch.stream.dispatch.is_led:
+            return False
+        return now - batch.sent_at < min(FAILOVER_PATIENCE, self.options.timeout / 2)
 
     # ── messages come in ───────────────────────────────────────────────────────────────────
 

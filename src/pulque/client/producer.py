@@ -191,6 +191,7 @@ class Producer:
 
     def _routes_changed(self, keys: Iterable[RouteKey]) -> None:
         """Take in that subjects are served by others; the client calls it."""
+        self._links.retry_now()
         for way in {key.way for key in keys if not key.group}:
             if self._core.knows(way):
                 self._learn(way)

@@ -3,17 +3,21 @@
 A route is kept until another is heard: with all meta servers down, messages go where they went.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from pulque.client.health import LATENCY_TABLE, Health, LatencyRow
-from pulque.client.routes import Delayed, Targets, Way, is_delay_server, place_of
+from pulque.client.routes import Delayed, Targets, Way, is_delay_server, place_of, places_in
 from pulque.client.url import Address
 from pulque.errors import DisconnectedError
 from pulque.model.routes import Route, RouteKind
 from pulque.wire.routes import ChangedRoute, KnownRoute
 
 __all__ = ["RouteKey", "RouteTable"]
+
+_SENT_TO = (RouteKind.REALTIME, RouteKind.DELAYED)
+"""Where these routes lead, messages are sent."""
 
 
 class RouteKey(NamedTuple):
@@ -56,6 +60,9 @@ class RouteTable:
         self._healths: dict[str, Health] = {}
         self._table = table
         self._draw = draw
+        self._wanted: Counter[RouteKey] = Counter()
+        self.on_moved: Callable[[str], None] = lambda place: None
+        """Told of a broker group that another broker leads by now, or that listens elsewhere."""
 
     def health_of(self, place: str) -> Health:
         """Return how a broker group is doing; it is the same one for all routes."""
@@ -81,8 +88,16 @@ class RouteTable:
         return any(is_delay_server(place) for place in list(self._addresses))
 
     def learn(self, place: str, address: Address) -> None:
-        """Take in where a broker group listens."""
+        """Take in where a broker group listens.
+
+        If that is elsewhere than before, another broker leads it: what was known about the last
+        one does not hold for it.
+        """
+        before = self._addresses.get(place)
         self._addresses[place] = address
+        if before is not None and before != address:
+            self.health_of(place).forget()
+            self.on_moved(place)
 
     def route(self, key: RouteKey) -> Route | None:
         """Return a route as it was heard last."""
@@ -90,13 +105,15 @@ class RouteTable:
 
     def take_in(self, key: RouteKey, route: Route) -> bool:
         """Keep a route; say whether it differs from the last one."""
-        for each in route.partitions:
-            if each.host:
-                self._addresses[place_of(each, key.kind)] = Address(each.host, each.port)
         before = self._routes.get(key)
         self._routes[key] = route
+        for each in route.partitions:
+            if each.host:
+                self.learn(place_of(each, key.kind), Address(each.host, each.port))
+        if before is not None:
+            self._welcome_back(key, before, route)
         is_new = before is None or before[2:] != route[2:]  # its version may differ alone
-        if is_new and not key.group and key.kind is not RouteKind.LOCAL:
+        if is_new and not key.group and key.kind in _SENT_TO:
             targets = Targets(route, self.health_of, key.kind)
             if known := self.targets.get(key.way):
                 targets.go_on_from(known)
@@ -108,6 +125,11 @@ class RouteTable:
                 self.targets[key.way] = targets
         return is_new
 
+    def _welcome_back(self, key: RouteKey, before: Route, route: Route) -> None:
+        """Let nobody be kept out for what was before it left the route."""
+        for place in set(places_in(route, key.kind)).difference(places_in(before, key.kind)):
+            self.health_of(place).forget()
+
     def take_in_changed(self, changed: Iterable[ChangedRoute]) -> list[RouteKey]:
         """Keep the routes that a watch brought; return which of them differ."""
         found = []
@@ -117,9 +139,23 @@ class RouteTable:
                 found.append(key)
         return found
 
+    def want(self, key: RouteKey) -> None:
+        """Take in that somebody is interested in a route, until it says ``forget``."""
+        self._wanted[key] += 1
+
     def forget(self, key: RouteKey) -> None:
-        """Take in that nobody is interested any more."""
-        self._routes.pop(key, None)
+        """Take in that somebody is not interested any more; without others it is not watched."""
+        self._wanted[key] -= 1
+        if self._wanted[key] <= 0:
+            del self._wanted[key]
+            self._routes.pop(key, None)
+
+    def forget_followers(self) -> bool:
+        """Take in that a server does not know of followers; say whether any were watched."""
+        keys = [key for key in list(self._routes) if key.kind is RouteKind.FOLLOWERS]
+        for key in keys:
+            self._routes.pop(key, None)
+        return bool(keys)
 
     def known(self) -> tuple[KnownRoute, ...]:
         """Return what a watch is to look after."""

@@ -44,6 +44,8 @@ REFUSED_WAIT = 2.0
 HealthOf = Callable[[str], Health]
 _DELAY_SERVER = "%delay%"
 """Before the name of a delay server, as a place: a broker group may be called the same."""
+_FOLLOWER = "%follower%"
+"""Before the address of a follower, as a place: its broker group is where the leader is."""
 
 
 class Delayed(NamedTuple):
@@ -122,6 +124,8 @@ def place_of(route: PartitionRoute, kind: RouteKind = RouteKind.REALTIME) -> str
         return HOME
     if kind is RouteKind.DELAYED:
         return f"{_DELAY_SERVER}{route.broker_group}"
+    if kind is RouteKind.FOLLOWERS:
+        return f"{_FOLLOWER}{route.host}:{route.port}"
     return route.broker_group
 
 

@@ -76,6 +76,11 @@ class SendLinks:
             for link in self._links:
                 link.wake()
 
+    def retry_now(self) -> None:
+        """Have those connect that wait before another try: brokers may be elsewhere by now."""
+        for link in self._links:
+            link.retry_now()
+
     def stop(self) -> None:
         """End the threads and the connections."""
         self._is_stopped = True
@@ -145,6 +150,11 @@ class SendLink:
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
+    def retry_now(self) -> None:
+        """Connect now, if it waits before another try."""
+        self._backoff.reset()
+        self.wake()
+
     def _write_ready(self) -> bool:
         """Write until nothing is ready; say whether the connection is there."""
         dispatch = self._dispatch
@@ -208,6 +218,7 @@ class SendLink:
         connection.set_timeout(self._core.options.timeout)
         with self._core.lock:
             self._dispatch.problem = ""
+            self._dispatch.is_led = connection.welcome.tenure.epoch > 0
             if self._dispatch.health is not None:
                 self._dispatch.health.answered(time.monotonic(), 0.0)
             self._core.limit_messages(connection.welcome.max_message)

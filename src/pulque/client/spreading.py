@@ -18,11 +18,14 @@ from pulque.client.routes import Target, Targets, Way
 from pulque.errors import PulqueError, StorageError, UnavailableError
 from pulque.wire.single import SingleStored
 
-__all__ = ["ANSWER_LIMIT", "Spread", "Stored"]
+__all__ = ["ANSWER_LIMIT", "FAILOVER_PATIENCE", "Spread", "Stored"]
 
 _Key = tuple[str, str]
 ANSWER_LIMIT = 5.0
 """A broker that owes an answer for so many seconds is given up, as there are others."""
+FAILOVER_PATIENCE = 15.0
+"""How long a batch without an answer waits for who leads its broker group next, in seconds, as
+only that one knows it again; or for half of its time, if that is less."""
 
 
 @dataclass(slots=True)
@@ -33,6 +36,11 @@ class _Try:
     lane: Lane
     packed: Packed
     is_unanswered: bool = False
+
+    def stays(self, started: float, timeout: float) -> bool:
+        """Say whether only this broker group can tell for now whether the batch is stored."""
+        limit = min(FAILOVER_PATIENCE, timeout / 2)
+        return self.is_unanswered and self.calls.is_led and time.monotonic() - started < limit
 
 
 class Stored(NamedTuple):
@@ -103,11 +111,12 @@ class Spread:
                     if not (error.retryable or isinstance(error, StorageError)):
                         raise
                     failed.add(target.key)
-                    target = self._next_target(way, order_key, target, failed)
+                    if not attempt.stays(started, timeout):
+                        target = self._next_target(way, order_key, target, failed)
                     if target.key in failed:
                         # It was everywhere, or has to stay: after a while it may go anywhere.
                         retries = retries or Retries(self._draw, started, deadline)
-                        time.sleep(retries.next_wait(error, time.monotonic()))
+                        attempt.calls.rest(retries.next_wait(error, time.monotonic()))
                         failed.clear()
         finally:
             for each in tries.values():

@@ -13,6 +13,7 @@ from pulque.client.connection import Connection
 from pulque.client.route_table import RouteKey, RouteTable
 from pulque.client.routes import route_of
 from pulque.errors import PulqueError, RemoteProtocolError, UnavailableError, UnsupportedError
+from pulque.model.routes import RouteKind
 from pulque.wire.requests import Route, Watch
 from pulque.wire.responses import Response, Watched
 from pulque.wire.routes import ChangedRoute
@@ -135,7 +136,13 @@ class Watcher:
         """Ask for every route, where they cannot be watched, and wait a while."""
         changed = []
         for kind, subject, group, _ in self._table.known():
-            route = route_of(connection.request(Route(subject, group, kind), PATIENCE))
+            try:
+                route = route_of(connection.request(Route(subject, group, kind), PATIENCE))
+            except UnsupportedError:
+                # An older server: perhaps it can be watched, but for what it does not know.
+                if kind is RouteKind.FOLLOWERS and self._table.forget_followers():
+                    return
+                raise
             changed.append(ChangedRoute(kind, group, route))
         self._backoff.reset()
         self._take_in(changed)

@@ -107,6 +107,7 @@ class BrokerModel:
         self.settled: list[tuple[str, int, Delivery, str]] = []
         """Partition, pull sequence, delivery, and "ack" or "nack"."""
         self.left: list[str] = []
+        self.epoch = 0
         self.start = 1
         self.lease_ms = 30_000
         self.corrupt: Callable[[bytes], bytes] = lambda data: data
@@ -114,7 +115,7 @@ class BrokerModel:
 
     @property
     def tenure(self) -> Tenure:
-        return Tenure(Epoch(0), StartCount(self.start))
+        return Tenure(Epoch(self.epoch), StartCount(self.start))
 
     def partition(self, name: str) -> Partition:
         with self._changed:
@@ -333,6 +334,8 @@ class FakeBroker(BrokerModel):
         """Who serves a subject, if it is not this broker alone."""
         self.delayed_routes: Callable[[str], RouteValue] | None = None
         """Who takes what is due later, if anybody does."""
+        self.follower_routes: Callable[[str], RouteValue] | None = None
+        """Who copies what serves a subject, if anybody does; else such questions are refused."""
         self.role = Role.BROKER
         self._peers: set[socket.socket] = set()
         self._is_closed = False
@@ -413,6 +416,10 @@ class FakeBroker(BrokerModel):
         if kind is RouteKind.DELAYED:
             found = self.delayed_routes
             return RouteValue(Pattern(subject), 0, ()) if found is None else found(subject)
+        if kind is RouteKind.FOLLOWERS:
+            if self.follower_routes is None:
+                raise UnsupportedError("route kind 3 is unknown")
+            return self.follower_routes(subject)
         if self.routes is not None and kind is not RouteKind.LOCAL:
             return self.routes(subject)
         where = PartitionRoute(PartitionName(subject), self.name, "", 0)

@@ -23,8 +23,8 @@ def test_an_unknown_version_is_refused(opcode: Opcode, version: int) -> None:
 
 
 def test_acks_that_nobody_knows_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match="acks 2 is unknown"):
-        decode_request(Frame(Opcode.SEND, 1, 0, 0, memoryview(b"\x02" + bytes(6))))
+    with pytest.raises(UnsupportedError, match="acks 3 is unknown"):
+        decode_request(Frame(Opcode.SEND, 1, 0, 0, memoryview(b"\x03" + bytes(6))))
 
 
 def test_what_is_unsupported_does_not_end_the_connection() -> None:
