@@ -18,7 +18,7 @@ from bench.peers import work_directory
 from pulque.errors import PulqueError
 from pulque.testing.cluster import ClusterProcesses
 
-__all__ = ["measure"]
+__all__ = ["SteadySends", "measure"]
 
 _BODY = b"x" * 100
 _BATCH = 1000
@@ -98,7 +98,7 @@ def _consume(client: pulque.Client, count: int) -> None:
 def _come_and_go(folder: Path) -> list[Aim]:
     """Add a broker under load, then kill one; return how long each took to be felt."""
     with ClusterProcesses.start(folder, brokers=2) as cluster:
-        load = _Load(cluster.url)
+        load = SteadySends(cluster.url)
         try:
             load.wait_for(100)
             made = cluster.make_broker("broker-3")
@@ -125,7 +125,7 @@ def _come_and_go(folder: Path) -> list[Aim]:
     ]
 
 
-class _Load:
+class SteadySends:
     """Sends one message after the other, each to the next of many subjects, in a thread."""
 
     def __init__(self, url: str) -> None:

@@ -148,7 +148,7 @@ async def open_inside(files: MemoryFileSystem) -> AsyncIterator[Inside]:  # noqa
             ),
             waits=releaser.wake,
         ),
-        ClientTable(state, clock),
+        ClientTable(state.consumption, state.engine.partitions, clock),
         locker,
         Steward(
             state,

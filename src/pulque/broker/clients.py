@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 
-from pulque.broker.state import BrokerState
 from pulque.clock import Clock
 from pulque.errors import InvalidRequestError
 from pulque.model.names import (
@@ -17,6 +16,8 @@ from pulque.model.names import (
     subject_of,
 )
 from pulque.net.server import Connection
+from pulque.rules.consumption import Consumption
+from pulque.storage.partitions import Partitions
 from pulque.wire.clients import ConnectedClient, ConnectedConsumer
 from pulque.wire.requests import Clients, Pull
 from pulque.wire.responses import ClientsListed
@@ -51,9 +52,9 @@ class _Client:
 class ClientTable:
     """All connections that shook hands, by their number."""
 
-    def __init__(self, state: BrokerState, clock: Clock) -> None:
-        self._consumption = state.consumption
-        self._partitions = state.engine.partitions
+    def __init__(self, consumption: Consumption, partitions: Partitions, clock: Clock) -> None:
+        self._consumption = consumption
+        self._partitions = partitions
         self._clock = clock
         self._clients: dict[int, _Client] = {}
         """In the order of their numbers."""

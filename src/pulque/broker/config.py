@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import ByteSize, Field, field_validator, model_validator
 
-from pulque.errors import InvalidNameError
+from pulque.errors import ConfigError, InvalidNameError
 from pulque.model.names import parse_pattern
 from pulque.rules.retry import DEFAULT_DELAYS_MS
 from pulque.settings.joining import JoinSection, checked_name
@@ -34,6 +34,7 @@ __all__ = [
     "LimitsSection",
     "ListenSection",
     "LogSection",
+    "ReplicationSection",
     "RetrySection",
     "StorageSection",
 ]
@@ -312,6 +313,47 @@ class ClusterSection(JoinSection):
         return checked_name(group) if group else group
 
 
+class ReplicationSection(Section):
+    """How many brokers of its group have the same messages."""
+
+    copies: Annotated[Number, Field(ge=1, le=9)] = Field(
+        default=1,
+        description="How many brokers `cluster.group` has, each with all messages of the group: "
+        "one leads, the others follow it. All of them are told the same. With 1, the broker "
+        "stands alone.",
+    )
+    min_in_sync: Annotated[Number, Field(ge=1, le=9)] | None = Field(
+        default=None,
+        description="Messages are taken only while so many brokers of the group, the leader "
+        "among them, have all that was confirmed. If it is not given: 2. The first broker of a "
+        "group that registers decides.",
+    )
+    lag: Annotated[Duration, Field(ge=100 * _MILLISECOND, le=_HOUR)] = Field(
+        default=5 * _SECOND,
+        description="A follower that has not caught up for so long is not in sync any more, and "
+        "nobody waits for it.",
+    )
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there are followers."""
+        return self.copies > 1
+
+    @property
+    def least_in_sync(self) -> int:
+        """How many have to be in sync for messages to be taken."""
+        return self.min_in_sync or min(self.copies, 2)
+
+    @model_validator(mode="after")
+    def _fits(self) -> "ReplicationSection":
+        if (self.min_in_sync or 1) > self.copies:
+            raise ValueError(
+                f"min_in_sync ({self.min_in_sync}) is over copies ({self.copies}): messages could "
+                "never be taken"
+            )
+        return self
+
+
 class BrokerSettings(ServerSettings):
     """All that a broker can be told."""
 
@@ -341,6 +383,10 @@ class BrokerSettings(ServerSettings):
     cluster: ClusterSection = Field(
         default=ClusterSection(), description="Which cluster the broker belongs to."
     )
+    replication: ReplicationSection = Field(
+        default=ReplicationSection(),
+        description="How many brokers of its group have the same messages.",
+    )
     log: LogSection = Field(
         default=LogSection(), description="What the broker says about itself, on stderr."
     )
@@ -349,6 +395,19 @@ class BrokerSettings(ServerSettings):
     @classmethod
     def _is_a_name(cls, name: str) -> str:
         return checked_name(name)
+
+    def check_replication(self) -> None:
+        """See that a broker that is to have followers can have them.
+
+        Raises:
+            ConfigError: It cannot.
+        """
+        if self.replication.is_on and not (self.cluster.meta and self.cluster.group):
+            raise ConfigError(
+                f"replication.copies is {self.replication.copies}: then cluster.meta has to name "
+                "the meta servers, which say who leads, and cluster.group the group, whose name "
+                "all brokers of it share"
+            )
 
     @property
     def broker_group(self) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 
-from pulque.errors import PulqueError
+from pulque.errors import PulqueError, ReadOnlyError
 from pulque.model.names import PartitionName, subject_of
 from pulque.model.standing import ALONE, Standing
 from pulque.rules.admission import broker_refusal, is_restricted, subject_refusal
@@ -32,6 +32,7 @@ class Gate:
         self._changed = changed
         self.standing = standing
         """What the cluster said last."""
+        self._obstacle = ""
         self.is_open = not is_restricted(standing, self._allowed)
         """Whether all may be sent; then nobody need ask further."""
 
@@ -43,7 +44,12 @@ class Gate:
             # First, so that what is said here is never less than what a restart remembers.
             self._changed(standing)
         self.standing = standing
-        self.is_open = not is_restricted(standing, self._allowed)
+        self._look()
+
+    def obstruct(self, obstacle: str) -> None:
+        """Take no sends for a reason that the broker has itself; empty for none any more."""
+        self._obstacle = obstacle
+        self._look()
 
     def check(self, partition: PartitionName) -> None:
         """Refuse what may not be sent to a partition now.
@@ -74,3 +80,8 @@ class Gate:
         refusal = broker_refusal(self._broker, self.standing)
         if refusal is not None:
             raise refusal
+        if self._obstacle:
+            raise ReadOnlyError(f"{self._broker} takes no messages now: {self._obstacle}")
+
+    def _look(self) -> None:
+        self.is_open = not (self._obstacle or is_restricted(self.standing, self._allowed))

@@ -33,7 +33,8 @@ from pulque.wire.single import SingleSend
 __all__ = ["Receiver"]
 
 _MOST_BATCHES = 1024
-_DISK = int(Acks.DISK)
+_MEMORY = int(Acks.MEMORY)
+_REPLICA = int(Acks.REPLICA)
 
 
 class Receiver:
@@ -82,7 +83,7 @@ class Receiver:
                 f"a send of {len(batches)} batches; 1 to {_MOST_BATCHES} are allowed"
             )
         pending = PendingSend(len(batches), answer)
-        wants_disk = request.acks is Acks.DISK
+        wants_disk = self._wants_disk(request.acks)
         for index, (name, batch) in enumerate(batches):
             self._take_in(name, bytes(batch), pending, index, wants_disk=wants_disk)
         if owner is None:
@@ -91,7 +92,16 @@ class Receiver:
     def send_single(self, request: SingleSend, waiter: Waiter) -> None:
         """Store the only batch of a send; who sent it says ``pause`` when there are no more."""
         acks, _, name, batch = request
-        self._take_in(name, batch, waiter, 0, wants_disk=acks == _DISK)
+        self._take_in(name, batch, waiter, 0, wants_disk=self._wants_disk(acks))
+
+    def _wants_disk(self, acks: int) -> bool:
+        """Say whether a send waits for the disk; with followers, that is for theirs as well."""
+        if acks == _REPLICA and not self._committer.has_followers:
+            raise NotAllowedError(
+                'acks is "replica", and this broker has no followers: "disk" and "memory" are '
+                "allowed here"
+            )
+        return acks != _MEMORY
 
     def pause(self, owner: object) -> None:
         """Take note that a connection has sent all that it had."""
@@ -204,6 +214,15 @@ class Receiver:
             self.refused += 1
             self._dedup.take_back(entry.partition, read_header(appended.batch))
         tell(appended.waiting, outcome_of(appended, error))
+
+    def forsake(self, error: PulqueError) -> None:
+        """Tell all who wait that nobody knows whether their batches will be kept.
+
+        They are in the log all the same, and numbered: whoever sends one again asks about it.
+        """
+        for appended in self._unconfirmed.values():
+            waiting, appended.waiting = appended.waiting, []
+            tell(waiting, outcome_of(appended, error))
 
     def _answer_again(
         self, partition: Partition, first: ConsumeSequence, waiter: Waiter, index: int

@@ -4,15 +4,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import assert_never
 
+from pulque.broker.answering import Answerer
 from pulque.broker.belonging import ClusterSide
 from pulque.broker.find import Finder
 from pulque.broker.parts import Parts
 from pulque.broker.places import Place
 from pulque.broker.routes import LocalRoutes, parse_asked
 from pulque.broker.state import BrokerState
+from pulque.broker.streams import Streams
 from pulque.broker.watch import Watcher
 from pulque.clock import Clock
 from pulque.errors import (
+    NotLeaderError,
     OverloadedError,
     ProtocolError,
     PulqueError,
@@ -29,19 +32,25 @@ from pulque.wire.requests import (
     Attend,
     Cancel,
     ChangeGroup,
+    ChangeInSync,
     Clients,
     Close,
+    CopyCheckpoint,
     Dead,
     Find,
+    Follow,
     Groups,
+    HandOver,
     Heartbeat,
     Hello,
+    Lead,
     Lock,
     Ordered,
     Positions,
     Pull,
     Read,
     Register,
+    Replicate,
     Request,
     Reschedule,
     Resend,
@@ -61,68 +70,18 @@ from pulque.wire.requests import (
     decode_request,
 )
 from pulque.wire.responses import (
-    Outcome,
-    Response,
     Routed,
     Sealed,
-    Sent,
     StatusReport,
     Subscribed,
     Welcome,
-    encode_error,
-    encode_response,
 )
-from pulque.wire.single import encode_single_stored, read_single_send
+from pulque.wire.single import read_single_send
 from pulque.wire.versions import agree
 
 __all__ = ["RequestHandler"]
 
 _MOST_WAITING = 1000
-
-
-class _Answerer:
-    """Where the answer to one request goes."""
-
-    __slots__ = ("_connection", "_epoch", "_request_id")
-
-    def __init__(self, connection: Connection, request_id: int, epoch: int) -> None:
-        self._connection = connection
-        self._request_id = request_id
-        self._epoch = epoch
-
-    def answer(self, response: Response) -> None:
-        """Send the answer."""
-        self._connection.send(encode_response(response, self._request_id, self._epoch))
-
-    def refuse(self, error: PulqueError) -> None:
-        """Send an error."""
-        self._connection.send([encode_error(error, self._request_id, self._epoch)])
-
-    def put(self, index: int, outcome: Outcome) -> None:
-        """Send the outcome of a send that has one batch."""
-        del index
-        code, is_duplicate, first_sequence, stored_at_ms, _ = outcome
-        if code:
-            self.answer(Sent((outcome,)))
-            return
-        answer = encode_single_stored(
-            is_duplicate=is_duplicate,
-            first_sequence=first_sequence,
-            stored_at_ms=stored_at_ms,
-            request_id=self._request_id,
-            epoch=self._epoch,
-        )
-        self._connection.send([answer])
-
-    def answer_held(self, response: Response) -> None:
-        """Send the answer to a request that was held."""
-        self._connection.waiting -= 1
-        self.answer(response)
-
-    def refuse_held(self, error: PulqueError) -> None:
-        """Send an error to a request that was held."""
-        self._connection.waiting -= 1
-        self.refuse(error)
 
 
 class RequestHandler:
@@ -138,8 +97,12 @@ class RequestHandler:
         status: Callable[[], bytes],
         cluster: ClusterSide,
         finder: Finder,
+        streams: Streams | None = None,
     ) -> None:
         self._welcome = welcome
+        self._streams = streams
+        """What followers copy; None for a broker that stands alone."""
+        self._leading = None if streams is None else streams.leading
         self._cluster = cluster
         self._epoch = welcome.tenure.epoch
         self._receiver = parts.receiver
@@ -166,11 +129,13 @@ class RequestHandler:
 
     def handle(self, connection: Connection, frame: Frame) -> None:
         """Answer a frame, now or when there is something to answer."""
-        answerer = _Answerer(connection, frame.request_id, self._epoch)
+        answerer = Answerer(connection, frame.request_id, self._epoch)
         try:
             if not connection.is_welcome:
                 self._greet(connection, decode_request(frame), answerer)
                 return
+            if self._leading is not None and not self._leading.serves(frame.opcode):
+                raise self._leading.refusal()
             single = read_single_send(frame)
             if single is None:
                 self._dispatch(connection, decode_request(frame), answerer)
@@ -194,13 +159,15 @@ class RequestHandler:
         self._clients.closed(connection)
         self._locker.closed(connection)
         self._attendance.closed(connection)
+        if self._streams is not None:
+            self._streams.closed(connection)
 
     def partition_added(self, places: list[Place]) -> None:
         """Tell the watches that a new partition matters to."""
         self._watcher.partition_added(places)
         self._attendance.partition_added()
 
-    def _greet(self, connection: Connection, request: Request, answerer: _Answerer) -> None:
+    def _greet(self, connection: Connection, request: Request, answerer: Answerer) -> None:
         if not isinstance(request, Hello):
             raise RemoteProtocolError("the first frame on a connection must be a Hello")
         if request.mechanism:
@@ -214,7 +181,7 @@ class RequestHandler:
         answerer.answer(replace(self._welcome, version=version, cluster=cluster))
 
     def _dispatch(  # noqa: C901, PLR0912, PLR0915  # one case per opcode
-        self, connection: Connection, request: Request, answerer: _Answerer
+        self, connection: Connection, request: Request, answerer: Answerer
     ) -> None:
         match request:
             case Send():
@@ -309,6 +276,12 @@ class RequestHandler:
                 self._steward.skip(request, answerer.answer, answerer.refuse)
             case Close():
                 self._steward.close(request, answerer.answer, answerer.refuse)
+            case Follow() | Replicate() | CopyCheckpoint():
+                self._copy(connection, request, answerer)
+            case HandOver():
+                self._hold(connection, answerer, lambda: self._hand_over(request, answerer))
+            case Lead() | ChangeInSync():
+                raise UnsupportedError("this is a broker; meta servers say who leads")
             case Cancel() | Reschedule() | Scheduled() | StuckMessages():
                 raise UnsupportedError("this is a broker; delayed messages are at a delay server")
             case Hello():
@@ -317,7 +290,7 @@ class RequestHandler:
                 assert_never(request)
 
     @staticmethod
-    def _hold(connection: Connection, answerer: _Answerer, begin: Callable[[], None]) -> None:
+    def _hold(connection: Connection, answerer: Answerer, begin: Callable[[], None]) -> None:
         if connection.waiting >= _MOST_WAITING:
             raise OverloadedError(f"{connection.waiting} requests of this connection wait already")
         connection.waiting += 1
@@ -326,11 +299,11 @@ class RequestHandler:
         except PulqueError as error:
             answerer.refuse_held(error)
 
-    def _pull(self, connection: Connection, request: Pull, answerer: _Answerer) -> None:
+    def _pull(self, connection: Connection, request: Pull, answerer: Answerer) -> None:
         self._puller.pull(request, connection, answerer.answer_held, answerer.refuse_held)
         self._clients.pulled(connection, request)
 
-    def _route(self, request: Route, answerer: _Answerer) -> None:
+    def _route(self, request: Route, answerer: Answerer) -> None:
         """Answer what is here, or have a meta server say who serves a subject."""
         if self._cluster.relay is not None and request.kind is not RouteKind.LOCAL:
             pattern, _ = parse_asked(request.subject, request.group)
@@ -345,21 +318,46 @@ class RequestHandler:
         route = self._routes.route(request.subject, request.group, request.kind)
         answerer.answer_held(Routed(route))
 
-    def _watch(self, connection: Connection, request: Watch, answerer: _Answerer) -> None:
+    def _watch(self, connection: Connection, request: Watch, answerer: Answerer) -> None:
         relay = self._cluster.relay
         if relay is None:
             self._watcher.watch(request, connection, answerer.answer_held)
         else:
             relay.watch(request, answerer.answer_held, answerer.refuse_held)
 
-    def _attend(self, connection: Connection, request: Attend, answerer: _Answerer) -> None:
+    def _attend(self, connection: Connection, request: Attend, answerer: Answerer) -> None:
         relay = self._cluster.relay
         if relay is None:
             self._attendance.attend(request, connection, answerer.answer_held)
         else:
             relay.attend(request, answerer.answer_held, answerer.refuse_held)
 
-    def _subscribe(self, connection: Connection, request: Subscribe, answerer: _Answerer) -> None:
+    def _copy(
+        self,
+        connection: Connection,
+        request: Follow | Replicate | CopyCheckpoint,
+        answerer: Answerer,
+    ) -> None:
+        """Let a follower have what it asks for."""
+        streams = self._streams
+        if streams is None:
+            raise NotLeaderError("this broker stands alone: nobody can follow it")
+        match request:
+            case Follow():
+                answerer.answer(streams.follow(request, connection))
+            case Replicate():
+                streams.replicate(request, connection, answerer.answer, answerer.refuse)
+            case CopyCheckpoint():
+                streams.checkpoint(request, answerer.answer, answerer.refuse)
+            case _:
+                assert_never(request)
+
+    def _hand_over(self, request: HandOver, answerer: Answerer) -> None:
+        if self._streams is None:
+            raise NotLeaderError("this broker stands alone: nobody can take over")
+        self._streams.hand_over(request, answerer.answer_held, answerer.refuse_held)
+
+    def _subscribe(self, connection: Connection, request: Subscribe, answerer: Answerer) -> None:
         def answer(response: Subscribed) -> None:
             key = (Group(response.group), ConsumerId(request.consumer))
             self._clients.subscribed(connection, key, Pattern(request.subject))
@@ -367,7 +365,7 @@ class RequestHandler:
 
         self._registrar.subscribe(request, answer, answerer.refuse)
 
-    def _beat(self, connection: Connection, request: Heartbeat, answerer: _Answerer) -> None:
+    def _beat(self, connection: Connection, request: Heartbeat, answerer: Answerer) -> None:
         answerer.answer(self._settler.heartbeat(request))
         if request.is_leaving:
             key = _consumer_of(request)

@@ -74,10 +74,15 @@ class Releaser:
 
     async def _release(self, due: Due) -> None:
         partition = self._engine.partitions.by_id[due.partition]
+        # Before anything is read: what is not confirmed yet cannot be read, and is not missing.
+        sequences = [each for each in due.sequences if each < partition.confirmed]
+        if not sequences:
+            await asyncio.sleep(_LONGEST_SLEEP_S)
+            return
         loop = asyncio.get_running_loop()
         try:
             batches, missing = await loop.run_in_executor(
-                self._executor, self._pack, partition, due.sequences
+                self._executor, self._pack, partition, sequences
             )
         except StorageError as error:
             self._warn("redelivery_delayed", partition=partition.name, reason=str(error))

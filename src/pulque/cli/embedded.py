@@ -36,6 +36,7 @@ def run_embedded(settings: BrokerSettings, *, on_ready: Callable[[str], None]) -
     Raises:
         PulqueError: They cannot start, or a disk failed.
     """
+    settings.check_replication()
     configure_logging(settings.log)
     allow_descriptors()
     with asyncio.Runner(loop_factory=loop_factory()) as runner:

@@ -110,7 +110,7 @@ def seal(
 
 def _serve(loaded: "LoadedSettings[BrokerSettings]") -> None:
     with importing():
-        from pulque.broker.server import run_broker
+        from pulque.broker.process import run_broker
         from pulque.settings.preflight import check_world
 
     check_world(loaded)

@@ -90,6 +90,11 @@ class Receiver:
                 f"a send of {len(batches)} batches; 1 to {_MOST_BATCHES} are allowed"
             )
         pending = PendingSend(len(batches), answer)
+        if request.acks is Acks.REPLICA:
+            raise NotAllowedError(
+                'acks is "replica", and a delay server has no followers: "disk" and "memory" are '
+                "allowed for messages that are due later"
+            )
         wants_disk = request.acks is Acks.DISK
         for index, (name, batch) in enumerate(batches):
             self.take_in(name, bytes(batch), pending, index, wants_disk=wants_disk)

@@ -9,8 +9,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
+from pulque.client.options import AcksName, acks_of
 from pulque.errors import UsageError
 from pulque.model.names import (
     PartitionName,
@@ -133,7 +134,7 @@ class WriteOptions:
     url: str | None
     subject: str | None
     """Where rows go that have no subject of their own; it wins over a column."""
-    acks: str
+    acks: AcksName
     max_batch: int
     staging: str | None
     """Where the tasks of a streaming write leave their batches for the driver."""
@@ -148,12 +149,11 @@ class WriteOptions:
         given = _known(options, _WRITE, "write")
         subject = given.get("subject")
         acks = given.get("acks", "disk")
-        if acks not in {"disk", "memory"}:
-            raise UsageError(f"acks is {acks!r}; 'disk' and 'memory' are allowed")
+        acks_of(acks)
         return cls(
             url=given.get("url"),
             subject=None if subject is None else parse_subject(subject),
-            acks=acks,
+            acks=cast("AcksName", acks),
             max_batch=min(_count(given, "maxBatch") or 1000, 10_000),
             staging=given.get("staging"),
         )

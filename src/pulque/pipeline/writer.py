@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 
 import pulque
 from pulque.client.lanes import pack_messages
-from pulque.client.options import AcksName
+from pulque.client.options import acks_of
 from pulque.client.receipt import Outgoing
 from pulque.client.routes import Target, Targets
 from pulque.errors import (
@@ -37,7 +37,7 @@ from pulque.pipeline.brokers import BrokersOfUrl, held_name, split_held
 from pulque.pipeline.options import WriteOptions
 from pulque.pipeline.rows import check_schema, rows_of
 from pulque.pipeline.staging import PackedBatch, Staged, Staging, stage
-from pulque.wire.requests import Acks, Send
+from pulque.wire.requests import Send
 from pulque.wire.responses import Response, Sent
 
 __all__ = ["BatchWriter", "StreamWriter"]
@@ -78,9 +78,8 @@ class BatchWriter(DataSourceArrowWriter):
         """Send the rows of a task, and return once all are confirmed."""
         options = self._options
         count = 0
-        acks: AcksName = "disk" if options.acks == "disk" else "memory"
         with (
-            pulque.connect(options.url, name="pulque-pipeline", acks=acks) as client,
+            pulque.connect(options.url, name="pulque-pipeline", acks=options.acks) as client,
             client.producer(max_batch=options.max_batch) as producer,
         ):
             for batch in iterator:
@@ -121,7 +120,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Publish a micro-batch; a repeated one is published as it was the first time."""
         with closing(BrokersOfUrl(self._options.url, timeout_s=_TIMEOUT_S)) as brokers:
-            acks = Acks.DISK if self._options.acks == "disk" else Acks.MEMORY
+            acks = acks_of(self._options.acks)
 
             def send(name: PartitionName, batch: bytes) -> None:
                 place, partition = split_held(name)

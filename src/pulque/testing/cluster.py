@@ -65,7 +65,7 @@ class ClusterProcesses:
         self._timeout = timeout
 
     @classmethod
-    def start(
+    def start(  # noqa: PLR0913  # how a cluster may differ from the usual one
         cls,
         folder: Path,
         *,
@@ -74,6 +74,7 @@ class ClusterProcesses:
         broker_settings: Sections | None = None,
         meta_settings: Sections | None = None,
         database: str = "",
+        copies: int = 1,
     ) -> Self:
         """Start a cluster and wait until all of it serves.
 
@@ -84,6 +85,8 @@ class ClusterProcesses:
             broker_settings: Sections of settings for all brokers.
             meta_settings: Sections of settings for all meta servers.
             database: The database of the meta servers; a SQLite file of theirs if not given.
+            copies: How many brokers have the same messages: the first so many are of group
+                ``group-1``, one of them leads and the others follow, and so on.
 
         Raises:
             BrokerProcessError: One of them does not serve in time; none is left then.
@@ -94,8 +97,11 @@ class ClusterProcesses:
             for number in range(1, metas + 1):
                 cluster.add_meta(f"meta-{number}", meta_settings)
             made = [
-                cluster.make_broker(f"broker-{number}", broker_settings)
-                for number in range(1, brokers + 1)
+                cluster.make_broker(
+                    f"broker-{number + 1}",
+                    _with_copies(broker_settings or {}, f"group-{number // copies + 1}", copies),
+                )
+                for number in range(brokers)
             ]
             with ThreadPoolExecutor(max(len(made), 1)) as pool:
                 list(pool.map(ServerProcess.restart, made))
@@ -180,6 +186,8 @@ class ClusterProcesses:
     def wait_until_known(self) -> None:
         """Wait until every meta server that runs has all others that run in its routes.
 
+        Brokers that follow need only be known as such: their leader is in the routes.
+
         Raises:
             BrokerProcessError: That takes too long.
         """
@@ -223,11 +231,26 @@ class ClusterProcesses:
         )
 
 
+def _with_copies(settings: Sections, broker_group: str, copies: int) -> Sections:
+    """Return the settings of a broker that has, or may have, followers."""
+    if copies == 1:
+        return settings
+    told = {name: dict(section) for name, section in settings.items()}
+    told["cluster"] = {"group": broker_group, **told.get("cluster", {})}
+    told["replication"] = {"copies": copies, **told.get("replication", {})}
+    return told
+
+
 def _serving(meta: ServerProcess) -> set[str]:
-    """Return the servers that a meta server has in its routes."""
+    """Return the servers that a meta server has in its routes, or knows to follow."""
     with connect(meta.url) as client:
         servers: list[dict[str, Any]] = client.status()["servers"]
-    return {str(each["name"]) for each in servers if each["is_serving"]}
+    led = {each["broker_group"] for each in servers if each["is_serving"]}
+    return {
+        str(each["name"])
+        for each in servers
+        if each["is_serving"] or (each["state"] == "following" and each["broker_group"] in led)
+    }
 
 
 def _joined(servers: Mapping[str, ServerProcess]) -> str:

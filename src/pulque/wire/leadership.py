@@ -9,7 +9,7 @@ from pulque.model.positions import Epoch
 from pulque.wire.codec import Reader, Writer
 from pulque.wire.opcodes import Opcode
 
-__all__ = ["ChangeInSync", "InSyncChanged", "Lead", "Led"]
+__all__ = ["ChangeInSync", "HandOver", "HandedOver", "InSyncChanged", "Lead", "Led"]
 
 _ROW = Struct("<IQH")
 
@@ -154,6 +154,44 @@ class InSyncChanged:
         """Take the fields."""
         (is_done,) = source.unpack(cls._form)
         return cls(is_done, read_leadership(source))
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """Have another broker of the group lead: said to the leader, by command."""
+
+    opcode: ClassVar[Opcode] = Opcode.HAND_OVER
+
+    to: str = ""
+    """The id of the data directory that is to lead; empty for any that has all."""
+
+    def write(self, to: Writer) -> None:
+        """Append the fields."""
+        to.text(self.to)
+
+    @classmethod
+    def read(cls, source: Reader) -> Self:
+        """Take the fields."""
+        return cls(source.text())
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """The answer to ``HandOver``: another broker leads."""
+
+    opcode: ClassVar[Opcode] = Opcode.HAND_OVER
+
+    leadership: Leadership
+    """As it is now."""
+
+    def write(self, to: Writer) -> None:
+        """Append the fields."""
+        write_leadership(self.leadership, to)
+
+    @classmethod
+    def read(cls, source: Reader) -> Self:
+        """Take the fields."""
+        return cls(read_leadership(source))
 
 
 def write_leadership(leadership: Leadership, to: Writer) -> None:

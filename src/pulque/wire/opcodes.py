@@ -27,7 +27,8 @@ class Opcode(IntEnum):
     CHANGE_IN_SYNC = 17
     FOLLOW = 18
     REPLICATE = 19
-    FETCH_CHECKPOINT = 20
+    COPY_CHECKPOINT = 20
+    HAND_OVER = 21
     STATUS = 32
     SEAL = 33
     RESET = 34

@@ -8,7 +8,7 @@ from pulque.model.leadership import EpochStart
 from pulque.wire.codec import Reader, Writer
 from pulque.wire.opcodes import Opcode
 
-__all__ = ["CheckpointPart", "FetchCheckpoint", "Follow", "Followed", "Replicate", "Replicated"]
+__all__ = ["CheckpointPart", "CopyCheckpoint", "Follow", "Followed", "Replicate", "Replicated"]
 
 _EPOCH = Struct("<IQQ")
 
@@ -210,10 +210,10 @@ class Replicated:
 
 
 @dataclass(frozen=True, slots=True)
-class FetchCheckpoint:
+class CopyCheckpoint:
     """Give me a part of your checkpoint, so that I need not replay all from the beginning."""
 
-    opcode: ClassVar[Opcode] = Opcode.FETCH_CHECKPOINT
+    opcode: ClassVar[Opcode] = Opcode.COPY_CHECKPOINT
     _form: ClassVar[Struct] = Struct("<QQI")
 
     number: int
@@ -233,9 +233,9 @@ class FetchCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPart:
-    """The answer to ``FetchCheckpoint``."""
+    """The answer to ``CopyCheckpoint``."""
 
-    opcode: ClassVar[Opcode] = Opcode.FETCH_CHECKPOINT
+    opcode: ClassVar[Opcode] = Opcode.COPY_CHECKPOINT
     _form: ClassVar[Struct] = Struct("<QQ")
 
     number: int

@@ -19,11 +19,11 @@ from pulque.wire.delay import Cancel, Reschedule, Scheduled
 from pulque.wire.find import Find
 from pulque.wire.frame import Frame, pack_frame_header
 from pulque.wire.groups import ChangeGroup, Subscribe, Subscriptions
-from pulque.wire.leadership import ChangeInSync, Lead
+from pulque.wire.leadership import ChangeInSync, HandOver, Lead
 from pulque.wire.opcodes import Opcode
 from pulque.wire.ordered import NO_TOKEN, Attend, Close, Lock, Ordered, Skip, Unlock
 from pulque.wire.registration import Register
-from pulque.wire.replication import FetchCheckpoint, Follow, Replicate
+from pulque.wire.replication import CopyCheckpoint, Follow, Replicate
 from pulque.wire.resets import Groups, Reset
 from pulque.wire.routes import Route, Watch
 from pulque.wire.stuck import StuckMessages
@@ -40,11 +40,12 @@ __all__ = [
     "ChangeInSync",
     "Clients",
     "Close",
+    "CopyCheckpoint",
     "Dead",
-    "FetchCheckpoint",
     "Find",
     "Follow",
     "Groups",
+    "HandOver",
     "Heartbeat",
     "Hello",
     "Lead",
@@ -444,7 +445,8 @@ Request = (
     | ChangeInSync
     | Follow
     | Replicate
-    | FetchCheckpoint
+    | CopyCheckpoint
+    | HandOver
 )
 _KINDS: dict[int, type[Request]] = {kind.opcode: kind for kind in get_args(Request)}
 VERSION = 1

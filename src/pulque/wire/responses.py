@@ -15,7 +15,7 @@ from pulque.wire.delay import Cancelled, Rescheduled, ScheduledListed
 from pulque.wire.find import FoundMessages
 from pulque.wire.frame import Frame, pack_frame_header
 from pulque.wire.groups import GroupChanged, Subscribed, SubscriptionsListed, known
-from pulque.wire.leadership import InSyncChanged, Led
+from pulque.wire.leadership import HandedOver, InSyncChanged, Led
 from pulque.wire.opcodes import Opcode
 from pulque.wire.ordered import Attended, Closed, Locked, OrderedReport, Skipped, Unlocked
 from pulque.wire.registration import Registered
@@ -40,6 +40,7 @@ __all__ = [
     "FoundMessages",
     "GroupChanged",
     "GroupsReport",
+    "HandedOver",
     "InSyncChanged",
     "Led",
     "Located",
@@ -433,6 +434,7 @@ Response = (
     | Followed
     | Replicated
     | CheckpointPart
+    | HandedOver
 )
 _KINDS: dict[int, type[Response]] = {kind.opcode | ANSWER: kind for kind in get_args(Response)}
 _new = tuple.__new__

@@ -190,7 +190,7 @@ async def test_sends_that_wait_are_answered_when_the_broker_stops(
 
 
 @pytest.mark.accepts("003-42")
-@pytest.mark.parametrize("acks", Acks)
+@pytest.mark.parametrize("acks", [Acks.MEMORY, Acks.DISK])
 async def test_a_send_that_finds_no_room_gets_an_error_and_leaves_no_trace(
     start: Start, acks: Acks
 ) -> None:
@@ -253,7 +253,7 @@ async def test_after_a_failed_sync_nothing_is_confirmed_any_more(start: Start) -
     files.fail_sync_after(1, StorageError("the disk is gone"))
     await raw.send("orders", [b"unknown"], acks=Acks.DISK)
 
-    for acks in Acks:
+    for acks in (Acks.MEMORY, Acks.DISK):
         outcome = await raw.send("orders", [b"more"], acks=acks)
         assert outcome.code is not ErrorCode.NONE
 

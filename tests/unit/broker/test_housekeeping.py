@@ -111,7 +111,7 @@ async def workshop() -> AsyncIterator[Workshop]:
             ),
             waits=releaser.wake,
         ),
-        ClientTable(state, clock),
+        ClientTable(state.consumption, state.engine.partitions, clock),
         locker,
         Steward(
             state,

@@ -20,7 +20,7 @@ def on_ready(url):
 
 if sys.argv[1] == "broker":
     from pulque.broker.config import BrokerSettings as Settings
-    from pulque.broker.server import run_broker as run
+    from pulque.broker.process import run_broker as run
 else:
     from pulque.delay.config import DelaySettings as Settings
     from pulque.delay.server import run_delay as run

@@ -1,0 +1,488 @@
+"""A broker that leads a group: the test is its follower, and its meta server."""
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pulque.broker.authority import Authority
+from pulque.broker.belonging import ClusterSide
+from pulque.broker.config import BrokerSettings
+from pulque.broker.gate import Gate
+from pulque.broker.leading import Rule
+from pulque.broker.server import Broker, Reign
+from pulque.errors import (
+    ErrorCode,
+    NotAllowedError,
+    NotLeaderError,
+    PulqueError,
+    StaleEpochError,
+    UnavailableError,
+)
+from pulque.model.leadership import EpochStart, Leadership
+from pulque.model.positions import ActionOffset, Epoch, MessageOffset
+from pulque.storage.epochs import begin_epoch
+from pulque.storage.files import OsFileSystem
+from pulque.storage.identity import Identity
+from pulque.testing.clock import ManualClock
+from pulque.testing.raw import RawConnection, pack_batch
+from pulque.wire.leadership import ChangeInSync, HandedOver, HandOver, InSyncChanged, Lead, Led
+from pulque.wire.replication import Follow, Followed, Replicate, Replicated
+from pulque.wire.requests import Acks, Send
+from pulque.wire.responses import Sent
+from tests.unit.broker.running import eventually
+
+EPOCH = 3
+ME, OTHER = "me", "other"
+LEASE_MS = 1000
+LAG_MS = 5000
+
+
+class Said(Authority):
+    """Meta servers that say what the test tells them to, and change what they are asked to."""
+
+    def __init__(self, led: Led, clock: ManualClock) -> None:
+        super().__init__((), _no_question, clock, lambda *_, **__: None)
+        self.led, self.heard_ms = led, clock.monotonic_ms()
+        self.asked: list[ChangeInSync] = []
+        self.is_away = False
+        self.tries = 0
+
+    async def change(self, change: ChangeInSync) -> InSyncChanged:
+        self.tries += 1
+        if self.is_away:
+            raise UnavailableError("no meta server can be reached")
+        assert self.led is not None
+        self.asked.append(change)
+        before = self.led.leadership
+        leader, epoch = before.leader, before.epoch
+        if leader not in change.in_sync:
+            leader, epoch = change.in_sync[0], Epoch(epoch + 1)
+        after = before._replace(
+            version=before.version + 1, in_sync=change.in_sync, leader=leader, epoch=epoch
+        )
+        self.say(after)
+        return InSyncChanged(True, after)
+
+    def say(self, leadership: Leadership) -> None:
+        """Have the leader hear of a leadership, asked now."""
+        self.heard_ms = self._clock.monotonic_ms()
+        self.led = Led(leadership, "somebody", "127.0.0.1", 1, LEASE_MS)
+        self.on_led(self.led)
+
+
+def _no_question(version: int, wait_ms: int) -> Lead:
+    raise AssertionError("nobody asks")
+
+
+class LeaderAlone:
+    """A leader, and what it takes to play those around it."""
+
+    def __init__(self, directory: Path, *in_sync: str) -> None:
+        self.clock = ManualClock()
+        self.directory = directory
+        settings = BrokerSettings.model_validate(
+            {
+                "listen": {"port": 0},
+                "storage": {"directory": str(directory), "reserve": "1MiB"},
+                "retry": {"delays": "1ms", "jitter_percent": 0},
+            }
+        )
+        members = tuple(sorted({ME, *in_sync}))
+        leadership = Leadership("g1", Epoch(EPOCH), 7, ME, "token", members, 2)
+        led = Led(leadership, "broker", "127.0.0.1", 1, LEASE_MS)
+        self.said = Said(led, self.clock)
+        directory.mkdir()
+        files = OsFileSystem(str(directory))
+        Identity.open(files)
+        epochs = begin_epoch(files, Epoch(EPOCH), MessageOffset(0), ActionOffset(0))
+        gate = Gate("broker")
+        reign = Reign(Rule(led, self.said, epochs, LAG_MS), ClusterSide("g1", gate), 0)
+        self.broker = Broker(settings, self.clock, files, reign)
+        self.connections: list[RawConnection] = []
+
+    async def connect(self) -> RawConnection:
+        raw = await RawConnection.open(self.broker.url)
+        self.connections.append(raw)
+        return raw
+
+    async def close(self) -> None:
+        for raw in self.connections:
+            raw.close()
+        await self.broker.close()
+
+
+class Follower:
+    """What a follower says; it keeps the bytes that it was given."""
+
+    def __init__(self, raw: RawConnection, name: str = OTHER) -> None:
+        self.raw = raw
+        self.name = name
+        self.messages = b""
+        self.actions = b""
+        self.is_ready = True
+
+    async def follow(self, **changes: Any) -> Followed:
+        fields: dict[str, Any] = {
+            "broker_group": "g1",
+            "name": self.name,
+            "directory": self.name,
+            "epoch": EPOCH,
+            "message_end": 0,
+            "action_end": 0,
+            "epochs": (),
+        }
+        return await self.raw.ask(Follow(**fields | changes), Followed)
+
+    async def copy(self, *, wait_ms: int = 0, epoch: int = EPOCH) -> Replicated:
+        """Ask for what is new, and have it in memory."""
+        request = self._question(1 << 20, wait_ms, epoch)
+        answer = await self.raw.ask(request, Replicated)
+        self.messages += bytes(answer.messages)
+        self.actions += bytes(answer.actions)
+        return answer
+
+    async def copy_all(self, leader: LeaderAlone, body: bytes = b"") -> None:
+        """Ask until there is nothing new, and a body has come."""
+        while body not in self.messages or len(self.messages) < len(log_of(leader)):
+            await self.copy(wait_ms=5000)
+
+    async def sync(self) -> None:
+        """Say that all that was given is on disk."""
+        await self.raw.ask(self._question(0, 0, EPOCH, is_synced=True), Replicated)
+
+    def _question(
+        self, max_bytes: int, wait_ms: int, epoch: int, *, is_synced: bool = False
+    ) -> Replicate:
+        ends = (len(self.messages), len(self.actions))
+        synced = ends if is_synced else self._synced
+        self._synced = synced
+        return Replicate(self.name, epoch, *ends, *synced, self.is_ready, max_bytes, wait_ms)
+
+    _synced = (0, 0)
+
+
+@pytest.fixture
+async def leader(tmp_path: Path) -> AsyncIterator[LeaderAlone]:
+    """A leader that nobody has followed so far."""
+    leader = LeaderAlone(tmp_path / "data")
+    await leader.broker.start()
+    yield leader
+    await leader.close()
+
+
+@pytest.fixture
+async def follower(leader: LeaderAlone) -> Follower:
+    """Its follower, which is in sync."""
+    follower = Follower(await leader.connect())
+    await follower.follow()
+    await follower.copy()
+    await follower.sync()
+    await until(lambda: in_sync(leader) == (ME, OTHER))
+    return follower
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async def holds() -> bool:
+        return condition()
+
+    await eventually(holds)
+
+
+def in_sync(leader: LeaderAlone) -> tuple[str, ...]:
+    assert leader.broker.leading is not None
+    return leader.broker.leading.leadership.in_sync
+
+
+def log_of(leader: LeaderAlone, log: str = "messages") -> bytes:
+    return b"".join(path.read_bytes() for path in sorted((leader.directory / log).glob("*.log")))
+
+
+async def begin_send(raw: RawConnection, body: bytes = b"x") -> int:
+    """Send a message, and do not wait for the answer."""
+    return await raw.put(Send(Acks.DISK, 10_000, (("orders", pack_batch("orders", [body])),)))
+
+
+async def outcome(raw: RawConnection, request_id: int) -> ErrorCode:
+    answer = await raw.answer_to(request_id)
+    assert isinstance(answer, Sent)
+    return answer.outcomes[0].code
+
+
+async def seen(raw: RawConnection) -> list[bytes]:
+    """Return the bodies that can be read."""
+    _, messages = await raw.read("orders")
+    return [message.body for message in messages]
+
+
+async def test_messages_are_taken_once_a_follower_is_in_sync(leader: LeaderAlone) -> None:
+    raw = await leader.connect()
+    refused = await raw.send("orders", [b"x"])
+    assert refused.code is ErrorCode.READ_ONLY
+    assert "1 brokers of group g1 are in sync, and 2 have to be" in refused.text
+
+    follower = Follower(await leader.connect())
+    follower.is_ready = False
+    assert (await follower.follow()).is_anew
+    await follower.copy()
+    await follower.sync()
+    leader.clock.advance(100)
+    assert in_sync(leader) == (ME,)  # without a checkpoint it could not lead
+
+    follower.is_ready = True
+    await follower.sync()
+    await until(lambda: in_sync(leader) == (ME, OTHER))
+    assert (await raw.send("orders", [b"x"])).code is ErrorCode.NONE
+
+
+async def test_a_send_is_answered_and_seen_when_the_follower_has_it_on_disk(
+    leader: LeaderAlone, follower: Follower
+) -> None:
+    raw = await leader.connect()
+    sending = await begin_send(raw)
+    await follower.copy_all(leader, b"x")
+
+    assert await seen(raw) == []
+
+    await follower.sync()
+    assert await outcome(raw, sending) is ErrorCode.NONE
+    assert await seen(raw) == [b"x"]
+    assert follower.messages == log_of(leader)
+
+
+async def test_what_is_confirmed_from_memory_is_answered_at_once_and_seen_later(
+    leader: LeaderAlone, follower: Follower
+) -> None:
+    raw = await leader.connect()
+    assert (await raw.send("orders", [b"x"], acks=Acks.MEMORY)).code is ErrorCode.NONE
+    assert await seen(raw) == []
+
+    await follower.copy_all(leader, b"x")
+    await follower.sync()
+
+    async def is_seen() -> bool:
+        return await seen(raw) == [b"x"]
+
+    await eventually(is_seen)  # once the leader's own disk has it, too
+
+
+async def test_a_follower_that_waits_is_given_what_is_written_meanwhile(
+    leader: LeaderAlone, follower: Follower
+) -> None:
+    raw = await leader.connect()
+    waiting = await follower.raw.put(
+        Replicate(OTHER, EPOCH, len(follower.messages), 0, 0, 0, True, 1 << 20, 10_000)
+    )
+    await begin_send(raw, b"new")
+
+    answer = await follower.raw.answer_to(waiting)
+    assert isinstance(answer, Replicated)
+    assert bytes(answer.messages)
+
+
+async def test_facts_are_copied_though_nobody_waits_for_them(
+    leader: LeaderAlone, follower: Follower
+) -> None:
+    raw = await leader.connect()
+    sending = await begin_send(raw)
+    await follower.copy_all(leader, b"x")
+    await follower.sync()
+    await outcome(raw, sending)
+    await raw.pull("orders")
+    while len(follower.actions) < len(log_of(leader, "actions")):
+        await follower.copy(wait_ms=5000)
+
+    assert follower.actions == log_of(leader, "actions")
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "text"),
+    [
+        ({"epoch": EPOCH - 1}, StaleEpochError, "leads in epoch 3, and epoch 2 is followed"),
+        ({"epoch": EPOCH + 1}, StaleEpochError, "leads in epoch 3, and epoch 4 is followed"),
+        ({"broker_group": "g2"}, NotAllowedError, "of broker group g2"),
+        (
+            {
+                "message_end": 900,
+                "epochs": (EpochStart(Epoch(1), MessageOffset(0), ActionOffset(0)),),
+            },
+            NotAllowedError,
+            "never merged",
+        ),
+        (
+            {
+                "message_end": 900,
+                "epochs": (EpochStart(Epoch(4), MessageOffset(0), ActionOffset(0)),),
+            },
+            StaleEpochError,
+            "it was replaced",
+        ),
+    ],
+)
+async def test_a_follower_that_does_not_fit_is_refused(
+    leader: LeaderAlone, changes: dict[str, Any], error: type[PulqueError], text: str
+) -> None:
+    follower = Follower(await leader.connect())
+
+    with pytest.raises(error, match=text):
+        await follower.follow(**changes)
+
+
+async def test_bytes_are_given_only_to_who_said_what_it_has_and_in_this_epoch(
+    leader: LeaderAlone, follower: Follower
+) -> None:
+    stranger = Follower(await leader.connect(), "stranger")
+    with pytest.raises(NotAllowedError, match="before it asks for more"):
+        await stranger.copy()
+    with pytest.raises(StaleEpochError):
+        await follower.copy(epoch=EPOCH - 1)
+
+
+async def test_what_a_follower_has_behind_the_common_end_is_named(
+    leader: LeaderAlone, follower: Follower
+) -> None:
+    end = len(follower.messages)
+    epochs = (EpochStart(Epoch(EPOCH), MessageOffset(0), ActionOffset(0)),)
+    found = await follower.follow(message_end=end + 500, action_end=0, epochs=epochs)
+
+    assert (found.is_anew, found.message_end) == (False, end)
+    assert found.epochs == epochs
+
+
+async def test_one_that_is_in_sync_and_has_nothing_is_out_of_sync_before_it_begins_anew(
+    leader: LeaderAlone, follower: Follower
+) -> None:
+    with pytest.raises(UnavailableError, match="counts as in sync"):
+        await follower.follow()
+
+    await until(lambda: in_sync(leader) == (ME,))
+    assert (await follower.follow()).is_anew
+
+
+async def test_a_leader_that_nobody_hears_serves_nobody(
+    leader: LeaderAlone, follower: Follower
+) -> None:
+    raw = await leader.connect()
+    leader.said.is_away = True
+    leader.clock.advance(LEASE_MS)
+    with pytest.raises(NotLeaderError, match="cannot tell whether it still leads"):
+        await raw.read("orders")
+
+    # A follower that asks promises not to lead, from when it was last answered.
+    await follower.copy()
+    await follower.copy()
+    assert await seen(raw) == []
+    leader.clock.advance(LEASE_MS)
+    with pytest.raises(NotLeaderError):
+        await raw.read("orders")
+
+    assert leader.said.led is not None
+    leader.said.say(leader.said.led.leadership)
+    assert await seen(raw) == []
+
+
+async def test_a_leader_that_hears_of_another_one_stops_and_tells_its_followers(
+    leader: LeaderAlone, follower: Follower
+) -> None:
+    raw = await leader.connect()
+    sending = await begin_send(raw)
+    await follower.copy_all(leader, b"x")
+    waiting = await follower.raw.put(
+        Replicate(OTHER, EPOCH, len(follower.messages), 0, 0, 0, True, 1 << 20, 10_000)
+    )
+    assert leader.said.led is not None
+    before = leader.said.led.leadership
+    leader.said.say(
+        before._replace(epoch=Epoch(EPOCH + 1), version=before.version + 1, leader=OTHER, token="")
+    )
+
+    assert leader.broker.is_deposed
+    assert isinstance(await follower.raw.answer_to(waiting), NotLeaderError)
+    with pytest.raises(NotLeaderError):
+        await raw.read("orders")
+    # Its follower had it on disk, and says so too late: it confirms nothing any more.
+    with pytest.raises(NotLeaderError):
+        await follower.sync()
+    await leader.broker.close()
+    assert await outcome(raw, sending) is ErrorCode.UNAVAILABLE
+
+
+async def test_while_too_few_are_in_sync_nobody_is_told_that_a_message_is_kept(
+    leader: LeaderAlone, follower: Follower
+) -> None:
+    raw = await leader.connect()
+    sending = await begin_send(raw)
+    await follower.copy_all(leader, b"x")
+    leader.clock.advance(LAG_MS + 1)
+    assert leader.said.led is not None
+    leader.said.say(leader.said.led.leadership)  # the lease goes on
+    await until(lambda: in_sync(leader) == (ME,))
+
+    assert await outcome(raw, sending) is ErrorCode.UNAVAILABLE
+    assert await seen(raw) == [b"x"]  # all that are in sync have it
+    assert (await raw.send("orders", [b"y"])).code is ErrorCode.READ_ONLY
+
+
+async def test_a_change_whose_outcome_nobody_knows_is_asked_for_again(
+    leader: LeaderAlone, follower: Follower
+) -> None:
+    raw = await leader.connect()
+    sending = await begin_send(raw)
+    await follower.copy_all(leader, b"x")
+    leader.said.is_away = True
+    leader.clock.advance(LAG_MS + 1)
+    await until(lambda: leader.said.tries > 1)
+    assert in_sync(leader) == (ME, OTHER)
+
+    leader.said.is_away = False
+    await until(lambda: in_sync(leader) == (ME,))
+    assert leader.said.asked[-1].in_sync == (ME,)
+    assert await outcome(raw, sending) is ErrorCode.UNAVAILABLE
+
+
+async def test_a_retry_that_is_due_before_it_is_confirmed_waits_for_that(
+    leader: LeaderAlone, follower: Follower
+) -> None:
+    raw = await leader.connect()
+    sending = await begin_send(raw)
+    await follower.copy_all(leader, b"x")
+    await follower.sync()
+    await outcome(raw, sending)
+    (run,) = (await raw.pull("orders")).runs
+    await raw.settle(run, nacked={0: "failed"}, delay_ms=100)
+    leader.clock.advance(200)
+    # It is due, and nobody but the leader has it: looked at many times, it is not given up.
+    for _ in range(20):
+        await follower.copy(wait_ms=20)
+
+    again: list[bytes] = []
+    for _ in range(200):
+        await follower.copy(wait_ms=20)
+        await follower.sync()
+        again = (await raw.pull("%retry%orders%g")).bodies
+        if again:
+            break
+    assert again == [b"x"]
+
+
+async def test_a_leader_hands_over_to_a_follower_that_has_all(
+    leader: LeaderAlone, follower: Follower
+) -> None:
+    raw = await leader.connect()
+    with pytest.raises(NotAllowedError, match="not in sync"):
+        await raw.ask(HandOver("stranger"), HandedOver)
+
+    sending = await begin_send(raw)
+    asking = await raw.put(HandOver(OTHER))
+    await follower.copy_all(leader, b"x")
+    with pytest.raises(NotLeaderError, match="hands its leadership over"):
+        await (await leader.connect()).read("orders")
+    assert leader.said.asked[1:] == []  # it does not have all on its disk
+
+    await follower.sync()
+    answer = await raw.answer_to(asking)
+    assert isinstance(answer, HandedOver)
+    assert (answer.leadership.leader, answer.leadership.epoch) == (OTHER, EPOCH + 1)
+    assert await outcome(raw, sending) is ErrorCode.NONE
+    assert leader.broker.is_deposed
