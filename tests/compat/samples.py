@@ -42,7 +42,14 @@ from pulque.wire.clients import ConnectedClient, ConnectedConsumer
 from pulque.wire.delay import Fate, HourCount, Listing, Move, ScheduledMessage, Ticket
 from pulque.wire.find import FoundMessage
 from pulque.wire.groups import Subscription
-from pulque.wire.leadership import ChangeInSync, InSyncChanged, Lead, Led
+from pulque.wire.leadership import (
+    ChangeInSync,
+    HandedOver,
+    HandOver,
+    InSyncChanged,
+    Lead,
+    Led,
+)
 from pulque.wire.ordered import OrderedRow
 from pulque.wire.registration import ServerState
 from pulque.wire.replication import (
@@ -384,6 +391,7 @@ REQUESTS: dict[str, Request] = {
     "follow": Follow("group-a", "broker-b", "fedc", 5, 2**40, 4_096, EPOCHS),
     "replicate": Replicate("fedc", 5, 2**40, 4_096, 2**40 - 90, 4_000, True, 1_048_576, 500),
     "copy-checkpoint": CopyCheckpoint(41, 65_536, 1_048_576),
+    "hand-over": HandOver("fedc"),
 }
 RESPONSES: dict[str, Response] = {
     "hello": Welcome(
@@ -606,6 +614,7 @@ RESPONSES: dict[str, Response] = {
         b"facts",
     ),
     "copy-checkpoint": CheckpointPart(41, 100_000, b"a part of it"),
+    "hand-over": HandedOver(LEADERSHIP),
 }
 ERROR: PulqueError = NotLeaderError("broker-b leads orders#1 — ask there")
 GATHERED_PLACES = (0, 7, 2**18)

@@ -1,22 +1,25 @@
 """Meta servers as processes: alone on SQLite, several over one PostgreSQL, any of them killed."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from pulque.errors import NotAllowedError, PulqueError, UnavailableError
+from pulque.model.leadership import Leadership
 from pulque.model.routes import RouteKind
 from pulque.testing.process import BrokerProcessError, ServerProcess
 from pulque.testing.raw import RawConnection, expect
+from pulque.wire.leadership import ChangeInSync, InSyncChanged
 from pulque.wire.ordered import Attend, Attended
 from pulque.wire.registration import Registered
 from pulque.wire.requests import Route, Watch
 from pulque.wire.responses import Routed, Watched
 from pulque.wire.routes import KnownRoute
 from tests.integration.postgres import Postgres
-from tests.unit.meta.running import broker, eventually, register, route
+from tests.unit.meta.running import broker, eventually, follow, leading, register, route
 
 pytestmark = [pytest.mark.server, pytest.mark.xdist_group("postgres")]
 
@@ -194,6 +197,128 @@ async def test_who_is_heard_by_one_is_known_to_all_and_who_falls_silent_too(
     is_beating = False
     await beating
     await eventually(lambda: is_known(wanted=False))
+
+
+# -- who leads ----------------------------------------------------------------------------------
+
+LEASE = ("--set", "replication.lease=1s", "--set", "database.refresh=50ms")
+FOLLOWING = ("b1", "b2", "b3")
+
+
+class Beating:
+    """Brokers of one group that ask again and again, each at a meta server of its own."""
+
+    def __init__(self, raws: Sequence[RawConnection]) -> None:
+        self.raws = dict(zip(FOLLOWING, raws, strict=True))
+        self.rows: dict[str, Leadership] = {}
+        self.silent: set[str] = set()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def begin(self) -> None:
+        """Have b1 lead, and all be in sync."""
+        for name, raw in self.raws.items():
+            await follow(raw, name)
+            self.rows[name] = (await leading(raw, name, message_end=1)).leadership
+        row = self.rows["b1"]
+        everybody = tuple(f"directory-of-{name}" for name in FOLLOWING)
+        said = ChangeInSync("g", row.token, row.epoch, row.version, everybody)
+        assert (await self.raws["b1"].ask(said, InSyncChanged)).is_done
+        self._tasks = [asyncio.create_task(self._beat(name)) for name in FOLLOWING]
+
+    async def end(self) -> None:
+        self.silent = set(FOLLOWING)
+        await asyncio.gather(*self._tasks)
+
+    async def _beat(self, name: str) -> None:
+        while name not in self.silent:
+            found = await leading(self.raws[name], name, version=self.rows[name].version)
+            self.rows[name] = found.leadership
+            await asyncio.sleep(0.05)
+
+    async def agreed(self, epoch: int) -> Leadership:
+        """Wait until all that are not silent know of an epoch; return what they know."""
+
+        async def is_known() -> bool:
+            return {self.rows[name].epoch for name in self.rows.keys() - self.silent} == {epoch}
+
+        await eventually(is_known, 60)
+        (found,) = {self.rows[name] for name in self.rows.keys() - self.silent}
+        return found
+
+
+@pytest.fixture
+def three_with_leases(start_meta: StartMeta, postgres: Postgres) -> list[ServerProcess]:
+    """Three meta servers over one new database that replace leaders soon."""
+    url = postgres.new_database()
+    return [start_meta("--database", url, *LEASE, password=postgres.password) for _ in range(3)]
+
+
+async def test_a_leader_that_nobody_hears_is_replaced_once_whoever_elects(
+    three_with_leases: list[ServerProcess], connect: Connect
+) -> None:
+    group = Beating([await connect(each) for each in three_with_leases])
+    await group.begin()
+    try:
+        # Far longer than the lease: each meta server hears one of the three alone.
+        for _ in range(30):
+            await asyncio.sleep(0.1)
+        assert (await group.agreed(1)).leader == "directory-of-b1"
+        group.silent.add("b1")
+
+        found = await group.agreed(2)
+
+        assert found.leader == "directory-of-b2"
+        assert found.in_sync == ("directory-of-b2", "directory-of-b3")
+    finally:
+        await group.end()
+    said = [each.stderr.count("leader_elected") for each in three_with_leases]
+    assert sum(said) == 2
+
+
+async def test_a_meta_server_that_was_stopped_for_long_elects_nobody_when_it_goes_on(
+    three_with_leases: list[ServerProcess], connect: Connect
+) -> None:
+    stopped = three_with_leases[2]
+    raws = [await connect(each) for each in three_with_leases[:2]]
+    group = Beating([*raws, await connect(three_with_leases[1])])
+    await group.begin()
+    try:
+        await group.agreed(1)
+        stopped.send_signal(signal.SIGSTOP)
+        for _ in range(25):
+            await asyncio.sleep(0.1)
+        stopped.send_signal(signal.SIGCONT)
+        watched = await connect(stopped)
+        for _ in range(15):
+            (shown,) = (await watched.status())["leaderships"]
+            assert shown["epoch"] == 1
+            await asyncio.sleep(0.1)
+        await group.agreed(1)
+    finally:
+        await group.end()
+
+
+async def test_without_the_database_nobody_is_elected_and_what_is_known_is_told(
+    start_meta: StartMeta, postgres: Postgres, connect: Connect
+) -> None:
+    url = postgres.new_database()
+    process = start_meta("--database", url, *LEASE, password=postgres.password)
+    group = Beating([await connect(process) for _ in FOLLOWING])
+    await group.begin()
+    try:
+        await group.agreed(1)
+        group.silent.add("b1")
+        postgres.stop()
+        try:
+            for _ in range(30):
+                await asyncio.sleep(0.1)
+            assert {group.rows[name].epoch for name in ("b2", "b3")} == {1}
+        finally:
+            postgres.start()
+
+        assert (await group.agreed(2)).leader == "directory-of-b2"
+    finally:
+        await group.end()
 
 
 # -- the database is away -----------------------------------------------------------------------

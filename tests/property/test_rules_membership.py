@@ -7,6 +7,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from pulque.errors import FencedError, NotAllowedError
 from pulque.model.cluster import GroupMarks, Server, ServerState
+from pulque.model.leadership import Leadership
+from pulque.model.positions import Epoch
 from pulque.model.routes import Role
 from pulque.rules.membership import (
     Change,
@@ -15,6 +17,7 @@ from pulque.rules.membership import (
     check_owner,
     clock_warning,
     decide,
+    following_brokers,
     serving_brokers,
     serving_delays,
     usable_groups,
@@ -103,10 +106,82 @@ def test_a_second_broker_of_a_living_group_is_refused() -> None:
     second = server("b", group="a")
 
     with pytest.raises(NotAllowedError, match="held by a at h:7450"):
-        check_owner([server("a")], second, heard, 15_000)
+        check_owner([server("a")], second, heard, 15_000, {})
 
-    check_owner([server("a")], second, heard, 15_001)
-    check_owner([server("a")], server("b", group="a", role=Role.DELAY), heard, 0)
+    check_owner([server("a")], second, heard, 15_001, {})
+    check_owner([server("a")], server("b", group="a", role=Role.DELAY), heard, 0, {})
+
+
+LED = Leadership("g", Epoch(3), 5, "d-a", "t", ("d-a", "d-b"), 2)
+FOLLOWING = ServerState.FOLLOWING
+
+
+def broker_of_g(name: str, state: ServerState = ServerState.READY) -> Server:
+    return server(name, group="g", directory=f"d-{name}", state=state)
+
+
+def living(*servers: Server) -> tuple[list[Server], Heard]:
+    heard = Heard(BEAT_MS)
+    for each in servers:
+        heard.hear(each.name, 0)
+    return list(servers), heard
+
+
+@pytest.mark.parametrize("state", [ServerState.READY, ServerState.FULL])
+def test_nobody_follows_one_that_stands_alone(state: ServerState) -> None:
+    servers, heard = living(broker_of_g("a", state))
+
+    with pytest.raises(NotAllowedError, match="held by a at h:7450, which stands alone: set repl"):
+        check_owner(servers, broker_of_g("b", FOLLOWING), heard, 0, {})
+    check_owner(servers, broker_of_g("b", FOLLOWING), heard, 15_001, {})
+
+
+def test_followers_are_let_in_beside_each_other_and_beside_a_leader() -> None:
+    servers, heard = living(broker_of_g("a", FOLLOWING))
+    check_owner(servers, broker_of_g("b", FOLLOWING), heard, 0, {})
+
+    servers, heard = living(broker_of_g("a"), broker_of_g("b", FOLLOWING))
+    check_owner(servers, broker_of_g("c", FOLLOWING), heard, 0, {"g": LED})
+
+
+def test_in_a_group_that_is_led_only_the_leader_serves() -> None:
+    servers, heard = living(broker_of_g("a"), broker_of_g("b", FOLLOWING))
+
+    check_owner(servers, broker_of_g("a"), heard, 0, {"g": LED})
+    for leaderships, found in [
+        (LED, "led by a at h:7450 in epoch 3: b may only follow"),
+        (LED._replace(leader="d-x"), "led by data directory d-x in epoch 3"),
+    ]:
+        with pytest.raises(NotAllowedError, match=found):
+            check_owner(servers, broker_of_g("b"), heard, 0, {"g": leaderships})
+
+
+def test_one_that_stands_alone_is_refused_beside_a_follower() -> None:
+    servers, heard = living(broker_of_g("a", FOLLOWING))
+
+    with pytest.raises(NotAllowedError, match=r"held by a .* replication\.copies to 2 or more on"):
+        check_owner(servers, broker_of_g("b"), heard, 0, {})
+
+
+@given(
+    states=st.fixed_dictionaries({name: st.sampled_from(ServerState) for name in "abc"}),
+    leader=st.sampled_from("abc"),
+    in_sync=st.sets(st.sampled_from("abc")),
+    least=st.integers(1, 3),
+)
+def test_of_a_group_that_is_led_nobody_but_its_leader_is_in_the_routes(
+    states: dict[str, ServerState], leader: str, in_sync: set[str], least: int
+) -> None:
+    servers, heard = living(*(broker_of_g(name, state) for name, state in states.items()))
+    copies = tuple(sorted(f"d-{name}" for name in in_sync | {leader}))
+    row = LED._replace(leader=f"d-{leader}", in_sync=copies, min_in_sync=least)
+
+    found = serving_brokers(servers, {}, heard, 0, {"g": row})
+
+    assert bool(found) == (states[leader] in {ServerState.READY, ServerState.FULL})
+    if found:
+        is_ready = states[leader] is ServerState.READY
+        assert found["g"].is_writable == (is_ready and len(copies) >= least)
 
 
 @given(apart_ms=st.integers(-100_000, 100_000))
@@ -157,10 +232,15 @@ class Cluster(RuleBasedStateMachine):
             for name, (at, each) in last.items()
             if self.now_ms - at <= 15_000 and each.state is not ServerState.LEAVING
         }
-        brokers = serving_brokers(self.servers.values(), self.marks, self.heard, self.now_ms)
+        brokers = serving_brokers(self.servers.values(), self.marks, self.heard, self.now_ms, {})
+        following = following_brokers(self.servers.values(), self.heard, self.now_ms)
         delays = serving_delays(self.servers.values(), self.heard, self.now_ms)
 
-        assert set(brokers) == {n for n, each in lively.items() if each.role is Role.BROKER}
+        lively_brokers = {n for n, each in lively.items() if each.role is Role.BROKER}
+        assert set(following) == {
+            name for name in lively_brokers if lively[name].state is ServerState.FOLLOWING
+        }
+        assert set(brokers) == lively_brokers - set(following)
         assert set(delays) == {n for n, each in lively.items() if each.role is Role.DELAY}
         marked = {name for name, marks in self.marks.items() if any(marks)}
         assert set(usable_groups(brokers)) == {

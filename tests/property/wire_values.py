@@ -28,7 +28,14 @@ from pulque.wire.delay import Fate, HourCount, Listing, Move, ScheduledMessage, 
 from pulque.wire.find import FoundMessage
 from pulque.wire.frame import Frame, FrameReader
 from pulque.wire.groups import Subscription
-from pulque.wire.leadership import ChangeInSync, InSyncChanged, Lead, Led
+from pulque.wire.leadership import (
+    ChangeInSync,
+    HandedOver,
+    HandOver,
+    InSyncChanged,
+    Lead,
+    Led,
+)
 from pulque.wire.ordered import OrderedRow
 from pulque.wire.registration import ServerState
 from pulque.wire.replication import (
@@ -401,6 +408,7 @@ REQUESTS: dict[type[Request], st.SearchStrategy[Request]] = {
         wait_ms=u32,
     ),
     CopyCheckpoint: st.builds(CopyCheckpoint, number=u64, offset=u64, max_bytes=u32),
+    HandOver: st.builds(HandOver, to=text),
 }
 RESPONSES: dict[type[Response], st.SearchStrategy[Response]] = {
     Welcome: st.builds(
@@ -624,6 +632,7 @@ RESPONSES: dict[type[Response], st.SearchStrategy[Response]] = {
         actions=blob,
     ),
     CheckpointPart: st.builds(CheckpointPart, number=u64, size=u64, data=blob),
+    HandedOver: st.builds(HandedOver, leadership=leaderships),
 }
 requests: st.SearchStrategy[Request] = st.one_of(*REQUESTS.values())
 responses: st.SearchStrategy[Response] = st.one_of(*RESPONSES.values())

@@ -6,6 +6,7 @@ from fastapi import APIRouter
 
 from pulque.admin.cluster import KnownServer, WatchingClient
 from pulque.admin.context import Context, instant
+from pulque.admin.handing_over import hand_over
 from pulque.admin.models import (
     BrokerDetail,
     BrokerPage,
@@ -14,6 +15,7 @@ from pulque.admin.models import (
     ClientRow,
     ClientSubscription,
     Draining,
+    HandOver,
     ReadOnly,
 )
 from pulque.admin.names import ServerInPath
@@ -43,6 +45,7 @@ class BrokersApi:
         router.get("/brokers/{name}", summary="Show a broker")(self.show)
         router.put("/brokers/{name}/read-only", summary="Refuse sends")(self.mark)
         router.put("/brokers/{name}/drain", summary="Empty a broker")(self.drain)
+        router.post("/brokers/{name}/lead", summary="Hand leadership over")(self.lead)
         router.delete("/brokers/{name}", summary="Remove a broker", status_code=_NO_CONTENT)(
             self.remove
         )
@@ -82,6 +85,10 @@ class BrokersApi:
     async def drain(self, name: ServerInPath, drain: Draining) -> BrokerRow:
         """Have a broker take no sends until it is empty; then it can be stopped and removed."""
         return _row(await self._cluster.mark_server(name, is_draining=drain.draining))
+
+    async def lead(self, name: ServerInPath, _: HandOver) -> BrokerRow:
+        """Have the leader of a broker's group hand over to it, once it has all; sends wait."""
+        return _row(await hand_over(self._context, name))
 
     async def remove(self, name: ServerInPath) -> None:
         """Forget a server that is stopped, not one that lives; its partitions stay known."""
@@ -135,6 +142,9 @@ def _row(server: KnownServer) -> BrokerRow:
         read_only=server.is_read_only,
         draining=server.is_draining,
         partitions=server.partitions,
+        standing=server.standing,
+        epoch=server.epoch,
+        in_sync=server.is_in_sync,
     )
 
 

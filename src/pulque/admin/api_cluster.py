@@ -1,10 +1,12 @@
 """``/cluster``, ``/config``, ``/definitions``: what holds for all of it; and how the server is."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Query
 
 import pulque
+from pulque.admin.cluster import KnownServer
 from pulque.admin.context import Context
 from pulque.admin.definitions import changed_policies, export_definitions, import_definitions
 from pulque.admin.models import (
@@ -52,6 +54,7 @@ class ClusterApi:
             brokers=states,
             broker_groups=sorted({server.broker_group for server in servers}),
             read_only=list(await self._cluster.read_only_marks()),
+            short_of_copies=_short_of_copies(servers),
         )
 
     async def config(self) -> ConfigShown:
@@ -103,3 +106,14 @@ class HealthApi:
         """Say that changes can be stored; 503 while the database does not answer."""
         await self._cluster.check_ready()
         return Health()
+
+
+def _short_of_copies(servers: Sequence[KnownServer]) -> int:
+    """Return how many broker groups lack a copy that they should have."""
+    led = [each for each in servers if each.epoch]
+    groups = {each.broker_group: each.min_in_sync for each in led}
+    short = {each.broker_group for each in led if not each.is_in_sync}
+    for group, least in groups.items():
+        if sum(each.broker_group == group for each in led) < least:
+            short.add(group)
+    return len(short)

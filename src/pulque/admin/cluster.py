@@ -18,11 +18,13 @@ __all__ = [
     "PlacedPartition",
     "PlacedSubject",
     "Policies",
+    "Standing",
     "StateName",
     "WatchingClient",
 ]
 
-StateName = Literal["ready", "full", "leaving", "silent"]
+StateName = Literal["ready", "full", "leaving", "silent", "following"]
+Standing = Literal["leader", "follower", "alone"]
 Creation = Literal["first-send", "beforehand"]
 
 
@@ -44,11 +46,21 @@ class KnownServer(NamedTuple):
     incarnation: int
     partitions: int
     """How many were placed on its broker group."""
+    standing: Standing = "alone"
+    """Whether it leads its broker group, follows, or has no others beside it."""
+    epoch: int = 0
+    """Of its group's leadership; 0 if there is none."""
+    is_in_sync: bool | None = None
+    """Whether it has all that was confirmed; None if its group has no leadership."""
+    min_in_sync: int = 0
+    """Its group takes messages only while so many are in sync."""
+    directory: str = ""
+    """The id of its data directory: by it, brokers of a group know each other."""
 
     @property
     def is_alive(self) -> bool:
         """Whether it can be asked."""
-        return self.state in {"ready", "full"}
+        return self.state in {"ready", "full", "following"}
 
 
 class PlacedPartition(NamedTuple):
@@ -110,7 +122,7 @@ class Cluster(Protocol):
         """The id of the cluster."""
 
     async def check_ready(self) -> None:
-        """Look whether changes can be stored.
+        """Look whether changes can be stored, and take in those of others.
 
         Raises:
             UnavailableError: The database does not answer.

@@ -27,12 +27,18 @@ class Context:
     rates: Rates = field(default_factory=Rates)
 
     async def serving(self, broker_group: str | None = None) -> Sequence[KnownServer]:
-        """Return the brokers that may have messages; with a name, those of that broker group.
+        """Return the brokers that serve messages; with a name, those of that broker group.
+
+        Followers have the same as their leader, and would not say.
 
         Raises:
             UnknownServerError: There is no such broker group.
         """
-        servers = [s for s in await self.cluster.servers() if s.role is Role.BROKER]
+        servers = [
+            server
+            for server in await self.cluster.servers()
+            if server.role is Role.BROKER and server.standing != "follower"
+        ]
         if broker_group is None:
             return servers
         found = [server for server in servers if server.broker_group == broker_group]

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-from pulque.admin.cluster import Creation, StateName
+from pulque.admin.cluster import Creation, Standing, StateName
 from pulque.admin.fields import MAX_PARTITIONS, Body, Flag, Switchable
 from pulque.admin.models_groups import FilterShown, RetryShown
 from pulque.admin.names import GroupName, PatternName, ServerName, SubjectName
@@ -30,6 +30,7 @@ __all__ = [
     "Draining",
     "Extension",
     "GroupDefinition",
+    "HandOver",
     "Health",
     "ImportDone",
     "Marks",
@@ -150,6 +151,17 @@ class BrokerRow(BaseModel):
     read_only: bool
     draining: bool
     partitions: int = Field(description="How many were placed on its broker group.")
+    standing: Standing = Field(
+        default="alone",
+        description="Whether it leads its broker group, follows, or has no others beside it.",
+    )
+    epoch: int = Field(
+        default=0, description="Counts the leaderships of its broker group; 0 if there is none."
+    )
+    in_sync: bool | None = Field(
+        default=None,
+        description="Whether it has all that was confirmed; null if its group is not led.",
+    )
 
 
 class BrokerDetail(BrokerRow):
@@ -169,6 +181,10 @@ class Draining(Body):
     """Whether a broker is to be emptied."""
 
     draining: Flag
+
+
+class HandOver(Body):
+    """An empty object: who is to lead is in the path."""
 
 
 class ClientSubscription(BaseModel):
@@ -205,6 +221,11 @@ class ClusterShown(BaseModel):
     brokers: dict[str, int] = Field(description="How many are in each state.")
     broker_groups: list[str]
     read_only: list[str] = Field(description="Subjects and patterns that take no sends.")
+    short_of_copies: int = Field(
+        default=0,
+        description="How many broker groups have a broker that is not in sync, or fewer in sync "
+        "than it takes for messages to be taken.",
+    )
 
 
 class ConfigRow(BaseModel):

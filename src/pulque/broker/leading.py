@@ -85,8 +85,7 @@ class Leading:
     ) -> None:
         self.engine = engine
         self.epochs = rule.epochs
-        self.clock = around.clock
-        self.executor = around.executor
+        self.clock, self.executor = around.clock, around.executor
         self._authority = rule.authority
         self._gate = gate
         self._info = info
@@ -98,6 +97,9 @@ class Leading:
         self.in_sync = InSync(leadership, self.end, lag_ms=rule.lag_ms, now_ms=now_ms)
         self.tenancy = Tenancy(rule.led.lease_ms)
         self.tenancy.heard(rule.authority.heard_ms)
+        self._turn = asyncio.Lock()
+        """Of those who want it to hand over."""
+        self._resuming: asyncio.Task[None] | None = None
         self._is_leaving = False
         """Whether it is about to hand over: nobody is served then, lest two lead at once."""
         self.opened = asyncio.Event()
@@ -202,6 +204,12 @@ class Leading:
 
     # -- who is in sync -------------------------------------------------------------------------
 
+    async def close(self) -> None:
+        """Give up what is under way."""
+        if self._resuming is not None:
+            self._resuming.cancel()
+            await asyncio.gather(self._resuming, return_exceptions=True)
+
     async def run(self) -> None:
         """Keep the set of those that are in sync, until cancelled."""
         self.synced()
@@ -289,11 +297,20 @@ class Leading:
         if not others or to not in {"", *others}:
             group = self.leadership.broker_group
             raise NotAllowedError(f"{to or 'nobody else'} is not in sync in broker group {group}")
-        self._is_leaving = True
-        try:
-            whole = await self._until_somebody_has_all(to)
-            answer = await self._authority.change(self._change(whole))
-        finally:
+        async with self._turn:
+            if self.is_over:
+                raise self.refusal()
+            self._is_leaving = True
+            try:
+                next_one = await self._until_somebody_has_all(to)
+                rest = {*self.leadership.in_sync} - {self.leadership.leader, next_one}
+                answer = await self._authority.change(self._change((next_one, *sorted(rest))))
+            except RejectedError:
+                self._is_leaving = False
+                raise
+            except PulqueError:
+                self._resuming = asyncio.create_task(self._resume())
+                raise
             self._is_leaving = False
         if not answer.is_done:
             raise UnavailableError("the meta servers did not agree that another broker leads")
@@ -302,12 +319,28 @@ class Leading:
         self._end()
         return answer.leadership
 
-    async def _until_somebody_has_all(self, to: str) -> tuple[str, ...]:
-        """Wait until the broker that is to lead, or any that is in sync, has all."""
+    async def _resume(self) -> None:
+        """Go on leading, once it is certain that what was asked for cannot come true any more.
+
+        The version that it was asked for is over then: nothing but that is changed.
+        """
+        while not self.is_over:
+            try:
+                answer = await self._authority.change(self._change(self.leadership.in_sync))
+            except PulqueError as error:
+                self._info("leadership_not_certain", reason=str(error))
+                await asyncio.sleep(_REFUSED_S)
+            else:
+                self._is_leaving = False
+                self._take_in(answer.leadership, self.in_sync.changed)
+                return
+
+    async def _until_somebody_has_all(self, to: str) -> str:
+        """Return the broker that is to lead, or any that is in sync, once it has all."""
         deadline_ms = self.clock.monotonic_ms() + int(_HAND_OVER_S * 1000)
         while self.clock.monotonic_ms() < deadline_ms:
             whole = [each for each in self.in_sync.has_all(self.end) if to in {"", each}]
             if whole:
-                return tuple(whole)
+                return whole[0]
             await asyncio.sleep(_HAND_OVER_PAUSE_S)
         raise UnavailableError(f"no follower has caught up within {_HAND_OVER_S:g} s")

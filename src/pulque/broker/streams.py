@@ -233,6 +233,7 @@ class Streams:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.leading.close()
 
     # -- inside ---------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ def add_commands(app: typer.Typer) -> None:
     app.command()(show)
     app.command("read-only")(read_only)
     app.command()(drain)
+    app.command()(lead)
     app.command()(remove)
 
 
@@ -40,7 +41,18 @@ def list_brokers(
         for row in rows:
             print_json(row)
     elif rows:
-        columns = ("name", "broker group", "role", "address", "state", "sends", "partitions")
+        columns = (
+            "name",
+            "broker group",
+            "role",
+            "standing",
+            "epoch",
+            "in sync",
+            "address",
+            "state",
+            "sends",
+            "partitions",
+        )
         print_table(columns, list(map(_line, rows)))
     if not rows:
         raise typer.Exit(ExitCode.NOTHING)
@@ -94,6 +106,25 @@ def drain(
     _print_changed(found, output)
 
 
+def lead(
+    name: Name,
+    *,
+    admin: Admin = DEFAULT_ADMIN,
+    timeout: Timeout = 10.0,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Have the leader of a broker's group hand over to it.
+
+    The broker has to be in sync. Sends and pulls of the group wait until it leads. A leader that
+    is away is replaced without a command.
+    """
+    found = open_admin(admin, timeout).ask("POST", path_of("brokers", name, "lead"), {})
+    if output is Output.JSON:
+        print_json(found)
+    else:
+        print_line(f"{name} leads {found['broker_group']} in epoch {found['epoch']}")
+
+
 def remove(
     name: Name,
     *,
@@ -113,9 +144,11 @@ def _print_changed(found: Mapping[str, Any], output: Output) -> None:
 
 
 def _line(row: Mapping[str, Any]) -> tuple[str, ...]:
-    shown = (row[name] for name in ("name", "broker_group", "role", "address", "state"))
+    first = (row[name] for name in ("name", "broker_group", "role", "standing"))
+    copies = {True: "yes", False: "no", None: "-"}[row["in_sync"]]
     sends = "draining" if row["draining"] else "refused" if row["read_only"] else "taken"
-    return (*shown, sends, str(row["partitions"]))
+    last = (row["address"], row["state"], sends, str(row["partitions"]))
+    return (*first, str(row["epoch"] or "-"), copies, *last)
 
 
 def _sends(row: Mapping[str, Any]) -> str:

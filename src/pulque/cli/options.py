@@ -82,6 +82,7 @@ class Acks(StrEnum):
 
     MEMORY = "memory"
     DISK = "disk"
+    REPLICA = "replica"
 
 
 AcksOption = Annotated[

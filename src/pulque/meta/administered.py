@@ -1,6 +1,6 @@
 """The cluster as the administration API sees it: this meta server's knowledge and commands."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import nsmallest
 
 from pulque.admin.cluster import (
@@ -8,6 +8,7 @@ from pulque.admin.cluster import (
     PlacedPartition,
     PlacedSubject,
     Policies,
+    Standing,
     StateName,
     WatchingClient,
 )
@@ -17,12 +18,20 @@ from pulque.meta.parts import Parts
 from pulque.meta.policies import PoliciesInForce, written
 from pulque.meta.refresh import Refresher
 from pulque.model.cluster import GroupMarks, Placement, Server, ServerState
+from pulque.model.leadership import Leadership
 from pulque.model.names import Pattern, Subject
 from pulque.model.ordered import OrderStrategy
+from pulque.model.routes import Role
 
 __all__ = ["AdministeredCluster"]
 
 _NO_MARKS = GroupMarks()
+_STATES: Mapping[ServerState, StateName] = {
+    ServerState.READY: "ready",
+    ServerState.FULL: "full",
+    ServerState.LEAVING: "leaving",
+    ServerState.FOLLOWING: "following",
+}
 
 
 class AdministeredCluster:
@@ -47,7 +56,7 @@ class AdministeredCluster:
         return self._refresher.cluster
 
     async def check_ready(self) -> None:
-        """Look whether the database answers."""
+        """Look whether the database answers, and take in what is new there."""
         await self._refresher.refresh()
 
     # -- servers -----------------------------------------------------------------------------
@@ -83,6 +92,7 @@ class AdministeredCluster:
     def _known(self, server: Server) -> KnownServer:
         now_ms = self._parts.clock.monotonic_ms()
         marks = self._directory.marks.get(server.broker_group, _NO_MARKS)
+        row = self._directory.leaderships.get(server.broker_group)
         return KnownServer(
             name=server.name,
             broker_group=server.broker_group,
@@ -95,6 +105,11 @@ class AdministeredCluster:
             is_draining=marks.is_draining,
             incarnation=server.incarnation,
             partitions=self._directory.partitions_on(server.broker_group),
+            standing=_standing(server, row),
+            epoch=row.epoch if row else 0,
+            is_in_sync=server.directory in row.in_sync if row else None,
+            min_in_sync=row.min_in_sync if row else 0,
+            directory=server.directory,
         )
 
     def _state(self, server: Server, now_ms: int) -> StateName:
@@ -102,7 +117,7 @@ class AdministeredCluster:
             return "leaving"
         if not self._directory.heard.is_alive(server.name, now_ms):
             return "silent"
-        return "full" if server.state is ServerState.FULL else "ready"
+        return _STATES[server.state]
 
     # -- subjects ----------------------------------------------------------------------------
 
@@ -213,3 +228,9 @@ class AdministeredCluster:
         await self._parts.store.set_policies(written(policies))
         await self._refresher.refresh()
         return self._policies.now
+
+
+def _standing(server: Server, row: Leadership | None) -> Standing:
+    if row is not None and server.role is Role.BROKER:
+        return "leader" if row.leader == server.directory else "follower"
+    return "follower" if server.state is ServerState.FOLLOWING else "alone"

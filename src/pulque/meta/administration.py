@@ -6,7 +6,7 @@ from pulque.errors import InvalidRequestError, NotAllowedError, UnknownSubjectEr
 from pulque.meta.parts import Parts
 from pulque.meta.refresh import Refresher
 from pulque.meta.subjects import Subjects
-from pulque.model.cluster import GroupMarks, Placement
+from pulque.model.cluster import GroupMarks, Placement, Server
 from pulque.model.names import Subject, parse_pattern, parse_subject
 from pulque.model.ordered import OrderStrategy
 from pulque.rules.membership import usable_groups
@@ -170,15 +170,19 @@ class Administration:
             InvalidRequestError: There is none of this name.
             NotAllowedError: It lives.
         """
+        known = await self._server(name)
+        if self._directory.is_living(known):
+            raise NotAllowedError(f"{name} at {known.address} lives: drain and stop it first")
+        await self._store.register(known._replace(is_removed=True), known)
+        await self._refresher.refresh()
+
+    async def _server(self, name: str) -> Server:
         await self._refresher.refresh()
         known = self._directory.servers.get(name)
         if known is None or known.is_removed:
             names = [each.name for each in self._directory.servers.values() if not each.is_removed]
             raise InvalidRequestError(f"there is no server {name!r}; there are {sorted(names)}")
-        if self._directory.is_serving(known):
-            raise NotAllowedError(f"{name} at {known.address} lives: drain and stop it first")
-        await self._store.register(known._replace(is_removed=True), known)
-        await self._refresher.refresh()
+        return known
 
     def _groups_for(
         self,

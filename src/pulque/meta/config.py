@@ -20,6 +20,7 @@ __all__ = [
     "MetaListenSection",
     "MetaSettings",
     "MetaStorageSection",
+    "ReplicationSection",
     "SubjectsSection",
 ]
 
@@ -118,6 +119,17 @@ class ClusterSection(Section):
     clock_tolerance: Annotated[Duration, Field(ge=_MILLISECOND, le=_DAY)] = Field(
         default=10 * _SECOND,
         description="A server whose clock is further from the meta server's is warned about.",
+    )
+
+
+class ReplicationSection(Section):
+    """How broker groups that have followers are led."""
+
+    lease: Annotated[Duration, Field(ge=200 * _MILLISECOND, le=_HOUR)] = Field(
+        default=5 * _SECOND,
+        description="A leader that no meta server heard of for so long is replaced by one of "
+        "those that have all that was confirmed. It stops by itself a little before. The same "
+        "on all meta servers.",
     )
 
 
@@ -227,6 +239,10 @@ class MetaSettings(ServerSettings):
     )
     cluster: ClusterSection = Field(
         default=ClusterSection(), description="How the servers of the cluster are watched over."
+    )
+    replication: ReplicationSection = Field(
+        default=ReplicationSection(),
+        description="How broker groups that have followers are led.",
     )
     subjects: SubjectsSection = Field(
         default=SubjectsSection(), description="Which subjects there may be, and where they go."

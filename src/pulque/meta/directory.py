@@ -11,10 +11,19 @@ from pulque.clock import Clock
 from pulque.meta.attending import NOTHING_ALLOTTED, Allotment, OrderKey
 from pulque.meta.store import Changes
 from pulque.model.cluster import GroupMarks, Placement, Server, Serving
+from pulque.model.leadership import Leadership
 from pulque.model.names import ConsumerId, Pattern, Subject, is_pattern, patterns_of
 from pulque.model.ordered import OrderStrategy
 from pulque.model.routes import Role, Route, RouteKind
-from pulque.rules.membership import Heard, serving_brokers, serving_delays, usable_groups
+from pulque.rules.leadership import route_of_followers
+from pulque.rules.membership import (
+    Heard,
+    following_brokers,
+    is_living,
+    serving_brokers,
+    serving_delays,
+    usable_groups,
+)
 from pulque.rules.routing import (
     place,
     route_of_delays,
@@ -30,7 +39,6 @@ class Directory:
 
     def __init__(self, heard: Heard, clock: Clock) -> None:
         self.heard = heard
-        """Who was heard of when."""
         self.revision = -1
         """Up to which the database was read; -1 if never."""
         self.servers: dict[str, Server] = {}
@@ -47,10 +55,14 @@ class Directory:
         """The consumers of ordered groups that are there."""
         self.divided: set[Subject] = set()
         """Subjects that have closed partitions."""
+        self.leaderships: dict[str, Leadership] = {}
+        """Of the broker groups that have followers."""
         self.brokers: dict[str, Serving] = {}
         """Those that clients can go to, by broker group."""
         self.delays: dict[str, Serving] = {}
         """Those that clients can go to, by name."""
+        self.followers: dict[str, tuple[Serving, ...]] = {}
+        """Those that copy others, by broker group."""
         self._clock = clock
         self._partitions: Counter[str] = Counter()
         self._routes: dict[Subject, Route] = {}
@@ -83,6 +95,7 @@ class Directory:
             self.servers[server.name] = server
         self.marks.update(changes.groups)
         self.policies.update(changes.policies)
+        self.leaderships.update(changes.leaderships)
         for subject, placed in changes.subjects.items():
             self._place(subject, placed)
         self._order(changes)
@@ -92,7 +105,7 @@ class Directory:
 
     def forget(self) -> None:
         """Take in that all of this was of another cluster."""
-        for known in (self.servers, self.marks, self.subjects, self.policies):
+        for known in (self.servers, self.marks, self.subjects, self.policies, self.leaderships):
             known.clear()
         self.read_only = set()
         for named in (self.strict, self.divided):
@@ -113,11 +126,14 @@ class Directory:
     def look(self) -> bool:
         """Find out who serves now; say whether that is different from before."""
         now_ms = self._clock.monotonic_ms()
-        brokers = serving_brokers(self.servers.values(), self.marks, self.heard, now_ms)
-        delays = serving_delays(self.servers.values(), self.heard, now_ms)
-        if brokers == self.brokers and delays == self.delays:
+        servers = self.servers.values()
+        brokers = serving_brokers(servers, self.marks, self.heard, now_ms, self.leaderships)
+        delays = serving_delays(servers, self.heard, now_ms)
+        followers = following_brokers(servers, self.heard, now_ms)
+        found = (brokers, delays, followers)
+        if found == (self.brokers, self.delays, self.followers):
             return False
-        self.brokers, self.delays = brokers, delays
+        self.brokers, self.delays, self.followers = found
         self._routes.clear()
         return True
 
@@ -160,9 +176,12 @@ class Directory:
         """Return a route; of a subject that does not exist, an empty one."""
         if kind is RouteKind.DELAYED:
             return route_of_delays(pattern, self.delays)
+        subject = Subject(pattern)
+        if kind is RouteKind.FOLLOWERS:
+            placed = None if is_pattern(pattern) else self.subjects.get(subject, ())
+            return route_of_followers(pattern, placed, self.followers)
         if is_pattern(pattern):
             return route_of_pattern(pattern, self.brokers)
-        subject = Subject(pattern)
         found = self._routes.get(subject)
         if found is None:
             found = self._make_route(subject)
@@ -189,8 +208,12 @@ class Directory:
         return {
             each.broker_group: Serving(each.broker_group, each.host, each.port, is_writable=False)
             for each in self.servers.values()
-            if each.role is Role.BROKER and not each.is_removed
+            if each.role is Role.BROKER and not each.is_removed and self._may_lead(each)
         }
+
+    def _may_lead(self, broker: Server) -> bool:
+        row = self.leaderships.get(broker.broker_group)
+        return row is None or row.leader == broker.directory
 
     def order_of(self, subject: Subject) -> OrderStrategy:
         """Return what a failure may do to the order of a subject's messages."""
@@ -237,3 +260,20 @@ class Directory:
         here = self.brokers if server.role is Role.BROKER else self.delays
         found = here.get(server.broker_group if server.role is Role.BROKER else server.name)
         return found is not None and (found.host, found.port) == (server.host, server.port)
+
+    def is_living(self, server: Server) -> bool:
+        """Whether a server is there, be it to serve or to follow."""
+        return is_living(server, self.heard, self._clock.monotonic_ms())
+
+    def broker_in(self, broker_group: str, directory: str) -> Server | None:
+        """Return the broker of a group that has a data directory; None if nobody has."""
+        found = [
+            each
+            for each in self.servers.values()
+            if each.directory == directory
+            and each.broker_group == broker_group
+            and each.role is Role.BROKER
+            and not each.is_removed
+        ]
+        # One that was given another name is known by both until the old one is removed.
+        return max(found, key=lambda each: each.incarnation, default=None)

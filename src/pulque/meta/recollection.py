@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from pulque.meta.directory import Directory
 from pulque.meta.store import Changes
 from pulque.model.cluster import GroupMarks, Placement, Server, ServerState
+from pulque.model.leadership import Leadership
 from pulque.model.names import PartitionName, Subject
 from pulque.model.ordered import OrderStrategy
 from pulque.model.routes import Role, Slots
@@ -42,6 +43,7 @@ def recollect(cluster: str, directory: Directory, now_ms: int) -> Recollection:
     known.read_only = dict.fromkeys(directory.read_only, True)
     known.policies = dict(directory.policies)
     known.orders = dict.fromkeys(directory.strict, OrderStrategy.STRICT)
+    known.leaderships = dict(directory.leaderships)
     return Recollection(cluster, now_ms, known)
 
 
@@ -69,6 +71,7 @@ def write_recollection(path: Path, found: Recollection) -> None:
         "read_only": sorted(known.read_only),
         "policies": known.policies,
         "strict": sorted(known.orders),
+        "leaderships": [each._asdict() for each in known.leaderships.values()],
     }
     temporary = path.with_suffix(".tmp")
     with temporary.open("w", encoding="utf-8") as file:
@@ -111,7 +114,15 @@ def _parse(content: Mapping[str, Any]) -> Recollection:
     known.orders = {Subject(each): OrderStrategy.STRICT for each in content["strict"]}
     known.read_only = dict.fromkeys(content["read_only"], True)
     known.policies = dict(content["policies"])
+    # What was written before there were followers has none.
+    leaderships = map(_leadership, content.get("leaderships", ()))
+    known.leaderships = {each.broker_group: each for each in leaderships}
     return Recollection(str(content["cluster"]), int(content["at_ms"]), known)
+
+
+def _leadership(fields: Mapping[str, Any]) -> Leadership:
+    known = dict(fields)
+    return Leadership(**known | {"in_sync": tuple(known["in_sync"])})
 
 
 def _server(fields: Mapping[str, Any]) -> Server:

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from pulque.errors import ConfigError, UnavailableError
@@ -42,6 +42,7 @@ class Refresher:
         self._beats: dict[str, int] = {}
         self._heard_here: set[str] = set()
         self._reading = asyncio.Lock()
+        self._counting = asyncio.Lock()
         self._is_stopping = asyncio.Event()
         self._file = file
         self._is_open = False
@@ -51,7 +52,7 @@ class Refresher:
         """The id of the cluster; empty until it is known."""
         self.recalled_ms: int | None = None
         """As of when things are known, if not from the database, which was never read yet."""
-        self.told: Callable[[], None] = lambda: None
+        self.told: list[Callable[[], None]] = []
         """Called when the cluster is not what it was."""
         self.away: str = ""
         """Why the database cannot be used now; empty if it can."""
@@ -122,7 +123,7 @@ class Refresher:
                 now_ms = self._clock.monotonic_ms()
                 if now_ms >= beat_at_ms:
                     beat_at_ms = now_ms + int(self._beat_s * 1000)
-                    await self._count_beats()
+                    await self.count_beats()
                 pause_s = self._refresh_s
             except UnavailableError:
                 pause_s = min(max(pause_s * 2, self._refresh_s), max(_SLOWEST_S, self._refresh_s))
@@ -169,24 +170,39 @@ class Refresher:
     def look(self) -> None:
         """Notice who came and who is silent."""
         if self._directory.look():
-            self._watches.all_changed()
-            self.told()
+            self._tell(None)
 
-    async def _count_beats(self) -> None:
-        mine, self._heard_here = sorted(self._heard_here), set()
-        beats = await self._store.beat(mine)
-        now_ms = self._clock.monotonic_ms()
-        for name, count in beats.items():
-            if self._beats.get(name, count) != count:
-                self._directory.heard.hear(name, now_ms)
-        self._beats = beats
+    def is_uncounted(self, name: str) -> bool:
+        """Whether a server was heard of here, and the database does not know it yet."""
+        return name in self._heard_here
+
+    async def count_beats(self) -> Mapping[str, int]:
+        """Count who was heard of here, and take note of whom others heard; return all counts.
+
+        Raises:
+            UnavailableError: The database is away.
+        """
+        async with self._counting:
+            mine, self._heard_here = self._heard_here, set()
+            try:
+                beats = await self._store.beat(sorted(mine))
+            except UnavailableError:
+                self._heard_here |= mine
+                raise
+            now_ms = self._clock.monotonic_ms()
+            for name, count in beats.items():
+                if self._beats.get(name, count) != count:
+                    self._directory.heard.hear(name, now_ms)
+            self._beats = beats
+        return beats
 
     def _tell(self, subjects: set[Subject] | None) -> None:
         if subjects is None:
             self._watches.all_changed()
         else:
             self._watches.changed(subjects)
-        self.told()
+        for told in self.told:
+            told()
 
     def _is_away(self, reason: str) -> None:
         if reason != self.away:

@@ -4,11 +4,18 @@ A heartbeat is answered from memory. What is new goes to the database first; if 
 server that is known goes on all the same, and is written down when it is back.
 """
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pulque.errors import InvalidRequestError, PulqueError, UnavailableError
+from pulque.errors import (
+    FencedError,
+    InvalidRequestError,
+    NotAllowedError,
+    PulqueError,
+    UnavailableError,
+)
 from pulque.meta.config import MetaSettings
 from pulque.meta.parts import Background, Parts
 from pulque.meta.policies import PoliciesInForce
@@ -16,6 +23,7 @@ from pulque.meta.refresh import Refresher
 from pulque.model.cluster import GroupMarks, Server, ServerState
 from pulque.model.names import parse_group
 from pulque.model.routes import Role
+from pulque.rules.leadership import beat_within
 from pulque.rules.membership import Change, check_cluster, check_owner, clock_warning, decide
 from pulque.wire.registration import Register, Registered
 
@@ -55,6 +63,7 @@ class Registrar:
         self._background = background
         self._policies = PoliciesInForce(settings.subjects, parts.directory)
         self._beat_ms = int(settings.cluster.heartbeat.total_seconds() * 1000)
+        self._lease_ms = int(settings.replication.lease.total_seconds() * 1000)
         self._tolerance_ms = int(settings.cluster.clock_tolerance.total_seconds() * 1000)
         self._unwritten: set[str] = set()
         """Servers that go on though the database does not know it yet."""
@@ -71,27 +80,44 @@ class Registrar:
 
         Raises:
             InvalidRequestError: It makes no sense.
-            NotAllowedError: Another living server has the name or the group, or it is of another
-                cluster.
+            NotAllowedError: It is of another cluster.
             UnavailableError: The database was never read.
         """
         server = _server_of(request)
         self._refresher.check_loaded()
         check_cluster(request.cluster, self._refresher.cluster, server.name)
+        asked = _Asked(request, server, answer, refuse)
+        try:
+            self._take_in(asked)
+        except (FencedError, NotAllowedError):
+            # Another meta server may know better: who leads, or that the other one is gone.
+            self._background.start(self._look_again(asked))
+
+    def _take_in(self, asked: _Asked) -> None:
+        server = asked.server
         known = self._directory.servers.get(server.name)
         change = self._decide(known, server)
-        asked = _Asked(request, server, answer, refuse)
         if change is Change.NOTHING and server.name not in self._unwritten:
             self._accept(asked)
         else:
             self._background.start(self._write(asked, known))
+
+    async def _look_again(self, asked: _Asked) -> None:
+        """Take in a server that was to be refused, unless the database says the same."""
+        with contextlib.suppress(UnavailableError):
+            await self._refresher.refresh()
+        try:
+            self._take_in(asked)
+        except PulqueError as error:
+            asked.refuse(error)
 
     def _decide(self, known: Server | None, server: Server) -> Change:
         now_ms = self._parts.clock.monotonic_ms()
         heard = self._directory.heard
         change = decide(known, server, is_alive=heard.is_alive(server.name, now_ms))
         if change is not Change.NOTHING and server.state is not ServerState.LEAVING:
-            check_owner(self._directory.servers.values(), server, heard, now_ms)
+            servers, leaderships = self._directory.servers.values(), self._directory.leaderships
+            check_owner(servers, server, heard, now_ms, leaderships)
         return change
 
     async def _write(self, asked: _Asked, known: Server | None) -> None:
@@ -137,7 +163,7 @@ class Registrar:
         asked.answer(
             Registered(
                 self._refresher.cluster,
-                self._beat_ms,
+                self._beat_of(server),
                 marks.is_read_only,
                 marks.is_draining,
                 self._policies.is_first_send,
@@ -146,6 +172,13 @@ class Registrar:
                 warning,
             )
         )
+
+    def _beat_of(self, server: Server) -> int:
+        """Return how often a server is to say that it lives: a leader within its lease."""
+        is_led = server.broker_group in self._directory.leaderships
+        if server.role is Role.BROKER and (is_led or server.state is ServerState.FOLLOWING):
+            return min(self._beat_ms, beat_within(self._lease_ms))
+        return self._beat_ms
 
 
 def _server_of(request: Register) -> Server:

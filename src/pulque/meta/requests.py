@@ -12,6 +12,7 @@ from pulque.errors import (
     UnsupportedError,
 )
 from pulque.meta.attendance import Attendance
+from pulque.meta.leading import Leading
 from pulque.meta.parts import Parts
 from pulque.meta.refresh import Refresher
 from pulque.meta.registrar import Registrar
@@ -20,6 +21,7 @@ from pulque.model.names import Pattern, Subject, parse_owner, parse_pattern, par
 from pulque.model.routes import RouteKind
 from pulque.net.server import Connection
 from pulque.wire.frame import Frame
+from pulque.wire.leadership import ChangeInSync, Lead
 from pulque.wire.ordered import Attend
 from pulque.wire.registration import Register
 from pulque.wire.requests import Hello, Request, Status, decode_request
@@ -77,6 +79,7 @@ class MetaHandler:
         registrar: Takes registrations.
         subjects: Creates subjects.
         attendance: Allots partitions to consumers of ordered groups.
+        leading: Says who leads.
         status: Makes the report.
     """
 
@@ -89,6 +92,7 @@ class MetaHandler:
         subjects: Subjects,
         attendance: Attendance,
         *,
+        leading: Leading,
         status: Callable[[], bytes],
         max_watched: int,
     ) -> None:
@@ -100,6 +104,7 @@ class MetaHandler:
         self._registrar = registrar
         self._subjects = subjects
         self._attendance = attendance
+        self._leading = leading
         self._status = status
         self._max_watched = max_watched
 
@@ -124,6 +129,7 @@ class MetaHandler:
         """Forget what a connection was waiting for."""
         self._watches.closed(connection)
         self._attendance.closed(connection)
+        self._leading.closed(connection)
 
     def _greet(self, connection: Connection, request: Request, answerer: _Answerer) -> None:
         if not isinstance(request, Hello):
@@ -143,7 +149,7 @@ class MetaHandler:
                 self._route(connection, request, answerer)
             case Watch():
                 self._watch(connection, request, answerer)
-            case Register() | Attend():
+            case Register() | Attend() | Lead() | ChangeInSync():
                 self._take_in(connection, request, answerer)
             case Status():
                 answerer.answer(StatusReport(self._status()))
@@ -156,16 +162,24 @@ class MetaHandler:
                 )
 
     def _take_in(
-        self, connection: Connection, request: Register | Attend, answerer: _Answerer
+        self,
+        connection: Connection,
+        request: Register | Attend | Lead | ChangeInSync,
+        answerer: _Answerer,
     ) -> None:
         """Have what somebody says about itself written down, and answer then."""
         self._hold(connection)
         answers = (answerer.answer_held, answerer.refuse_held)
         try:
-            if isinstance(request, Register):
-                self._registrar.register(request, *answers)
-            else:
-                self._attendance.attend(request, connection, *answers)
+            match request:
+                case Register():
+                    self._registrar.register(request, *answers)
+                case Attend():
+                    self._attendance.attend(request, connection, *answers)
+                case Lead():
+                    self._leading.lead(request, connection, *answers)
+                case ChangeInSync():
+                    self._leading.change_in_sync(request, *answers)
         except PulqueError as error:
             answerer.refuse_held(error)
 

@@ -19,6 +19,9 @@ from pulque.meta.config import MetaSettings
 from pulque.meta.database import Database, check_directory, parse_database_url
 from pulque.meta.directory import Directory
 from pulque.meta.drains import Drains
+from pulque.meta.elections import Elections
+from pulque.meta.leaderships import LeadershipStore
+from pulque.meta.leading import Leading
 from pulque.meta.online import OnlineClients
 from pulque.meta.parts import Background, Parts
 from pulque.meta.recollection import FILE
@@ -100,6 +103,8 @@ class MetaServer:
         self._refresher: Refresher | None = None
         self._attendance: Attendance | None = None
         self._drains: Drains | None = None
+        self._elections: Elections | None = None
+        self._leading: Leading | None = None
         self.administration: Administration
         """What is done by command; there once it is started."""
         self._admin: AdminServer | None = None
@@ -125,10 +130,9 @@ class MetaServer:
             # The log says it; the refresher goes on trying.
             refresher.recall()
         self._background.start(refresher.run())
-        assert self._attendance is not None  # noqa: S101  # it was built
-        assert self._drains is not None  # noqa: S101  # likewise
-        self._background.start(self._attendance.run())
-        self._background.start(self._drains.run())
+        for each in (self._attendance, self._drains, self._elections):
+            assert each is not None  # noqa: S101  # it was built
+            self._background.start(each.run())
         host, port = await self._listen()
         shown = f"[{host}]" if ":" in host else host
         self.url = f"pulque://{shown}:{port}"
@@ -159,8 +163,11 @@ class MetaServer:
             self._watches.close()
         if self._attendance is not None:
             self._attendance.stop()
-        if self._drains is not None:
-            self._drains.stop()
+        if self._leading is not None:
+            self._leading.close()
+        for each in (self._drains, self._elections):
+            if each is not None:
+                each.stop()
 
     def _build(self) -> Refresher:
         """Make the parts and put them together."""
@@ -181,6 +188,11 @@ class MetaServer:
         )
         registrar = Registrar(parts, refresher, self._background, settings)
         subjects = Subjects(parts, refresher, self._background, settings)
+        leaderships = LeadershipStore(database)
+        lease_ms = int(settings.replication.lease.total_seconds() * 1000)
+        elections = Elections(parts, leaderships, refresher, lease_ms=lease_ms)
+        leading = Leading(parts, leaderships, refresher, elections, self._background)
+        self._elections, self._leading = elections, leading
         self.administration = Administration(parts, refresher, subjects)
         self._cluster = AdministeredCluster(
             parts, refresher, self.administration, subjects.policies
@@ -194,7 +206,7 @@ class MetaServer:
             Authorisation(int(ordered.timeout.total_seconds() * 1000)),
             is_exclusive=ordered.exclusive,
         )
-        refresher.told = attendance.changed
+        refresher.told += [attendance.changed, leading.changed]
         self._drains = Drains(
             directory,
             attendance,
@@ -208,11 +220,12 @@ class MetaServer:
             registrar,
             subjects,
             attendance,
+            leading=leading,
             status=lambda: json.dumps(
                 {
                     "meta": settings.name,
                     "admin": self.admin_url,
-                    **status_report(parts, refresher, registrar),
+                    **status_report(parts, refresher, registrar, elections, leading),
                 }
             ).encode(),
             max_watched=settings.limits.max_watched,

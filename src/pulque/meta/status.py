@@ -2,17 +2,26 @@
 
 from typing import Any
 
+from pulque.meta.elections import Elections
+from pulque.meta.leading import Leading
 from pulque.meta.parts import Parts
 from pulque.meta.refresh import Refresher
 from pulque.meta.registrar import Registrar
 from pulque.model.cluster import GroupMarks, Server
+from pulque.model.leadership import Leadership
 
 __all__ = ["status_report"]
 
 _NO_MARKS = GroupMarks()
 
 
-def status_report(parts: Parts, refresher: Refresher, registrar: Registrar) -> dict[str, Any]:
+def status_report(
+    parts: Parts,
+    refresher: Refresher,
+    registrar: Registrar,
+    elections: Elections,
+    leading: Leading,
+) -> dict[str, Any]:
     """Return the report; fields are added without notice."""
     directory = parts.directory
     return {
@@ -23,11 +32,31 @@ def status_report(parts: Parts, refresher: Refresher, registrar: Registrar) -> d
         "subjects": len(directory.subjects),
         "clients": len(parts.online),
         "watches": parts.watches.waiting,
+        "leads": leading.waiting,
         "servers": [
             _server(parts, registrar, each)
             for _, each in sorted(directory.servers.items())
             if not each.is_removed
         ],
+        "leaderships": [
+            _leadership(parts, elections, each)
+            for _, each in sorted(directory.leaderships.items())
+        ],
+    }
+
+
+def _leadership(parts: Parts, elections: Elections, row: Leadership) -> dict[str, Any]:
+    leader = parts.directory.broker_in(row.broker_group, row.leader)
+    return {
+        "broker_group": row.broker_group,
+        "epoch": row.epoch,
+        "version": row.version,
+        "leader": leader.name if leader else None,
+        "directory": row.leader,
+        "in_sync": list(row.in_sync),
+        "min_in_sync": row.min_in_sync,
+        # As this meta server saw it itself: at the length of the lease it elects another one.
+        "silent_ms": elections.silent_ms.get(row.broker_group),
     }
 
 

@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from pulque.meta.attending import Allotment, AttendingConsumer, OrderKey, read_ordered
 from pulque.meta.database import Database
+from pulque.meta.leaderships import read_leaderships
 from pulque.meta.revisions import next_revision
 from pulque.meta.tables import (
     BROKER_GROUPS,
@@ -27,6 +28,7 @@ from pulque.meta.tables import (
     SUBJECTS,
 )
 from pulque.model.cluster import GroupMarks, Placement, Server, ServerState
+from pulque.model.leadership import Leadership
 from pulque.model.names import PartitionName, Subject
 from pulque.model.ordered import OrderStrategy
 from pulque.model.routes import Role, Slots
@@ -57,6 +59,8 @@ class Changes:
     attending: list[AttendingConsumer] = field(default_factory=list)
     """Consumers of ordered groups that came or went."""
     allotments: dict[OrderKey, Allotment] = field(default_factory=dict)
+    leaderships: dict[str, Leadership] = field(default_factory=dict)
+    """By broker group."""
 
 
 class Store:
@@ -99,6 +103,7 @@ class Store:
             await _read_marks(connection, since, found)
             await _read_subjects(connection, since, found)
             found.attending, found.allotments = await read_ordered(connection, since)
+            found.leaderships = await read_leaderships(connection, since)
         return found
 
     async def register(self, server: Server, seen: Server | None) -> Server | None:
@@ -139,8 +144,13 @@ class Store:
         """
         async with self._database.writing() as connection:
             for some in _slices(names):
-                counted = update(SERVERS).where(SERVERS.c.name.in_(some))
-                await connection.execute(counted.values(beats=SERVERS.c.beats + 1))
+                which = SERVERS.c.name.in_(some)
+                # In one order everywhere: so no two meta servers wait for each other.
+                locked = select(SERVERS.c.name).where(which).order_by(SERVERS.c.name)
+                await connection.execute(locked.with_for_update())
+                await connection.execute(
+                    update(SERVERS).where(which).values(beats=SERVERS.c.beats + 1)
+                )
             rows = await connection.execute(select(SERVERS.c.name, SERVERS.c.beats))
             return {row.name: row.beats for row in rows}
 

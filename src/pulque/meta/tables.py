@@ -22,9 +22,11 @@ __all__ = [
     "ATTENDING",
     "BROKER_GROUPS",
     "CLUSTER",
+    "LEADERSHIPS",
     "MARKS",
     "PARTITIONS",
     "POLICIES",
+    "REPLICAS",
     "SERVERS",
     "SUBJECTS",
     "TABLES",
@@ -116,4 +118,27 @@ ALLOTMENTS = Table(
     Column("allotted", Text, nullable=False),
     Column("drained", Text, nullable=False),
     Column("revision", BigInteger, nullable=False, index=True),
+)
+LEADERSHIPS = Table(
+    "pulque_leaderships",
+    TABLES,
+    Column("broker_group", String(_NAME), primary_key=True),
+    Column("epoch", BigInteger, nullable=False),
+    Column("version", BigInteger, nullable=False),
+    Column("leader", String(_NAME), nullable=False),
+    Column("token", String(_NAME), nullable=False),
+    Column("in_sync", Text, nullable=False),
+    Column("min_in_sync", Integer, nullable=False),
+    Column("revision", BigInteger, nullable=False, index=True),
+)
+# What brokers said last when they asked who leads: read in elections only, so without a revision.
+REPLICAS = Table(
+    "pulque_replicas",
+    TABLES,
+    Column("directory", String(_NAME), primary_key=True),
+    Column("broker_group", String(_NAME), nullable=False),
+    Column("name", String(_NAME), nullable=False),
+    Column("token", String(_NAME), nullable=False),
+    Column("message_end", BigInteger, nullable=False),
+    Column("is_fit", Boolean, nullable=False),
 )

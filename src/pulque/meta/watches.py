@@ -87,9 +87,11 @@ class Watches:
     def changed(self, subjects: Iterable[Subject]) -> None:
         """Look at the watches of some subjects."""
         for subject in subjects:
-            for waiter in list(self._waiting.get((RouteKind.REALTIME, Pattern(subject)), ())):
-                if self._try(waiter):
-                    self._remove(waiter)
+            for kind in (RouteKind.REALTIME, RouteKind.FOLLOWERS):
+                for waiter in list(self._waiting.get((kind, Pattern(subject)), ())):
+                    # One that watches both was answered with both.
+                    if waiter in self._by_owner.get(waiter.owner, ()) and self._try(waiter):
+                        self._remove(waiter)
 
     def all_changed(self) -> None:
         """Look at all watches, a few at a time."""

@@ -1,8 +1,9 @@
 """Who belongs to a cluster, who lives, and who takes messages.
 
 A server says again and again that it is there. One that is silent for three times its interval
-leaves the routes until it is heard again; it stays known. A name, and a broker group, belong to
-one data directory as long as its server lives: a restart is known by its directory.
+leaves the routes until it is heard again; it stays known. A name belongs to one data directory as
+long as its server lives: a restart is known by its directory. So does a broker group, unless it
+has a leadership: then one of its brokers serves, and the others follow.
 
 Time is the monotonic clock's.
 """
@@ -12,7 +13,9 @@ from enum import Enum
 
 from pulque.errors import FencedError, NotAllowedError
 from pulque.model.cluster import GroupMarks, Server, ServerState, Serving
+from pulque.model.leadership import Leadership
 from pulque.model.routes import Role
+from pulque.rules.leadership import is_short
 
 __all__ = [
     "MISSED_BEATS",
@@ -22,6 +25,8 @@ __all__ = [
     "check_owner",
     "clock_warning",
     "decide",
+    "following_brokers",
+    "is_living",
     "serving_brokers",
     "serving_delays",
     "usable_groups",
@@ -112,25 +117,44 @@ def decide(known: Server | None, asked: Server, *, is_alive: bool) -> Change:
     return Change.NOTHING if known == asked else Change.STATE
 
 
-def check_owner(servers: Iterable[Server], asked: Server, heard: Heard, now_ms: int) -> None:
-    """Refuse a second living broker of one broker group.
+def check_owner(
+    servers: Iterable[Server],
+    asked: Server,
+    heard: Heard,
+    now_ms: int,
+    leaderships: Mapping[str, Leadership],
+) -> None:
+    """Refuse a broker that would serve, or follow, beside one that stands alone.
 
     Raises:
-        NotAllowedError: There is one already.
+        NotAllowedError: Its broker group belongs to another one.
     """
     if asked.role is not Role.BROKER:
         return
-    for each in servers:
-        if (
-            each.role is Role.BROKER
-            and each.broker_group == asked.broker_group
-            and each.name != asked.name
-            and _lives(each, heard, now_ms)
-        ):
-            raise NotAllowedError(
-                f"broker group {asked.broker_group} is held by {each.name} at {each.address}, "
-                "which lives: followers do not exist yet, so each broker needs a group of its own"
-            )
+    row = leaderships.get(asked.broker_group)
+    others = [
+        each
+        for each in servers
+        if each.role is Role.BROKER
+        and each.broker_group == asked.broker_group
+        and each.name != asked.name
+    ]
+    if asked.state is ServerState.FOLLOWING:
+        alone = [] if row is not None else [each for each in others if _serves(each)]
+        _refuse_beside(
+            asked,
+            [each for each in alone if is_living(each, heard, now_ms)],
+            "which stands alone: set replication.copies to 2 or more there, too",
+        )
+    elif row is not None:
+        _check_leader(asked, row, others)
+    else:
+        _refuse_beside(
+            asked,
+            [each for each in others if is_living(each, heard, now_ms)],
+            "which lives: give this broker a group of its own, or set replication.copies to 2 "
+            "or more on both",
+        )
 
 
 def clock_warning(name: str, now_ms: int, ours_ms: int, tolerance_ms: int) -> str:
@@ -146,20 +170,51 @@ def clock_warning(name: str, now_ms: int, ours_ms: int, tolerance_ms: int) -> st
 
 
 def serving_brokers(
-    servers: Iterable[Server], marks: Mapping[str, GroupMarks], heard: Heard, now_ms: int
+    servers: Iterable[Server],
+    marks: Mapping[str, GroupMarks],
+    heard: Heard,
+    now_ms: int,
+    leaderships: Mapping[str, Leadership],
 ) -> dict[str, Serving]:
-    """Return the brokers that clients can go to, by broker group."""
-    return {
-        each.broker_group: Serving(
-            each.broker_group,
-            each.host,
-            each.port,
-            each.state is ServerState.READY
-            and marks.get(each.broker_group, _NO_MARKS).takes_sends,
-        )
-        for each in servers
-        if each.role is Role.BROKER and _lives(each, heard, now_ms)
-    }
+    """Return the brokers that clients can go to, by broker group.
+
+    Of a group with a leadership that is its leader, once it says that it is ready: until then it
+    opens its logs. It takes no sends while too few are in sync.
+    """
+    found = {}
+    for each in servers:
+        row = leaderships.get(each.broker_group)
+        if (
+            each.role is Role.BROKER
+            and _serves(each)
+            and is_living(each, heard, now_ms)
+            and (row is None or row.leader == each.directory)
+        ):
+            is_writable = (
+                each.state is ServerState.READY
+                and marks.get(each.broker_group, _NO_MARKS).takes_sends
+                and (row is None or not is_short(row))
+            )
+            found[each.broker_group] = Serving(
+                each.broker_group, each.host, each.port, is_writable
+            )
+    return found
+
+
+def following_brokers(
+    servers: Iterable[Server], heard: Heard, now_ms: int
+) -> dict[str, tuple[Serving, ...]]:
+    """Return the brokers that copy others, by broker group."""
+    found: dict[str, tuple[Serving, ...]] = {}
+    for each in sorted(servers):
+        if (
+            each.role is Role.BROKER
+            and each.state is ServerState.FOLLOWING
+            and is_living(each, heard, now_ms)
+        ):
+            there = Serving(each.broker_group, each.host, each.port, is_writable=False)
+            found[each.broker_group] = (*found.get(each.broker_group, ()), there)
+    return found
 
 
 def serving_delays(servers: Iterable[Server], heard: Heard, now_ms: int) -> dict[str, Serving]:
@@ -169,7 +224,7 @@ def serving_delays(servers: Iterable[Server], heard: Heard, now_ms: int) -> dict
             each.broker_group, each.host, each.port, each.state is ServerState.READY
         )
         for each in servers
-        if each.role is Role.DELAY and _lives(each, heard, now_ms)
+        if each.role is Role.DELAY and is_living(each, heard, now_ms)
     }
 
 
@@ -178,9 +233,32 @@ def usable_groups(serving: Mapping[str, Serving]) -> list[str]:
     return [group for group, there in serving.items() if there.is_writable]
 
 
-def _lives(server: Server, heard: Heard, now_ms: int) -> bool:
+def is_living(server: Server, heard: Heard, now_ms: int) -> bool:
+    """Whether a server is there, and means to stay."""
     return (
         not server.is_removed
         and server.state is not ServerState.LEAVING
         and heard.is_alive(server.name, now_ms)
+    )
+
+
+def _serves(server: Server) -> bool:
+    return server.state in {ServerState.READY, ServerState.FULL}
+
+
+def _refuse_beside(asked: Server, others: Iterable[Server], why: str) -> None:
+    for each in others:
+        raise NotAllowedError(
+            f"broker group {asked.broker_group} is held by {each.name} at {each.address}, {why}"
+        )
+
+
+def _check_leader(asked: Server, row: Leadership, others: Iterable[Server]) -> None:
+    if row.leader == asked.directory:
+        return
+    leader = next((each for each in others if each.directory == row.leader), None)
+    shown = f"{leader.name} at {leader.address}" if leader else f"data directory {row.leader}"
+    raise NotAllowedError(
+        f"broker group {asked.broker_group} is led by {shown} in epoch {row.epoch}: {asked.name} "
+        "may only follow; set replication.copies to 2 or more"
     )

@@ -102,7 +102,8 @@ class Led:
 class ChangeInSync:
     """These brokers have all that was confirmed: said by the leader.
 
-    Without itself among them, the leader asks for another one to be elected from them.
+    Without itself among them, the leader asks for another one to be elected from them: the first
+    one, if that can be.
     """
 
     opcode: ClassVar[Opcode] = Opcode.CHANGE_IN_SYNC

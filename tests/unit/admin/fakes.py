@@ -1,13 +1,16 @@
 """A cluster in memory: what a meta server knows and decides, without a database."""
 
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from pulque.admin.cluster import (
     KnownServer,
     PlacedPartition,
     PlacedSubject,
     Policies,
+    Standing,
     WatchingClient,
 )
 from pulque.errors import (
@@ -17,11 +20,17 @@ from pulque.errors import (
     UnknownServerError,
     UnknownSubjectError,
 )
+from pulque.model.leadership import Leadership
 from pulque.model.names import PartitionName, Pattern, Subject
 from pulque.model.ordered import OrderStrategy
+from pulque.model.positions import Epoch
 from pulque.model.routes import SLOTS, Role, Slots
+from pulque.wire.leadership import HandedOver, HandOver
+from pulque.wire.requests import Request
+from pulque.wire.responses import Response
+from tests.unit.client.fake_broker import FakeBroker
 
-__all__ = ["FakeCluster", "server"]
+__all__ = ["FakeCluster", "FakeLeader", "led_group", "server"]
 
 
 def server(name: str, url: str = "pulque://127.0.0.1:1", **others: object) -> KnownServer:
@@ -72,6 +81,15 @@ class FakeCluster:
             is_draining=found.is_draining if is_draining is None else is_draining,
         )
         return self.known[name]
+
+    def elect(self, directory: str) -> KnownServer:
+        """Have the broker with that data directory lead its group in the next epoch."""
+        (found,) = (each for each in self.known.values() if each.directory == directory)
+        for each in list(self.known.values()):
+            if each.broker_group == found.broker_group:
+                standing: Standing = "leader" if each.name == found.name else "follower"
+                self.known[each.name] = each._replace(standing=standing, epoch=each.epoch + 1)
+        return self.known[found.name]
 
     async def remove_server(self, name: str) -> None:
         if self._known(name).is_alive:
@@ -157,3 +175,34 @@ class FakeCluster:
     def _placed(self, name: Subject) -> PlacedSubject:
         order = self.orders.get(name, OrderStrategy.BEST_EFFORT)
         return PlacedSubject(name, Pattern(name) in self.marks, self.placed[name], order)
+
+
+class FakeLeader(FakeBroker):
+    """Leads broker group ``g`` of a cluster in memory, until it is told to hand over."""
+
+    def __init__(self, of: FakeCluster) -> None:
+        super().__init__()
+        self._of = of
+
+    @property
+    def handed_to(self) -> list[str]:
+        """The data directories that it was told to hand over to."""
+        return [each.to for each in self.requests if isinstance(each, HandOver)]
+
+    def _handle(self, request: Request, peer: socket.socket) -> Response:
+        if not isinstance(request, HandOver):
+            return super()._handle(request, peer)
+        found = self._of.elect(request.to)
+        row = Leadership("g", Epoch(found.epoch), 9, request.to, "token", (request.to,), 1)
+        return HandedOver(row)
+
+
+def led_group(url: str) -> dict[str, KnownServer]:
+    """Return a group of three: ``l``, which is at an address, leads; ``late`` is not in sync."""
+    led: dict[str, Any] = {"broker_group": "g", "epoch": 3, "min_in_sync": 2}
+    followers = {"standing": "follower", "state": "following", **led}
+    return {
+        "f": server("f", is_in_sync=True, directory="directory-of-f", **followers),
+        "l": server("l", url, standing="leader", is_in_sync=True, directory="of-l", **led),
+        "late": server("late", is_in_sync=False, directory="directory-of-late", **followers),
+    }

@@ -1,5 +1,6 @@
 """The API: what it shows, what it changes, page by page, over all brokers."""
 
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -7,8 +8,12 @@ import pytest
 
 import pulque
 from pulque.admin.cluster import WatchingClient
+from pulque.errors import NotLeaderError
+from pulque.wire.leadership import HandOver
+from pulque.wire.requests import Request
 from tests.unit.admin.conftest import NAMES, Api
-from tests.unit.admin.fakes import server
+from tests.unit.admin.fakes import FakeLeader, led_group, server
+from tests.unit.client.fake_broker import Drop
 
 
 def consume(
@@ -234,6 +239,135 @@ async def test_a_broker_is_shown_marked_drained_and_removed_once_it_is_stopped(a
     assert [row["name"] for row in (await api.get("/brokers"))["items"]] == ["b2"]
 
 
+@pytest.fixture
+def leader(api: Api) -> Iterator[FakeLeader]:
+    with FakeLeader(api.cluster) as leader:
+        api.cluster.known |= led_group(leader.url)
+        yield leader
+
+
+async def test_a_group_that_is_led_is_shown_and_handed_over(api: Api, leader: FakeLeader) -> None:
+    rows = {row["name"]: row for row in (await api.get("/brokers"))["items"]}
+    assert [(rows[name]["standing"], rows[name]["epoch"]) for name in ("l", "f", "b1")] == [
+        ("leader", 3),
+        ("follower", 3),
+        ("alone", 0),
+    ]
+    assert [rows[name]["in_sync"] for name in ("f", "late", "b1")] == [True, False, None]
+
+    assert await api.ask("POST", "/brokers/l/lead", {}) == rows["l"]
+    assert leader.handed_to == []  # it leads already: nobody is asked
+
+    handed = await api.ask("POST", "/brokers/f/lead", {})
+
+    assert (handed["name"], handed["standing"], handed["epoch"]) == ("f", "leader", 4)
+    assert leader.handed_to == ["directory-of-f"]
+    assert (await api.get("/brokers/l"))["standing"] == "follower"
+
+
+async def test_nobody_is_asked_to_hand_over_to_who_cannot_lead(
+    api: Api, leader: FakeLeader
+) -> None:
+    refused = await api.ask("POST", "/brokers/late/lead", {}, status=409)
+    assert "late does not have all that was confirmed in broker group g" in refused["message"]
+    refused = await api.ask("POST", "/brokers/b1/lead", {}, status=422)
+    assert "broker group b1 has no followers" in refused["message"]
+    await api.ask("POST", "/brokers/nobody/lead", {}, status=404)
+    api.cluster.known["f"] = api.cluster.known["f"]._replace(state="silent")
+    refused = await api.ask("POST", "/brokers/f/lead", {}, status=409)
+    assert "f was not heard of lately" in refused["message"]
+    api.cluster.is_away = True
+    await api.ask("POST", "/brokers/f/lead", {}, status=503)
+
+    assert leader.handed_to == []
+
+
+async def test_what_the_leader_says_against_handing_over_is_told(
+    api: Api, leader: FakeLeader
+) -> None:
+    def refuse(request: Request) -> None:
+        if isinstance(request, HandOver):
+            raise pulque.UnavailableError("no follower has caught up within 3 s")
+
+    leader.fault = refuse
+
+    refused = await api.ask("POST", "/brokers/f/lead", {}, status=503)
+
+    assert refused["message"] == "no follower has caught up within 3 s"
+    assert (await api.get("/brokers/l"))["standing"] == "leader"
+
+
+async def test_a_leader_that_handed_over_and_could_not_say_so_has_done_it(
+    api: Api, leader: FakeLeader
+) -> None:
+    def drop(request: Request) -> None:
+        if isinstance(request, HandOver):
+            leader.fault = not_leader
+            raise Drop(handled=True)
+
+    def not_leader(request: Request) -> None:
+        if isinstance(request, HandOver):
+            raise NotLeaderError("this broker follows f")
+
+    leader.fault = drop
+
+    handed = await api.ask("POST", "/brokers/f/lead", {})
+
+    assert (handed["standing"], handed["epoch"]) == ("leader", 4)
+
+
+async def test_who_is_elected_while_a_broker_is_to_lead_is_not_passed_over(
+    api: Api, leader: FakeLeader
+) -> None:
+    def elect_another(request: Request) -> None:
+        if isinstance(request, HandOver):
+            api.cluster.elect("directory-of-late")
+            raise NotLeaderError("this broker follows late")
+
+    leader.fault = elect_another
+
+    refused = await api.ask("POST", "/brokers/f/lead", {}, status=409)
+
+    assert "changed at the same time" in refused["message"]
+
+
+@pytest.mark.parametrize("away", ["silent", "refuses", "unsure", "lost"])
+async def test_a_leader_that_is_away_is_told_to_be_replaced_by_itself(
+    api: Api, leader: FakeLeader, away: str
+) -> None:
+    def unsure(request: Request) -> None:
+        if isinstance(request, HandOver):
+            raise NotLeaderError("this broker cannot tell whether it still leads its group")
+
+    known = api.cluster.known
+    if away == "silent":
+        known["l"] = known["l"]._replace(state="silent")
+    elif away == "refuses":
+        leader.close()
+    elif away == "unsure":
+        leader.fault = unsure
+    else:
+        del known["l"]
+
+    refused = await api.ask("POST", "/brokers/f/lead", {}, status=503)
+
+    assert "that leads broker group g cannot be reached" in refused["message"]
+    assert "another one is elected by itself after the lease" in refused["message"]
+    assert refused["retry"]
+
+
+async def test_followers_are_not_asked_for_what_their_leader_has(api: Api) -> None:
+    send(api, "b1", "led", 2)
+    led: dict[str, Any] = {"broker_group": "b1", "epoch": 1, "is_in_sync": True}
+    api.cluster.known["b1"] = api.cluster.known["b1"]._replace(standing="leader", **led)
+    api.cluster.known["f"] = server("f", standing="follower", state="following", **led)
+
+    found = await api.get("/messages", subject="led")
+
+    assert found["unreachable"] == []
+    assert len(found["items"]) == 2
+
+
 async def test_clients_of_meta_and_brokers_are_listed_page_by_page(api: Api) -> None:
     api.cluster.watching = [
         WatchingClient(f"c{number}", "shop", "127.0.0.1:9", 1_700_000_000_000, 20, 3)
@@ -426,6 +560,24 @@ async def test_definitions_carry_the_order(api: Api) -> None:
     assert (await api.get("/subjects/strict"))["order"] == "strict"
 
 
+async def test_groups_that_are_short_of_copies_are_counted(api: Api) -> None:
+    def led(name: str, group: str, *, is_in_sync: bool = True, least: int = 2) -> None:
+        api.cluster.known[name] = server(
+            name, broker_group=group, epoch=1, is_in_sync=is_in_sync, min_in_sync=least
+        )
+
+    led("whole-1", "whole")
+    led("whole-2", "whole")
+    assert (await api.get("/cluster"))["short_of_copies"] == 0
+    led("behind-1", "behind")
+    led("behind-2", "behind", is_in_sync=False)
+    assert (await api.get("/cluster"))["short_of_copies"] == 1
+    led("alone-1", "alone")
+    assert (await api.get("/cluster"))["short_of_copies"] == 2
+    led("content-1", "content", least=1)
+    assert (await api.get("/cluster"))["short_of_copies"] == 2
+
+
 async def test_the_cluster_is_shown_and_says_how_it_is(api: Api) -> None:
     api.cluster.known["b3"] = server("b3", state="silent")
 
@@ -433,6 +585,7 @@ async def test_the_cluster_is_shown_and_says_how_it_is(api: Api) -> None:
 
     assert shown["cluster"] == api.cluster.id
     assert shown["brokers"] == {"ready": 2, "silent": 1}
+    assert shown["short_of_copies"] == 0
     assert (await api.http.get("/healthz")).json() == {"status": "ok"}
     assert (await api.http.get("/readyz")).status_code == 200
     api.cluster.is_away = True

@@ -13,7 +13,7 @@ from pulque.cli.app import run
 from pulque.cli.options import Tools
 from pulque.testing.broker import InProcessBroker
 from tests.unit.admin.conftest import serving
-from tests.unit.admin.fakes import FakeCluster, server
+from tests.unit.admin.fakes import FakeCluster, FakeLeader, led_group, server
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -121,6 +121,25 @@ def test_brokers(command: Command, cluster: FakeCluster) -> None:
     (shown,) = rows(command("broker", "show", "b2", "-o", "json"))
     assert (shown["draining"], shown["state"], shown["lag"]) == (True, "ready", 0)
     assert command("broker", "remove", "x")[:2] == (0, "x is removed\n")
+
+
+def test_leaders_and_followers(command: Command, cluster: FakeCluster) -> None:
+    with FakeLeader(cluster) as leader:
+        cluster.known = {**led_group(leader.url), "x": server("x")}
+        out = command("broker", "list")[1].splitlines()
+        assert [line.split()[:6] for line in out[1:]] == [
+            ["f", "g", "broker", "follower", "3", "yes"],
+            ["l", "g", "broker", "leader", "3", "yes"],
+            ["late", "g", "broker", "follower", "3", "no"],
+            ["x", "x", "broker", "alone", "-", "-"],
+        ]
+        assert command("broker", "lead", "f")[:2] == (0, "f leads g in epoch 4\n")
+        (again,) = rows(command("broker", "lead", "f", "-o", "json"))
+        assert (again["standing"], again["epoch"]) == ("leader", 4)
+        assert command("broker", "lead", "late")[0] == 1
+    code, _, err = command("broker", "lead", "l")
+    assert (code, "f that leads broker group g cannot be reached" in err) == (3, True)
+    assert "short_of_copies" in command("cluster", "show")[1]
 
 
 def test_clients_are_shown_with_control_characters_escaped(

@@ -13,11 +13,22 @@ from pulque.model.cluster import ServerState
 from pulque.model.routes import Role, RouteKind
 from pulque.model.routes import Route as RouteOf
 from pulque.testing.raw import RawConnection
+from pulque.wire.leadership import Lead, Led
 from pulque.wire.registration import Register, Registered
 from pulque.wire.requests import Route
 from pulque.wire.responses import Routed
 
-__all__ = ["RunningMeta", "Start", "broker", "eventually", "register", "route"]
+__all__ = [
+    "RunningMeta",
+    "Start",
+    "broker",
+    "eventually",
+    "follow",
+    "lead",
+    "leading",
+    "register",
+    "route",
+]
 
 
 class RunningMeta:
@@ -77,6 +88,33 @@ def broker(name: str, /, **fields: Any) -> Register:
 async def register(raw: RawConnection, *names: str, **fields: Any) -> None:
     for name in names:
         await raw.ask(broker(name, **fields), Registered)
+
+
+def lead(name: str, /, **fields: Any) -> Lead:
+    """Return the question of a broker of group ``g`` who leads; it does not wait."""
+    values: dict[str, Any] = {
+        "broker_group": "g",
+        "name": name,
+        "directory": f"directory-of-{name}",
+        "token": f"token-of-{name}",
+        "version": 0,
+        "message_end": 0,
+        "min_in_sync": 1,
+        "is_fit": True,
+        "wait_ms": 0,
+    }
+    return Lead(**(values | fields))
+
+
+async def leading(raw: RawConnection, name: str, /, **fields: Any) -> Led:
+    """Have a broker ask who leads."""
+    return await raw.ask(lead(name, **fields), Led)
+
+
+async def follow(raw: RawConnection, *names: str, **fields: Any) -> None:
+    """Have brokers of group ``g`` register as followers."""
+    values: dict[str, Any] = {"broker_group": "g", "state": ServerState.FOLLOWING}
+    await register(raw, *names, **(values | fields))
 
 
 async def route(

@@ -9,10 +9,23 @@ import pytest
 
 from pulque.errors import ConfigError, PulqueError
 from pulque.model.cluster import ServerState
+from pulque.model.leadership import Leadership
 from pulque.model.ordered import OrderStrategy
+from pulque.model.routes import Role
+from pulque.testing.raw import RawConnection
+from pulque.wire.leadership import ChangeInSync, InSyncChanged
 from pulque.wire.registration import Registered
 from pulque.wire.routes import Watch, Watched
-from tests.unit.meta.running import RunningMeta, Start, broker, eventually, register, route
+from tests.unit.meta.running import (
+    RunningMeta,
+    Start,
+    broker,
+    eventually,
+    follow,
+    leading,
+    register,
+    route,
+)
 
 Ask = Callable[..., Awaitable[Any]]
 ADMIN = {"enabled": True}
@@ -20,7 +33,7 @@ ADMIN = {"enabled": True}
 
 @pytest.fixture
 async def meta(start: Start) -> RunningMeta:
-    return await start(admin=ADMIN)
+    return await start(admin=ADMIN, replication={"lease": "1h"})
 
 
 @pytest.fixture
@@ -37,6 +50,14 @@ def asking(http: httpx.AsyncClient, meta: RunningMeta) -> Ask:
         return answer.json() if answer.content else None
 
     return ask
+
+
+async def in_sync(raw: RawConnection, row: Leadership, *directories: str) -> Leadership:
+    """Have the leader of a group say who is in sync; without itself, it hands over."""
+    said = ChangeInSync("g", row.token, row.epoch, row.version, directories)
+    answer = await raw.ask(said, InSyncChanged)
+    assert answer.is_done
+    return answer.leadership
 
 
 async def test_servers_are_listed_marked_and_removed_when_they_are_gone(
@@ -63,6 +84,58 @@ async def test_servers_are_listed_marked_and_removed_when_they_are_gone(
     await ask("DELETE", "/brokers/b1", status=204)
     assert [row["name"] for row in (await ask("GET", "/brokers"))["items"]] == ["b2"]
     await ask("DELETE", "/brokers/b1", status=404)
+
+
+async def test_who_leads_and_who_follows_is_listed(
+    meta: RunningMeta, http: httpx.AsyncClient
+) -> None:
+    raw, ask = await meta.connect(), asking(http, meta)
+    await register(raw, "alone")
+    await register(raw, "d1", role=Role.DELAY)
+    await follow(raw, "b1", "b2", "b3")
+    row = (await leading(raw, "b1", message_end=1, min_in_sync=2)).leadership
+    await leading(raw, "b2")
+    await register(raw, "b1", broker_group="g", incarnation=2)
+    assert (await ask("GET", "/cluster"))["short_of_copies"] == 1
+    row = await in_sync(raw, row, row.leader, "directory-of-b2")
+
+    async def shown() -> dict[str, tuple[object, ...]]:
+        rows = (await ask("GET", "/brokers"))["items"]
+        fields = ("state", "standing", "epoch", "in_sync")
+        return {row["name"]: tuple(row[field] for field in fields) for row in rows}
+
+    assert await shown() == {
+        "alone": ("ready", "alone", 0, None),
+        "b1": ("ready", "leader", 1, True),
+        "b2": ("following", "follower", 1, True),
+        "b3": ("following", "follower", 1, False),
+        "d1": ("ready", "alone", 0, None),
+    }
+    await in_sync(raw, row, "directory-of-b2")
+    assert (await shown())["b1"] == ("ready", "follower", 2, False)
+    assert (await shown())["b2"] == ("following", "leader", 2, True)
+
+
+async def test_a_meta_server_elects_nobody_by_command_and_asks_the_leader(
+    meta: RunningMeta, http: httpx.AsyncClient
+) -> None:
+    raw, ask = await meta.connect(), asking(http, meta)
+    await register(raw, "alone")
+    await follow(raw, "b1", "b2", "b3", port=1)  # nobody answers there
+    row = (await leading(raw, "b1", message_end=1)).leadership
+    for name in ("b2", "b3"):
+        await leading(raw, name)
+    row = await in_sync(raw, row, row.leader, "directory-of-b2")
+
+    refused = await ask("POST", "/brokers/b2/lead", {}, status=503)
+    assert "b1 that leads broker group g cannot be reached" in refused["message"]
+    refused = await ask("POST", "/brokers/b3/lead", {}, status=409)
+    assert "b3 does not have all that was confirmed" in refused["message"]
+    await ask("POST", "/brokers/alone/lead", {}, status=422)
+    await ask("POST", "/brokers/nobody/lead", {}, status=404)
+    found = await ask("POST", "/brokers/b1/lead", {})
+    assert (found["standing"], found["epoch"]) == ("leader", 1)
+    assert (await leading(raw, "b1")).leadership == row
 
 
 async def test_subjects_are_created_and_extended(
