@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -25,7 +26,10 @@ from tests.robustness.brokers import wait_until
 pytestmark = [pytest.mark.server, pytest.mark.xdist_group("replication")]
 
 META = {"cluster": {"heartbeat": "300ms"}, "replication": {"lease": "1s"}}
-BROKER = {"consumption": {"lease": "3s", "lease_check": "200ms", "lock": "1s"}}
+BROKER = {
+    "storage": {"checkpoint_interval": "1s"},
+    "consumption": {"lease": "3s", "lease_check": "200ms", "lock": "1s"},
+}
 BATCH = pack_batch("orders", [b"x"])
 WITHIN = 30.0
 
@@ -246,6 +250,56 @@ def test_a_leader_that_is_restarted_leads_on(cluster: ClusterProcesses) -> None:
     send(cluster, 10, 10)
 
     assert set(consume(cluster, "g", set(range(20)))) == set(range(20))
+
+
+def rot(path: Path, body: bytes) -> None:
+    """Change a bit of a message, on disk only."""
+    content = bytearray(path.read_bytes())
+    content[content.index(body)] ^= 1
+    path.write_bytes(content)
+
+
+def reads_all(cluster: ClusterProcesses, count: int) -> bool:
+    with pulque.connect(cluster.url, timeout=WITHIN) as client:
+        found = {message.body for message in client.read("orders")}
+    return found == {str(number).encode() for number in range(count)}
+
+
+def test_a_leader_that_lost_something_while_it_was_down_does_not_lead_on(
+    cluster: ClusterProcesses,
+) -> None:
+    send(cluster, 0, 50)
+    before = leader_of(cluster)
+    cluster[before].kill()
+    rot(next((cluster.folder / before / "messages").glob("*.log")), b"27")
+    cluster[before].restart()
+
+    until(lambda: reads_all(cluster, 50), "all are read, whoever leads")
+    until_in_sync(cluster, 3)
+    assert leader_of(cluster) != before
+    assert log_of(cluster, before) == log_of(cluster, leader_of(cluster))
+
+
+def test_a_leader_whose_disk_rots_hands_over_and_copies_all_anew(
+    cluster: ClusterProcesses,
+) -> None:
+    send(cluster, 0, 50)
+    before = leader_of(cluster)
+    sent_s = time.time()
+    checkpoints = cluster.folder / before / "checkpoints"
+    until(
+        lambda: max(each.stat().st_mtime for each in checkpoints.iterdir()) > sent_s,
+        "recovery need not look at what is sent",
+    )
+    path = next((cluster.folder / before / "messages").glob("*.log"))
+    cluster[before].kill()  # so that nothing of it is in memory
+    rot(path, b"27")
+    cluster[before].restart()
+
+    until(lambda: reads_all(cluster, 50), "all are read, whoever leads")
+    until_in_sync(cluster, 3)
+    until(lambda: log_of(cluster, before) == log_of(cluster, leader_of(cluster)), "it is mended")
+    assert leader_of(cluster) != before
 
 
 @pytest.mark.accepts("003-39")

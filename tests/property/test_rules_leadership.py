@@ -299,3 +299,16 @@ def test_who_hands_over_may_say_who_is_to_lead() -> None:
     without = hand_over(ROW, ["c", "b"], alive[:1], preferred="c")
     assert without is not None
     assert without.leader == "b"
+
+
+def test_a_leader_that_was_started_anew_makes_room_for_one_in_sync_that_has_more() -> None:
+    anew = candidate("a", token="new", end=5)
+    longer, outside = candidate("c", end=6), candidate("d", end=9)
+
+    assert asked(ROW, anew, [anew, candidate("b", end=5)]) == (
+        elect(ROW, anew),
+        "the leader was started anew",
+    )
+    found = asked(ROW, anew, [anew, candidate("b", end=5), longer, outside])
+    assert found is not None
+    assert (found[0].leader, found[0].epoch, found[0].in_sync) == ("c", 5, ("a", "b", "c"))

@@ -15,6 +15,7 @@ from pulque.client.url import Address
 from pulque.clock import Clock
 from pulque.errors import (
     CorruptionError,
+    NotAllowedError,
     PulqueError,
     RemoteProtocolError,
     StaleEpochError,
@@ -39,6 +40,7 @@ __all__ = ["Copier"]
 
 T = TypeVar("T")
 _PATIENCE_S = 3.0
+_PART_S = 0.02
 _AT_ONCE = 4 * 1024 * 1024
 _WAITS_PER_LEASE = 5
 _LONGEST_WAIT_MS = 1000
@@ -80,12 +82,23 @@ class Copier:
         self._begin = (0, 0)
         """Where empty logs begin."""
         self._checkpoint_ms: int | None = None
+        self.is_parting = False
+        """Whether this broker is to lead next, once its leader says that it is over, or its promise
+        to it is."""
+        self.is_damaged = False
+        """Whether what is here is of no use: all is copied anew."""
         self.confirmed = 0
-        """What the leader said last about what is confirmed."""
+        """What leaders said about what is confirmed: never dropped again."""
         self.leader_end = 0
         """How far the leader's message log reached then."""
         self.promised_ms = 0
         """Not before then does this broker lead: its leader may count on it."""
+
+    def begin_anew(self) -> None:
+        """Take in that what is here is damaged: all of it is to be copied again."""
+        self.is_damaged = True
+        if self._connection is not None:
+            self._connection.abort()
 
     async def copy(self, led: Led) -> None:
         """Copy until the leader is gone or says no.
@@ -102,12 +115,19 @@ class Copier:
         try:
             await self._agree(connection, led)
             connection.on_deposed = self._release
-            while True:
+            while not self.is_parting:
                 await self._copy_once(connection, led)
+            while True:
+                await self._part(connection, led)
         finally:
             self._connection = None
             await connection.close()
             await self._idle.wait()
+
+    async def _part(self, connection: AsyncConnection, led: Led) -> None:
+        """Ask for nothing any more, and wait for the leader to say that it is over."""
+        await connection.request(self._question(led, 0, 0), _PATIENCE_S, _as(Replicated))
+        await asyncio.sleep(_PART_S)
 
     def _release(self) -> None:
         """Take in that the leader says itself that it leads no more: no promise binds now."""
@@ -126,11 +146,18 @@ class Copier:
             self._name,
             logs.identity.id,
             leadership.epoch,
-            logs.message_end,
-            logs.action_end,
-            logs.epochs,
+            0 if self.is_damaged else logs.message_end,
+            0 if self.is_damaged else logs.action_end,
+            () if self.is_damaged else logs.epochs,
         )
         followed = await connection.request(request, _PATIENCE_S, _as(Followed))
+        if not followed.is_anew and followed.message_end < min(self.confirmed, logs.message_end):
+            # Never: rather stand still, and let somebody look, than drop what was promised.
+            raise NotAllowedError(
+                f"{led.name} leads in epoch {followed.epoch} and has the message log up to "
+                f"{followed.message_end}, and {self.confirmed} bytes of it were confirmed: this "
+                "broker keeps them, and does not follow"
+            )
         lost = logs.message_end - followed.message_end
         if followed.is_anew:
             if not logs.is_empty:
@@ -141,6 +168,7 @@ class Copier:
                 # Nobody was told that it is stored: those in sync did not all have it.
                 self._warn("tail_dropped", leader=led.name, bytes=lost)
             logs.cut(followed.message_end, followed.action_end)
+        self.is_damaged = False
         self._begin = (followed.message_end, followed.action_end)
         logs.take_epochs(followed.epochs)
         self._checkpoint_ms = None
@@ -188,7 +216,8 @@ class Copier:
             logs.append_actions(answer.action_base, answer.action_offset, bytes(answer.actions))
         if answer.message_oldest > logs.message_oldest:
             logs.remove_before(answer.message_oldest)
-        self.confirmed, self.leader_end = answer.confirmed, answer.message_end
+        self.confirmed = max(self.confirmed, answer.confirmed)
+        self.leader_end = answer.message_end
 
     # -- syncing --------------------------------------------------------------------------------
 

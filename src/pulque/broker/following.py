@@ -14,12 +14,14 @@ from pulque.broker.clients import ClientTable
 from pulque.broker.copying import Copier
 from pulque.clock import Clock
 from pulque.errors import (
+    CorruptionError,
     NotAllowedError,
     NotLeaderError,
     ProtocolError,
     PulqueError,
     RemoteProtocolError,
     StorageError,
+    StorageFullError,
     UnavailableError,
     UnsupportedError,
 )
@@ -46,6 +48,7 @@ from pulque.wire.versions import agree
 __all__ = ["FollowerHandler", "Following"]
 
 _AGAIN_S = 0.2
+_PART_S = 0.02
 _REFUSED_S = 1.0
 _KEEP_S = 1.0
 _ANY = Pattern("")
@@ -73,6 +76,7 @@ class Following:
     ) -> None:
         self._logs = logs
         self._authority = authority
+        self._clock = clock
         self._log = log
         self._thread = SyncThread(asyncio.get_running_loop())
         self._executor = ThreadPoolExecutor(1, "pulque-index")
@@ -103,7 +107,7 @@ class Following:
                     # This broker led before it was restarted: it is elected anew, or another one.
                     await self._changed.wait()
                 else:
-                    await self._follow(led)
+                    await self._follow(led, is_mine)
                 if keeping.done():
                     keeping.result()
         finally:
@@ -116,20 +120,35 @@ class Following:
         self._executor.shutdown()
         self._logs.note_synced()
 
-    async def _follow(self, led: Led) -> None:
+    async def _follow(self, led: Led, is_mine: Callable[[Led], bool]) -> None:
         """Copy from one leader until it is gone, or another one leads."""
+        self.copier.is_parting = False
         copying = asyncio.create_task(self._copy(led))
         try:
-            while not copying.done() and self._is_still(led):
+            while not copying.done() and self._goes_on(led, is_mine):
                 self._changed.clear()
                 changed = asyncio.create_task(self._changed.wait())
-                await asyncio.wait([copying, changed], return_when=asyncio.FIRST_COMPLETED)
+                limit_s = _PART_S if self.copier.is_parting else None
+                await asyncio.wait(
+                    [copying, changed], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED
+                )
                 changed.cancel()
         finally:
             copying.cancel()
             await asyncio.gather(copying, return_exceptions=True)
         if copying.done() and not copying.cancelled() and copying.exception() is not None:
             copying.result()
+
+    def _goes_on(self, led: Led, is_mine: Callable[[Led], bool]) -> bool:
+        """Whether to stay with a leader: also with one in whose place this broker is to lead.
+
+        That one may say itself that it is over, and then nobody has to wait for the lease.
+        """
+        now = self._authority.led
+        if now is None or not is_mine(now):
+            return self._is_still(led)
+        self.copier.is_parting = True
+        return self._clock.monotonic_ms() < self.copier.promised_ms
 
     def _is_still(self, led: Led) -> bool:
         now = self._authority.led
@@ -139,16 +158,17 @@ class Following:
         return (before.epoch, led.host, led.port) == (after.epoch, now.host, now.port)
 
     async def _copy(self, led: Led) -> None:
-        """Copy again and again; only this broker's own disk ends it."""
-        while True:
+        """Copy again and again; only this broker's own disk ends it, or its own leadership."""
+        while not self.copier.is_parting:
             pause_s = _AGAIN_S
             try:
                 await self.copier.copy(led)
-            except StorageError:
-                raise
-            except NotAllowedError as error:
+            except (CorruptionError, NotAllowedError, StorageFullError) as error:
+                # Of what the leader sent, of what is here, of the disk: none is a reason to stop.
                 pause_s = _REFUSED_S
                 self._tell("not_followed", led, str(error))
+            except StorageError:
+                raise
             except PulqueError as error:
                 self._tell("leader_away", led, str(error))
             await asyncio.sleep(pause_s)

@@ -296,7 +296,8 @@ class Leading:
         others = self.in_sync.counted
         if not others or to not in {"", *others}:
             group = self.leadership.broker_group
-            raise NotAllowedError(f"{to or 'nobody else'} is not in sync in broker group {group}")
+            who = f"{to} is not" if to else "nobody else is"
+            raise NotAllowedError(f"{who} in sync in broker group {group}")
         async with self._turn:
             if self.is_over:
                 raise self.refusal()

@@ -9,6 +9,7 @@ leaderships are granted to.
 import asyncio
 import contextlib
 import secrets
+from collections.abc import Callable
 from typing import NamedTuple
 
 import structlog
@@ -46,6 +47,7 @@ __all__ = ["ReplicatedBroker"]
 
 _TOKEN_BYTES = 8
 _NOTE_S = 1.0
+_FAREWELL_S = 0.1
 
 
 class _Known(NamedTuple):
@@ -56,6 +58,21 @@ class _Known(NamedTuple):
     message_end: int
     log_bytes: int
     is_fit: bool
+
+
+class _Watchful(LoggingListener):
+    """Logs what happens in storage; and tells, from any thread, if a log is damaged."""
+
+    def __init__(self, damaged: Callable[[], None]) -> None:
+        super().__init__()
+        self._damaged = damaged
+        self._loop = asyncio.get_running_loop()
+
+    def corruption_found(self, path: str, offset: int, size: int, reason: str) -> None:
+        """Bytes that had been durable are damaged."""
+        super().corruption_found(path, offset, size, reason)
+        if path.endswith(".log"):
+            self._loop.call_soon_threadsafe(self._damaged)
 
 
 class ReplicatedBroker(Supervised):
@@ -70,7 +87,11 @@ class ReplicatedBroker(Supervised):
         super().__init__(structlog.get_logger(component="broker"), failed="broker_failed")
         self._settings = settings
         self._clock = clock or SystemClock()
-        self._listener = LoggingListener()
+        self._confirmed = 0
+        """How much of the message log was confirmed, for all that this process ever heard."""
+        self._is_damaged = False
+        """Whether a log of this directory has holes that others' copies do not have."""
+        self._leaving: asyncio.Task[None] | None = None
         self._started_ms = self._clock.monotonic_ms()
         self._token = secrets.token_hex(_TOKEN_BYTES)
         self._address = Address("", 0)
@@ -96,6 +117,7 @@ class ReplicatedBroker(Supervised):
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._files = OsFileSystem(str(directory))
         self._files.lock()
+        self._listener = _Watchful(self._damaged)
         self._cluster = join_cluster(self._settings, self._files, self._describe, self._log)
         registration = self._cluster.registration
         assert registration is not None  # noqa: S101  # the settings name meta servers
@@ -119,11 +141,14 @@ class ReplicatedBroker(Supervised):
         if broker is not None and broker.leading is not None and self._failure is None:
             try:
                 await broker.leading.hand_over()
+                # So that its successor hears that it is over, and need not wait for the lease.
+                await asyncio.sleep(_FAREWELL_S)
             except PulqueError as error:
                 self._log.info("leadership_not_handed_over", reason=str(error))
-        for task in self._tasks:
+        tasks = [*self._tasks, *([] if self._leaving is None else [self._leaving])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._cluster.close()
         if self._broker is not None:
             await self._stop_leading(self._broker)
@@ -170,7 +195,7 @@ class ReplicatedBroker(Supervised):
         epochs = begin_epoch(self._files, epoch, *ends)
         self._log.info("leadership_granted", epoch=epoch, message_end=ends[0], action_end=ends[1])
         rule = Rule(led, self._authority, epochs, in_ms(self._settings.replication.lag))
-        reign = Reign(rule, self._cluster, self._port)
+        reign = Reign(rule, self._cluster, self._port, self._listener)
         broker = Broker(self._settings, self._clock, self._files, reign)
         await broker.start()
         self._broker = broker
@@ -188,6 +213,8 @@ class ReplicatedBroker(Supervised):
         assert broker.leading is not None  # noqa: S101  # it was told to lead
         await broker.leading.opened.wait()
         self._hurry()
+        if self._is_damaged:
+            self._damaged()
         while True:
             await asyncio.sleep(_NOTE_S)
             own = broker.leading.own
@@ -195,8 +222,27 @@ class ReplicatedBroker(Supervised):
             with contextlib.suppress(StorageFullError):
                 write_known(self._files, Known(own.messages, own.actions), is_durable=False)
 
+    def _damaged(self) -> None:
+        """Have a broker lead whose copy is whole, and copy all of it anew."""
+        if self._following is not None:
+            self._following.copier.begin_anew()
+            return
+        self._is_damaged = True
+        if self._broker is not None and self._leaving is None:
+            self._leaving = asyncio.create_task(self._leave(self._broker))
+
+    async def _leave(self, broker: Broker) -> None:
+        assert broker.leading is not None  # noqa: S101  # it was told to lead
+        try:
+            await broker.leading.hand_over()
+        except PulqueError as error:
+            # Then nobody has a better copy that could lead: it goes on with what is left.
+            self._log.error("damaged_log_served", reason=str(error))
+
     async def _stop_leading(self, broker: Broker) -> None:
         self._authority.on_led = lambda _: None
+        if broker.leading is not None:
+            self._confirmed = broker.leading.in_sync.confirmed.messages
         self._broker = None
         self._last = self._known_of(broker)
         await broker.close()
@@ -204,10 +250,16 @@ class ReplicatedBroker(Supervised):
     async def _begin_to_follow(self) -> None:
         """Open the logs as a follower does, and listen."""
         options = storage_options(self._settings, Epoch(0), is_replicated=True)
-        logs = self._logs = ReplicaLogs(self._files, options, self._listener)
+        # In a thread: to look through a long log takes its time.
+        logs = await asyncio.to_thread(ReplicaLogs, self._files, options, self._listener)
+        self._logs = logs
         following = self._following = Following(
             logs, self._authority, self._clock, self._settings.name, self._log
         )
+        following.copier.confirmed = self._confirmed
+        if self._is_damaged:
+            following.copier.begin_anew()
+        self._is_damaged, self._leaving = False, None
         self._authority.on_led = following.led
         clients = ClientTable(Consumption(), Partitions(), self._clock)
         handler = FollowerHandler(
@@ -230,6 +282,7 @@ class ReplicatedBroker(Supervised):
             server.stop_listening()
             await server.close()
         if following is not None:
+            self._confirmed = following.copier.confirmed
             await following.close()
         if logs is not None:
             self._last = _known_of_logs(logs)

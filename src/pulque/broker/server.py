@@ -90,6 +90,8 @@ class Reign:
     cluster: ClusterSide
     port: int
     """Where it listens, whether it leads or follows."""
+    listener: LoggingListener
+    """Hears what happens in storage."""
 
 
 class Broker(Supervised):
@@ -117,7 +119,7 @@ class Broker(Supervised):
         self.is_deposed = False
         """Whether somebody else leads by now."""
         super().__init__(structlog.get_logger(component="broker"), failed="broker_failed")
-        self._listener = LoggingListener()
+        self._listener = LoggingListener() if reign is None else reign.listener
         self._tasks: list[asyncio.Task[None]] = []
         self._address = Address("", 0)
         """Where clients reach it."""
@@ -141,7 +143,11 @@ class Broker(Supervised):
         """Recover, then serve."""
         clock = self._clock
         began_ms = clock.monotonic_ms()
-        recovered = self._recover()
+        if self._reign is None:
+            recovered = self._recover()
+        else:
+            # In a thread: meta servers must hear of a leader while it opens a long log.
+            recovered = await asyncio.to_thread(self._recover)
         self._build()
         await self._housekeeper.checkpoint()
         if recovered.was_clipped:

@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 
 from pulque.broker.leading import Leading
 from pulque.errors import (
+    InvalidRequestError,
     NotAllowedError,
+    OverloadedError,
     PositionLostError,
     PulqueError,
     StaleEpochError,
@@ -28,6 +30,7 @@ from pulque.wire.replication import (
 
 __all__ = ["Streams"]
 
+_MOST_FOLLOWERS = 32
 _MOST_BYTES = 8 * 1024 * 1024
 _LONGEST_WAIT_MS = 10_000
 
@@ -126,6 +129,8 @@ class Streams:
                 f"{request.name} knows of epoch {newest}, and this broker leads in epoch "
                 f"{leading.leadership.epoch}: it was replaced"
             )
+        if len(self._followers) >= _MOST_FOLLOWERS and request.directory not in self._followers:
+            raise OverloadedError(f"{len(self._followers)} follow this broker already")
         leading.in_sync.gone(request.directory)
         point, is_anew = self._begin_at(request)
         if is_anew and request.directory in leading.in_sync.counted:
@@ -183,6 +188,7 @@ class Streams:
         follower = self._followers.get(request.directory)
         if follower is None or follower.connection is not connection:
             raise NotAllowedError("a follower has to say what it has before it asks for more")
+        self._check_synced(request)
         if request.max_bytes:
             # It asks after it was answered, and promises by it not to lead for a while.
             self.leading.tenancy.asked(request.directory, follower.answered_ms)
@@ -220,6 +226,7 @@ class Streams:
         for directory, follower in list(self._followers.items()):
             if follower.connection is connection:
                 del self._followers[directory]
+                self.leading.in_sync.forget(directory)
                 for asked in follower.waiting:
                     if asked.timer is not None:
                         asked.timer.cancel()
@@ -236,6 +243,15 @@ class Streams:
         await self.leading.close()
 
     # -- inside ---------------------------------------------------------------------------------
+
+    def _check_synced(self, request: Replicate) -> None:
+        """Refuse a follower that says it has what there is not: it would be confirmed."""
+        end = self.leading.end
+        if request.message_synced > end.messages or request.action_synced > end.actions:
+            raise InvalidRequestError(
+                f"{request.message_synced} and {request.action_synced} bytes are synced at the "
+                f"follower, and the logs end at {end.messages} and {end.actions}"
+            )
 
     def _has_more(self, request: Replicate) -> bool:
         end = self.leading.end

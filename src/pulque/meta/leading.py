@@ -265,7 +265,10 @@ class Leading:
                 if await self._found(each, asker):
                     return
                 continue
-            is_asking_others = not asker.is_fit and asker.directory == row.leader
+            # A leader that lost something, or was started anew, may have to make room.
+            is_asking_others = asker.directory == row.leader and (
+                not asker.is_fit or asker.token != row.token
+            )
             others = await self._elections.candidates(row.broker_group) if is_asking_others else ()
             wanted = asked(row, asker, others)
             if wanted is None or await self._elections.change(row, *wanted):

@@ -181,6 +181,8 @@ def asked(
 
     A leadership belongs to the process that it was granted to. One that was started later has its
     directory, and all that was confirmed, but not its memory: it begins in an epoch of its own.
+    Unless somebody else that is in sync has more: then perhaps its disk lost something, and what
+    it lacks would be dropped everywhere.
     """
     is_leader = asker.directory == row.leader
     if not asker.is_fit:
@@ -191,9 +193,13 @@ def asked(
         if len(rest) == len(row.in_sync):
             return None
         return change_in_sync(row, rest), ""
-    if is_leader and asker.token != row.token:
-        return elect(row, asker), "the leader was started anew"
-    return None
+    if not is_leader or asker.token == row.token:
+        return None
+    longer = [each for each in candidates if each.message_end > asker.message_end]
+    other = hand_over(row, row.in_sync, longer)
+    if other is not None:
+        return other, "the leader was started anew, and another one has more"
+    return elect(row, asker), "the leader was started anew"
 
 
 def is_short(row: Leadership) -> bool:

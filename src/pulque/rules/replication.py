@@ -181,6 +181,11 @@ class InSync:
             follower.synced = LogPoint(MessageOffset(0), ActionOffset(0))
             follower.is_ready, follower.asked_at = False, None
 
+    def forget(self, directory: str) -> None:
+        """Take in that a follower is not connected any more; one that is in sync is waited for."""
+        if directory not in self.counted:
+            self._followers.pop(directory, None)
+
     def lost(self, directory: str) -> None:
         """Take in that a follower does not have what it had: it must not stay in sync."""
         self.gone(directory)

@@ -22,6 +22,7 @@ from pulque.errors import (
 )
 from pulque.model.leadership import EpochStart, Leadership
 from pulque.model.positions import ActionOffset, Epoch, MessageOffset
+from pulque.serving.listener import LoggingListener
 from pulque.storage.epochs import begin_epoch
 from pulque.storage.files import OsFileSystem
 from pulque.storage.identity import Identity
@@ -98,7 +99,8 @@ class LeaderAlone:
         Identity.open(files)
         epochs = begin_epoch(files, Epoch(EPOCH), MessageOffset(0), ActionOffset(0))
         gate = Gate("broker")
-        reign = Reign(Rule(led, self.said, epochs, LAG_MS), ClusterSide("g1", gate), 0)
+        rule = Rule(led, self.said, epochs, LAG_MS)
+        reign = Reign(rule, ClusterSide("g1", gate), 0, LoggingListener())
         self.broker = Broker(settings, self.clock, files, reign)
         self.connections: list[RawConnection] = []
 
