@@ -83,8 +83,7 @@ class Copier:
         """Where empty logs begin."""
         self._checkpoint_ms: int | None = None
         self.is_parting = False
-        """Whether this broker is to lead next, once its leader says that it is over, or its promise
-        to it is."""
+        """Whether this broker is to lead next: once its leader is over, or its promise to it."""
         self.is_damaged = False
         """Whether what is here is of no use: all is copied anew."""
         self.confirmed = 0
