@@ -98,14 +98,15 @@ class Authority:
             self.on_led(led)
 
     async def _ask(self, request: Request, wait_ms: int, convert: Callable[[Response], T]) -> T:
-        """Ask one meta server that is connected; those that fail have their turn later."""
-        for connection in self._connections():
-            try:
-                return await connection.request(request, wait_ms / 1000 + _PATIENCE_S, convert)
-            except PulqueError:
-                self._turn += 1
-                raise
-        raise UnavailableError("no meta server can be reached")
+        """Ask one meta server that is connected; each has its turn.
+
+        One that is cut off from the database goes on telling what it knew: nobody may rely on it.
+        """
+        connections = self._connections()
+        if not connections:
+            raise UnavailableError("no meta server can be reached")
+        self._turn += 1
+        return await connections[0].request(request, wait_ms / 1000 + _PATIENCE_S, convert)
 
     def _connections(self) -> list[AsyncConnection]:
         at = self._turn % len(self._links)

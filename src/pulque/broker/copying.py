@@ -21,9 +21,11 @@ from pulque.errors import (
     StaleEpochError,
     StorageError,
     StorageFullError,
+    UnavailableError,
     UsageError,
 )
 from pulque.serving.sync_thread import SyncThread
+from pulque.storage.jobs import SyncJob
 from pulque.storage.replica import ReplicaLogs
 from pulque.wire.leadership import Led
 from pulque.wire.replication import (
@@ -34,6 +36,7 @@ from pulque.wire.replication import (
     Replicate,
     Replicated,
 )
+from pulque.wire.requests import Request
 from pulque.wire.responses import Response
 
 __all__ = ["Copier"]
@@ -88,7 +91,7 @@ class Copier:
         """Whether what is here is of no use: all is copied anew."""
         self.confirmed = 0
         """What leaders said about what is confirmed: never dropped again."""
-        self.leader_end = 0
+        self.leader_end = self._leader_action_end = 0
         """How far the leader's message log reached then."""
         self.promised_ms = 0
         """Not before then does this broker lead: its leader may count on it."""
@@ -106,14 +109,17 @@ class Copier:
             PulqueError: It is, or does.
             StorageError: This broker's own disk failed.
         """
-        self._led = led
+        # Of the leader before: what is synced of its log says nothing about this one's.
+        await self._idle.wait()
         address = Address(led.host, led.port)
         client = f"broker {self._name}"
         connection = await AsyncConnection.open(address, client=client, timeout=_PATIENCE_S)
-        self._connection = connection
         try:
             await self._agree(connection, led)
             connection.on_deposed = self._release
+            self._led, self._connection = led, connection
+            # What is here from before is perhaps only in the page cache.
+            self._sync()
             while not self.is_parting:
                 await self._copy_once(connection, led)
             while True:
@@ -125,7 +131,7 @@ class Copier:
 
     async def _part(self, connection: AsyncConnection, led: Led) -> None:
         """Ask for nothing any more, and wait for the leader to say that it is over."""
-        await connection.request(self._question(led, 0, 0), _PATIENCE_S, _as(Replicated))
+        await _ask(connection, self._question(led, 0, 0), _PATIENCE_S, _as(Replicated))
         await asyncio.sleep(_PART_S)
 
     def _release(self) -> None:
@@ -134,7 +140,7 @@ class Copier:
 
     async def _agree(self, connection: AsyncConnection, led: Led) -> None:
         """Find out where to go on, and drop what the leader does not have."""
-        logs, leadership = self._logs, led.leadership
+        logs, leadership, is_damaged = self._logs, led.leadership, self.is_damaged
         if logs.epochs and logs.epochs[-1].epoch > leadership.epoch:
             raise StaleEpochError(
                 f"{led.name} led in epoch {leadership.epoch}, and there was epoch "
@@ -145,11 +151,11 @@ class Copier:
             self._name,
             logs.identity.id,
             leadership.epoch,
-            0 if self.is_damaged else logs.message_end,
-            0 if self.is_damaged else logs.action_end,
-            () if self.is_damaged else logs.epochs,
+            0 if is_damaged else logs.message_end,
+            0 if is_damaged else logs.action_end,
+            () if is_damaged else logs.epochs,
         )
-        followed = await connection.request(request, _PATIENCE_S, _as(Followed))
+        followed = await _ask(connection, request, _PATIENCE_S, _as(Followed))
         if not followed.is_anew and followed.message_end < min(self.confirmed, logs.message_end):
             # Never: rather stand still, and let somebody look, than drop what was promised.
             raise NotAllowedError(
@@ -167,21 +173,23 @@ class Copier:
                 # Nobody was told that it is stored: those in sync did not all have it.
                 self._warn("tail_dropped", leader=led.name, bytes=lost)
             logs.cut(followed.message_end, followed.action_end)
-        self.is_damaged = False
+        if is_damaged:
+            self.is_damaged = False
         self._begin = (followed.message_end, followed.action_end)
+        self.leader_end = 0
         logs.take_epochs(followed.epochs)
         self._checkpoint_ms = None
-        # What is here from before is perhaps only in the page cache.
-        self._sync()
 
     async def _copy_once(self, connection: AsyncConnection, led: Led) -> None:
         """Ask for more, and take it in."""
         if self._failure is not None:
             raise self._failure
+        if self.is_damaged:
+            raise UnavailableError("what is here is damaged, and copied anew")
         wait_ms = min(led.lease_ms // _WAITS_PER_LEASE, _LONGEST_WAIT_MS)
         request = self._question(led, _AT_ONCE, wait_ms)
         self.promised_ms = self._clock.monotonic_ms() + led.lease_ms
-        answer = await connection.request(request, wait_ms / 1000 + _PATIENCE_S, _copied)
+        answer = await _ask(connection, request, wait_ms / 1000 + _PATIENCE_S, _copied)
         try:
             self._take_in(answer)
         except StorageFullError as error:
@@ -216,7 +224,7 @@ class Copier:
         if answer.message_oldest > logs.message_oldest:
             logs.remove_before(answer.message_oldest)
         self.confirmed = max(self.confirmed, answer.confirmed)
-        self.leader_end = answer.message_end
+        self.leader_end, self._leader_action_end = answer.message_end, answer.action_end
 
     # -- syncing --------------------------------------------------------------------------------
 
@@ -231,7 +239,7 @@ class Copier:
         self._idle.clear()
         self._thread.run(job.run, partial(self._synced, job))
 
-    def _synced(self, job: object, problem: BaseException | None) -> None:
+    def _synced(self, job: SyncJob, problem: BaseException | None) -> None:
         self._is_syncing = False
         self._idle.set()
         if problem is not None:
@@ -240,12 +248,23 @@ class Copier:
             if self._connection is not None:
                 self._connection.abort()
             return
-        self._logs.finish_sync(job)  # type: ignore[arg-type]
+        self._logs.finish_sync(job)
+        if self._has_all():
+            self._logs.settle_known()
         connection, led = self._connection, self._led
         if connection is None or led is None:
             return
         connection.post(self._question(led, 0, 0), self._told)
         self._sync()
+
+    def _has_all(self) -> bool:
+        """Whether the leader had no more than what is on this disk, when it was last heard."""
+        logs = self._logs
+        return (
+            self._connection is not None
+            and logs.message_synced >= self.leader_end > 0
+            and logs.action_synced >= self._leader_action_end
+        )
 
     def _told(self, answer: Response | PulqueError) -> None:
         """Take in the answer to what was said about the disk."""
@@ -265,7 +284,7 @@ class Copier:
         size, have = 1, 0
         while have < size:
             request = CopyCheckpoint(number, have, _AT_ONCE)
-            found, size, data = await connection.request(request, _PATIENCE_S, _part)
+            found, size, data = await _ask(connection, request, _PATIENCE_S, _part)
             if found != number or not data:
                 return  # there is a newer one by now
             parts.append(data)
@@ -277,6 +296,19 @@ class Copier:
         except (CorruptionError, StorageFullError) as error:
             self._warn("checkpoint_not_copied", number=number, reason=str(error))
         self._checkpoint_ms = self._clock.monotonic_ms()
+
+
+async def _ask(
+    connection: AsyncConnection,
+    request: Request,
+    timeout_s: float,
+    convert: Callable[[Response], T],
+) -> T:
+    """Ask the leader; that its disk failed is no reason to doubt one's own."""
+    try:
+        return await connection.request(request, timeout_s, convert)
+    except StorageError as error:
+        raise UnavailableError(f"the leader says: {error}") from None
 
 
 def _as(kind: type[T]) -> Callable[[Response], T]:

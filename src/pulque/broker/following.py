@@ -1,6 +1,7 @@
 """A broker that follows: it copies its leader's logs, and tells clients who leads."""
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -81,6 +82,7 @@ class Following:
         self._thread = SyncThread(asyncio.get_running_loop())
         self._executor = ThreadPoolExecutor(1, "pulque-index")
         self._changed = asyncio.Event()
+        self._keeping: asyncio.Task[None] | None = None
         self._told = ""
         self.copier = Copier(logs, self._thread, clock, name, log.warning)
         """How far it is."""
@@ -96,7 +98,8 @@ class Following:
         Raises:
             StorageError: The disk failed.
         """
-        keeping = asyncio.create_task(self._keep())
+        keeping = self._keeping = asyncio.create_task(self._keep())
+        keeping.add_done_callback(lambda _: self._changed.set())
         try:
             while True:
                 led = self._authority.led
@@ -116,8 +119,9 @@ class Following:
 
     async def close(self) -> None:
         """Stop the threads; what is synced is written down."""
-        self._thread.stop()
-        self._executor.shutdown()
+        # In a thread: while they finish, the meta servers must go on hearing of this broker.
+        await asyncio.to_thread(self._thread.stop)
+        await asyncio.to_thread(self._executor.shutdown)
         self._logs.note_synced()
 
     async def _follow(self, led: Led, is_mine: Callable[[Led], bool]) -> None:
@@ -145,6 +149,8 @@ class Following:
         That one may say itself that it is over, and then nobody has to wait for the lease.
         """
         now = self._authority.led
+        if self._keeping is not None and self._keeping.done():
+            return False
         if now is None or not is_mine(now):
             return self._is_still(led)
         self.copier.is_parting = True
@@ -187,9 +193,11 @@ class Following:
             await asyncio.sleep(_KEEP_S)
             self._logs.note_synced()
             job = self._logs.begin_index()
-            if job is not None:
-                await loop.run_in_executor(self._executor, job.run)
-                self._logs.finish_index(job)
+            # Without room it is made later: the engine that opens these logs would make it, too.
+            with contextlib.suppress(StorageFullError):
+                if job is not None:
+                    await loop.run_in_executor(self._executor, job.run)
+                    self._logs.finish_index(job)
 
 
 class FollowerHandler:

@@ -59,6 +59,8 @@ class Rule:
     """Where leaderships began in this broker's logs, this one among them."""
     lag_ms: int
     """Who has not caught up for so long is not in sync."""
+    heard_ms: int
+    """When the meta servers were asked that said so, on the monotonic clock."""
 
 
 class Leading:
@@ -73,7 +75,7 @@ class Leading:
         deposed: Called once, when somebody else leads.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0915  # what it keeps track of
         self,
         rule: Rule,
         engine: Engine,
@@ -96,7 +98,8 @@ class Leading:
         now_ms = self.clock.monotonic_ms()
         self.in_sync = InSync(leadership, self.end, lag_ms=rule.lag_ms, now_ms=now_ms)
         self.tenancy = Tenancy(rule.led.lease_ms)
-        self.tenancy.heard(rule.authority.heard_ms)
+        self.tenancy.heard(rule.heard_ms)
+        self._told = ("", "")
         self._turn = asyncio.Lock()
         """Of those who want it to hand over."""
         self._resuming: asyncio.Task[None] | None = None
@@ -204,6 +207,10 @@ class Leading:
 
     # -- who is in sync -------------------------------------------------------------------------
 
+    def retire(self) -> None:
+        """Serve nobody any more, whatever comes: the process ends."""
+        self.is_over = True
+
     async def close(self) -> None:
         """Give up what is under way."""
         if self._resuming is not None:
@@ -226,16 +233,36 @@ class Leading:
         try:
             answer = await self._authority.change(self._change(wish))
         except RejectedError as error:
-            # That is an answer: it is not changed, and asking at once again would not help.
-            self.in_sync.decided(self.leadership)
-            self._info("in_sync_not_changed", reason=str(error))
+            self._tell("in_sync_not_changed", str(error))
+            await self._settle()
             await asyncio.sleep(_REFUSED_S)
-            return
         except PulqueError as error:
             self.in_sync.unknown()
-            self._info("in_sync_not_changed", reason=str(error))
+            self._tell("in_sync_not_changed", str(error))
+            await asyncio.sleep(_REFUSED_S)
+        else:
+            self._take_in(answer.leadership, self.in_sync.decided)
+            if self.leadership.in_sync != wish:
+                self._tell("in_sync_not_changed", "the meta servers do not agree")
+                await asyncio.sleep(_REFUSED_S)
+
+    async def _settle(self) -> None:
+        """Take in a refusal; what was asked for before, and may yet come true, is ended, too."""
+        if not self.in_sync.was_unknown:
+            self.in_sync.decided(self.leadership)
             return
-        self._take_in(answer.leadership, self.in_sync.decided)
+        try:
+            answer = await self._authority.change(self._change(self.leadership.in_sync))
+        except PulqueError:
+            self.in_sync.unknown()
+        else:
+            self._take_in(answer.leadership, self.in_sync.decided)
+
+    def _tell(self, event: str, reason: str) -> None:
+        """Log what is wrong; the same thing once."""
+        if (event, reason) != self._told:
+            self._info(event, reason=reason)
+        self._told = (event, reason)
 
     def _change(self, in_sync: tuple[str, ...]) -> ChangeInSync:
         known = self.leadership

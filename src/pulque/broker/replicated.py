@@ -145,6 +145,8 @@ class ReplicatedBroker(Supervised):
                 await asyncio.sleep(_FAREWELL_S)
             except PulqueError as error:
                 self._log.info("leadership_not_handed_over", reason=str(error))
+            # Whoever hears that this broker leaves may have another one lead at once.
+            broker.leading.retire()
         tasks = [*self._tasks, *([] if self._leaving is None else [self._leaving])]
         for task in tasks:
             task.cancel()
@@ -191,10 +193,12 @@ class ReplicatedBroker(Supervised):
         logs = self._logs
         assert logs is not None  # noqa: S101  # it followed
         epoch, ends = led.leadership.epoch, (logs.message_end, logs.action_end)
+        heard_ms = self._authority.heard_ms
         await self._stop_following()
         epochs = begin_epoch(self._files, epoch, *ends)
         self._log.info("leadership_granted", epoch=epoch, message_end=ends[0], action_end=ends[1])
-        rule = Rule(led, self._authority, epochs, in_ms(self._settings.replication.lag))
+        lag_ms = in_ms(self._settings.replication.lag)
+        rule = Rule(led, self._authority, epochs, lag_ms, heard_ms)
         reign = Reign(rule, self._cluster, self._port, self._listener)
         broker = Broker(self._settings, self._clock, self._files, reign)
         await broker.start()

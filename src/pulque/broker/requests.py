@@ -27,6 +27,7 @@ from pulque.model.names import ConsumerId, Group, Pattern, effective_group
 from pulque.model.routes import RouteKind
 from pulque.net.server import Connection
 from pulque.wire.frame import Frame
+from pulque.wire.opcodes import Opcode
 from pulque.wire.requests import (
     Adopt,
     Attend,
@@ -70,6 +71,7 @@ from pulque.wire.requests import (
     decode_request,
 )
 from pulque.wire.responses import (
+    Response,
     Routed,
     Sealed,
     StatusReport,
@@ -265,7 +267,10 @@ class RequestHandler:
                     connection,
                     answerer,
                     lambda: self._locker.lock(
-                        request, connection, answerer.answer_held, answerer.refuse_held
+                        request,
+                        connection,
+                        self._while_it_leads(Opcode.LOCK, answerer),
+                        answerer.refuse_held,
                     ),
                 )
             case Unlock():
@@ -277,7 +282,7 @@ class RequestHandler:
             case Close():
                 self._steward.close(request, answerer.answer, answerer.refuse)
             case Follow() | Replicate() | CopyCheckpoint():
-                self._copy(connection, request, answerer)
+                self._hold(connection, answerer, lambda: self._copy(connection, request, answerer))
             case HandOver():
                 self._hold(connection, answerer, lambda: self._hand_over(request, answerer))
             case Lead() | ChangeInSync():
@@ -300,8 +305,23 @@ class RequestHandler:
             answerer.refuse_held(error)
 
     def _pull(self, connection: Connection, request: Pull, answerer: Answerer) -> None:
-        self._puller.pull(request, connection, answerer.answer_held, answerer.refuse_held)
+        answer = self._while_it_leads(Opcode.PULL, answerer)
+        self._puller.pull(request, connection, answer, answerer.refuse_held)
         self._clients.pulled(connection, request)
+
+    def _while_it_leads(self, opcode: Opcode, answerer: Answerer) -> Callable[[Response], None]:
+        """Return what answers a request that was held, unless another broker leads by then."""
+        leading = self._leading
+        if leading is None:
+            return answerer.answer_held
+
+        def answer(response: Response) -> None:
+            if leading.serves(opcode):
+                answerer.answer_held(response)
+            else:
+                answerer.refuse_held(leading.refusal())
+
+        return answer
 
     def _route(self, request: Route, answerer: Answerer) -> None:
         """Answer what is here, or have a meta server say who serves a subject."""
@@ -344,11 +364,11 @@ class RequestHandler:
             raise NotLeaderError("this broker stands alone: nobody can follow it")
         match request:
             case Follow():
-                answerer.answer(streams.follow(request, connection))
+                answerer.answer_held(streams.follow(request, connection))
             case Replicate():
-                streams.replicate(request, connection, answerer.answer, answerer.refuse)
+                streams.replicate(request, connection, answerer.answer_held, answerer.refuse_held)
             case CopyCheckpoint():
-                streams.checkpoint(request, answerer.answer, answerer.refuse)
+                streams.checkpoint(request, connection, answerer.answer_held, answerer.refuse_held)
             case _:
                 assert_never(request)
 

@@ -129,8 +129,7 @@ class Streams:
                 f"{request.name} knows of epoch {newest}, and this broker leads in epoch "
                 f"{leading.leadership.epoch}: it was replaced"
             )
-        if len(self._followers) >= _MOST_FOLLOWERS and request.directory not in self._followers:
-            raise OverloadedError(f"{len(self._followers)} follow this broker already")
+        self._check_place(request, connection)
         leading.in_sync.gone(request.directory)
         point, is_anew = self._begin_at(request)
         if is_anew and request.directory in leading.in_sync.counted:
@@ -147,6 +146,15 @@ class Streams:
             self._engine.newest_checkpoint,
             self._epochs,
         )
+
+    def _check_place(self, request: Follow, connection: Connection) -> None:
+        """Refuse who takes up places of others."""
+        for directory, follower in self._followers.items():
+            if follower.connection is connection and directory != request.directory:
+                raise NotAllowedError(f"this connection is that of {follower.name} already")
+        known = {*self._followers, *self.leading.leadership.in_sync}
+        if len(self._followers) >= _MOST_FOLLOWERS and request.directory not in known:
+            raise OverloadedError(f"{len(self._followers)} follow this broker already")
 
     def _begin_at(self, request: Follow) -> tuple[LogPoint, bool]:
         """Return where a follower goes on, and whether it has to begin anew."""
@@ -203,10 +211,20 @@ class Streams:
             self._serve(asked)
 
     def checkpoint(
-        self, request: CopyCheckpoint, answer: Callable[[CheckpointPart], None], refuse: Refuse
+        self,
+        request: CopyCheckpoint,
+        connection: Connection,
+        answer: Callable[[CheckpointPart], None],
+        refuse: Refuse,
     ) -> None:
-        """Give a follower a part of a checkpoint."""
-        self._start(self._checkpoint(request, answer, refuse))
+        """Give a follower a part of a checkpoint.
+
+        Raises:
+            NotAllowedError: It did not say what it has.
+        """
+        if not any(each.connection is connection for each in self._followers.values()):
+            raise NotAllowedError("a follower has to say what it has before it asks for more")
+        self._start(self._checkpoint(request, answer), refuse)
 
     def hand_over(
         self, request: HandOver, answer: Callable[[HandedOver], None], refuse: Refuse
@@ -214,12 +232,9 @@ class Streams:
         """Have another broker lead, as somebody commands."""
 
         async def hand_over() -> None:
-            try:
-                answer(HandedOver(await self.leading.hand_over(request.to)))
-            except PulqueError as error:
-                refuse(error)
+            answer(HandedOver(await self.leading.hand_over(request.to)))
 
-        self._start(hand_over())
+        self._start(hand_over(), refuse)
 
     def closed(self, connection: Connection) -> None:
         """Forget what a follower asked for."""
@@ -288,7 +303,7 @@ class Streams:
         try:
             found = self._read(asked.request, may_block=False)
         except WouldBlockError:
-            self._start(self._serve_cold(asked))
+            self._start(self._serve_cold(asked), asked.refuse)
         except PulqueError as error:
             asked.refuse(error)
         else:
@@ -296,18 +311,15 @@ class Streams:
 
     async def _serve_cold(self, asked: _Asked) -> None:
         loop = asyncio.get_running_loop()
-        try:
-            found = await loop.run_in_executor(
-                self.leading.executor, lambda: self._read(asked.request, may_block=True)
-            )
-        except PulqueError as error:
-            asked.refuse(error)
-        else:
-            self._answer(asked, found)
+        found = await loop.run_in_executor(
+            self.leading.executor, lambda: self._read(asked.request, may_block=True)
+        )
+        self._answer(asked, found)
 
     def _answer(self, asked: _Asked, found: Replicated) -> None:
         follower = self._followers.get(asked.request.directory)
-        if follower is not None and asked.request.max_bytes:
+        is_its_own = follower is not None and follower.connection is asked.connection
+        if follower is not None and is_its_own and asked.request.max_bytes:
             follower.answered_ms = self._clock.monotonic_ms()
         asked.answer(found)
 
@@ -342,7 +354,7 @@ class Streams:
         )
 
     async def _checkpoint(
-        self, request: CopyCheckpoint, answer: Callable[[CheckpointPart], None], refuse: Refuse
+        self, request: CopyCheckpoint, answer: Callable[[CheckpointPart], None]
     ) -> None:
         loop = asyncio.get_running_loop()
         most = min(request.max_bytes, _MOST_BYTES)
@@ -353,12 +365,20 @@ class Streams:
             )
         except PositionLostError:
             answer(CheckpointPart(0, 0, b""))
-        except PulqueError as error:
-            refuse(error)
         else:
             answer(CheckpointPart(request.number, size, data))
 
-    def _start(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+    def _start(self, work: Coroutine[None, None, None], refuse: Refuse) -> None:
+        """Have work done; what goes wrong with it is the asker's to hear, and ends nothing."""
+
+        async def run() -> None:
+            try:
+                await work
+            except PulqueError as error:
+                refuse(error)
+            except Exception as error:  # noqa: BLE001  # the root of a task
+                refuse(UnavailableError(f"the leader could not do it: {error!r}"))
+
+        task = asyncio.get_running_loop().create_task(run())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -366,30 +366,37 @@ class Leading:
         row = self._directory.leaderships.get(request.broker_group)
         if row is None:
             raise InvalidRequestError(f"nobody leads broker group {request.broker_group}")
-        self._check_in_sync(row, request)
         said = (request.token, request.epoch, request.version)
         if said != (row.token, row.epoch, row.version):
             return InSyncChanged(is_done=False, leadership=row)
+        in_sync = self._known_in_sync(row, request)
         wanted: Leadership | None
-        if row.leader in request.in_sync:
-            wanted = change_in_sync(row, request.in_sync)
+        if row.leader in in_sync:
+            wanted = change_in_sync(row, in_sync)
         else:
             others = await self._elections.candidates(row.broker_group)
-            wanted = hand_over(row, request.in_sync, others, request.in_sync[0])
+            wanted = hand_over(row, in_sync, others, in_sync[0])
         is_done = wanted is not None and await self._elections.change(
             row, wanted, "the leader handed over"
         )
         return InSyncChanged(is_done, self._directory.leaderships[row.broker_group])
 
-    def _check_in_sync(self, row: Leadership, request: ChangeInSync) -> None:
-        if not request.in_sync:
-            raise InvalidRequestError("somebody has to be in sync")
-        for each in request.in_sync:
-            is_known = self._directory.broker_in(row.broker_group, each) is not None
-            if not is_known and each not in row.in_sync:
-                raise InvalidRequestError(
-                    f"no broker of broker group {row.broker_group} has data directory {each!a}"
-                )
+    def _known_in_sync(self, row: Leadership, request: ChangeInSync) -> list[str]:
+        """Return who is to be in sync, without those that nobody knows.
+
+        Those must not keep the others from being taken in or out.
+        """
+        found = [
+            each
+            for each in request.in_sync
+            if each in row.in_sync or self._directory.broker_in(row.broker_group, each) is not None
+        ]
+        if not found:
+            raise InvalidRequestError(
+                f"somebody has to be in sync in broker group {row.broker_group}, and nobody knows "
+                f"{', '.join(map(ascii, request.in_sync[:3])) or 'anybody'}"
+            )
+        return found
 
 
 def _candidate(replica: Replica) -> tuple[str, str, str, int, bool]:

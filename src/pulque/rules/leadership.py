@@ -196,7 +196,7 @@ def asked(
     if not is_leader or asker.token == row.token:
         return None
     longer = [each for each in candidates if each.message_end > asker.message_end]
-    other = hand_over(row, row.in_sync, longer)
+    other = replace_leader(row, longer)
     if other is not None:
         return other, "the leader was started anew, and another one has more"
     return elect(row, asker), "the leader was started anew"

@@ -127,6 +127,8 @@ class InSync:
         self._proposed: tuple[str, ...] | None = None
         self._is_unknown = False
         """Nobody knows what became of what was proposed."""
+        self.was_unknown = False
+        """Whether that was so for any proposal since the leadership last changed."""
         self._followers = {
             each: _Follower(now_ms) for each in leadership.in_sync if each != self._me
         }
@@ -210,11 +212,12 @@ class InSync:
 
     def unknown(self) -> None:
         """Take in that nobody knows what became of the proposal: it may yet come true."""
-        self._is_unknown = True
+        self._is_unknown = self.was_unknown = True
 
     def decided(self, leadership: Leadership) -> bool:
         """Take in the answer to the proposal; say whether more is confirmed."""
         self._proposed, self._is_unknown = None, False
+        self.was_unknown = False
         return self.changed(leadership)
 
     def changed(self, leadership: Leadership) -> bool:
@@ -226,6 +229,7 @@ class InSync:
             return False
         # Whatever was proposed was proposed for the version before: that is over.
         self._proposed, self._is_unknown = None, False
+        self.was_unknown = False
         self.leadership = leadership
         return self._advance()
 

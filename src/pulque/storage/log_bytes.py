@@ -107,6 +107,7 @@ def part_of_checkpoint(
     except FileNotFoundError:
         raise PositionLostError(f"checkpoint {number} is gone: ask for the newest") from None
     try:
-        return file.size(), file.read(max_bytes, offset)
+        size = file.size()
+        return size, file.read(max_bytes, offset) if offset < size else b""
     finally:
         file.close()

@@ -25,7 +25,7 @@ from pulque.storage.epochs import read_epochs, write_epochs
 from pulque.storage.files import Buffer, FileSystem
 from pulque.storage.identity import Identity
 from pulque.storage.jobs import Health, IndexJob, RemovalJob, SyncJob, SyncPoint
-from pulque.storage.known import read_known, write_known
+from pulque.storage.known import Known, read_known, write_known
 from pulque.storage.layout import (
     ACTIONS,
     DIRECTORIES,
@@ -226,6 +226,17 @@ class ReplicaLogs:
             if known != self._known:
                 write_known(self._files, known, is_durable=False)
                 self._known = known
+
+    def settle_known(self) -> None:
+        """Take in that all is here that the leader has: what was here beyond it is of no account.
+
+        It was never confirmed, or the leader would have it.
+        """
+        if not self.is_whole:
+            known = Known(self.message_synced, self.action_synced)
+            with self._noting():
+                write_known(self._files, known, is_durable=True)
+            self._known = known
 
     # -- checkpoints and segments ------------------------------------------------------------
 

@@ -1,5 +1,7 @@
 """A broker that leads a group: the test is its follower, and its meta server."""
 
+import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from pulque.errors import (
     NotAllowedError,
     NotLeaderError,
     PulqueError,
+    RejectedError,
     StaleEpochError,
     UnavailableError,
 )
@@ -29,9 +32,16 @@ from pulque.storage.identity import Identity
 from pulque.testing.clock import ManualClock
 from pulque.testing.raw import RawConnection, pack_batch
 from pulque.wire.leadership import ChangeInSync, HandedOver, HandOver, InSyncChanged, Lead, Led
-from pulque.wire.replication import Follow, Followed, Replicate, Replicated
-from pulque.wire.requests import Acks, Send
-from pulque.wire.responses import Sent
+from pulque.wire.replication import (
+    CheckpointPart,
+    CopyCheckpoint,
+    Follow,
+    Followed,
+    Replicate,
+    Replicated,
+)
+from pulque.wire.requests import Acks, Send, Status
+from pulque.wire.responses import Sent, StatusReport
 from tests.unit.broker.running import eventually
 
 EPOCH = 3
@@ -99,7 +109,7 @@ class LeaderAlone:
         Identity.open(files)
         epochs = begin_epoch(files, Epoch(EPOCH), MessageOffset(0), ActionOffset(0))
         gate = Gate("broker")
-        rule = Rule(led, self.said, epochs, LAG_MS)
+        rule = Rule(led, self.said, epochs, LAG_MS, 0)
         reign = Reign(rule, ClusterSide("g1", gate), 0, LoggingListener())
         self.broker = Broker(settings, self.clock, files, reign)
         self.connections: list[RawConnection] = []
@@ -488,3 +498,101 @@ async def test_a_leader_hands_over_to_a_follower_that_has_all(
     assert (answer.leadership.leader, answer.leadership.epoch) == (OTHER, EPOCH + 1)
     assert await outcome(raw, sending) is ErrorCode.NONE
     assert leader.broker.is_deposed
+
+
+async def test_a_checkpoint_is_given_to_followers_only_and_no_question_about_it_does_harm(
+    leader: LeaderAlone, follower: Follower
+) -> None:
+    stranger = await leader.connect()
+    with pytest.raises(NotAllowedError, match="before it asks for more"):
+        await stranger.ask(CopyCheckpoint(1, 0, 1000), CheckpointPart)
+
+    whole = await follower.raw.ask(CopyCheckpoint(1, 0, 1 << 20), CheckpointPart)
+    assert len(whole.data) == whole.size > 0
+    for offset in (whole.size, 2**40, 2**63, 2**64 - 1):
+        beyond = await follower.raw.ask(CopyCheckpoint(1, offset, 1 << 20), CheckpointPart)
+        assert (beyond.size, bytes(beyond.data)) == (whole.size, b"")
+    assert (await follower.raw.ask(CopyCheckpoint(999, 0, 10), CheckpointPart)).number == 0
+
+
+@pytest.mark.parametrize("offset", [10**9, 2**62, 2**63, 2**64 - 1])
+async def test_a_follower_that_claims_what_there_is_not_is_refused(
+    leader: LeaderAlone, follower: Follower, offset: int
+) -> None:
+    for request in (
+        Replicate(OTHER, EPOCH, offset, 0, 0, 0, True, 1 << 20, 0),
+        Replicate(OTHER, EPOCH, 0, offset, 0, 0, True, 1 << 20, 0),
+        Replicate(OTHER, EPOCH, 0, 0, offset, 0, True, 1 << 20, 0),
+        Replicate(OTHER, EPOCH, 0, 0, 0, offset, True, 1 << 20, 0),
+    ):
+        answer = await follower.raw.answer_to(await follower.raw.put(request))
+        assert isinstance(answer, RejectedError), request
+
+    assert not leader.broker.is_deposed
+    await follower.copy()
+
+
+async def test_one_connection_follows_for_one_directory(
+    leader: LeaderAlone, follower: Follower
+) -> None:
+    with pytest.raises(NotAllowedError, match="is that of other already"):
+        await Follower(follower.raw, "another").follow()
+
+
+async def test_a_pull_that_was_held_is_not_answered_by_one_that_leads_no_more(
+    leader: LeaderAlone, follower: Follower
+) -> None:
+    raw = await leader.connect()
+    sending = await begin_send(raw)
+    await follower.copy_all(leader, b"x")
+    puller = await leader.connect()
+    waiting = asyncio.create_task(puller.pull("orders", timeout_ms=10_000))
+
+    async def is_held() -> bool:
+        return bool(json.loads((await raw.ask(Status(), StatusReport)).report)["pulls_waiting"])
+
+    await eventually(is_held)
+    leader.said.is_away = True
+    leader.clock.advance(LEASE_MS)
+    await follower.sync()  # it is confirmed, and who waits for it is woken up
+
+    with pytest.raises(NotLeaderError):
+        await waiting
+    assert await outcome(raw, sending) is ErrorCode.NONE
+
+
+async def test_meta_servers_are_asked_in_turn_for_one_may_be_cut_off_from_the_database() -> None:
+    asked: list[str] = []
+    row = Leadership("g1", Epoch(EPOCH), 7, ME, "token", (ME,), 2)
+    newer = row._replace(version=8, epoch=Epoch(EPOCH + 1))
+    answers = {"old": row, "new": newer}
+
+    class Line:
+        is_open = True
+
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        async def request(self, *_: object) -> Led:
+            asked.append(self.name)
+            await asyncio.sleep(0)
+            return Led(answers[self.name], "", "", 0, LEASE_MS)
+
+    class Link:
+        def __init__(self, name: str) -> None:
+            self.connection = Line(name)
+
+    links: Any = [Link("old"), Link("new")]
+    question = Lead("g1", "b", ME, "token", 0, 0, 2, True, 0)
+    authority = Authority(links, lambda *_: question, ManualClock(), lambda *_, **__: None)
+    asking = asyncio.create_task(authority.run())
+    try:
+        await until(lambda: authority.led is not None and authority.led.leadership is newer)
+        count = len(asked)
+        await until(lambda: len(asked) > count + 4)
+    finally:
+        asking.cancel()
+
+    assert authority.led is not None
+    assert authority.led.leadership is newer  # the other one goes on telling what is over
+    assert {"old", "new"} == set(asked[count:])
