@@ -213,12 +213,17 @@ async def test_nobody_unknown_is_in_sync(raw: RawConnection) -> None:
     row = await led_by_two(raw)
     await register(raw, "b3")
 
-    for in_sync in ((), (B1, B3), (B1, "unknown")):
-        with pytest.raises(InvalidRequestError):
+    for in_sync in ((), ("unknown",), (B3, "unknown")):
+        with pytest.raises(InvalidRequestError, match="somebody has to be in sync"):
             await raw.ask(said(row, *in_sync), InSyncChanged)
     with pytest.raises(InvalidRequestError, match="nobody leads broker group h"):
         await raw.ask(ChangeInSync("h", "t", 1, 1, (B1,)), InSyncChanged)
     assert (await leading(raw, "b1")).leadership == row
+
+    # Nor do they keep others from leaving.
+    answer = await raw.ask(said(row, B1, B3, "unknown"), InSyncChanged)
+    assert answer.is_done
+    assert answer.leadership.in_sync == (B1,)
 
 
 async def test_a_leader_that_leaves_itself_out_hands_over(raw: RawConnection) -> None:
