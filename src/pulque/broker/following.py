@@ -18,6 +18,7 @@ from pulque.errors import (
     CorruptionError,
     NotAllowedError,
     NotLeaderError,
+    OverloadedError,
     ProtocolError,
     PulqueError,
     RemoteProtocolError,
@@ -52,6 +53,7 @@ _AGAIN_S = 0.2
 _PART_S = 0.02
 _REFUSED_S = 1.0
 _KEEP_S = 1.0
+_MOST_WAITING = 1000
 _ANY = Pattern("")
 """What a consumer pulls is its leader's to know."""
 
@@ -290,6 +292,8 @@ class FollowerHandler:
         relay = self._cluster.relay
         if relay is None:
             raise UnavailableError("no meta server can be reached")
+        if connection.waiting >= _MOST_WAITING:
+            raise OverloadedError(f"{connection.waiting} requests of this connection wait already")
         connection.waiting += 1
         answers = (answerer.answer_held, answerer.refuse_held)
         match request:

@@ -55,6 +55,19 @@ class TestJudging:
         assert logs_in(files) == whole
         assert opened_logs(files).is_whole
 
+    def test_what_was_here_beyond_all_that_the_leader_has_is_of_no_account(self) -> None:
+        shorter, longer = led(3), led(9)
+        files, logs = follower(longer)
+        logs.note_synced()
+        logs.empty()
+        copy(shorter, logs)
+        sync(logs)
+        assert logs.message_end < longer.end
+        assert not logs.is_whole
+
+        logs.settle_known()
+        assert opened_logs(files).is_whole
+
     def test_damage_below_the_checkpoint_is_seen_by_its_seams(self) -> None:
         engine = led()
         files, logs = follower(engine)
