@@ -343,7 +343,8 @@ class TestActionLog:
                 damage(files, path)
             opened = open_engine(files, OPTIONS, NOW_MS)
             assert opened.facts == []
-            assert opened.heard.corruptions
+            # A segment that begins where the checkpoint ends may have been torn, for all it shows.
+            assert opened.heard.corruptions or opened.heard.cuts
             new = source.ledger.facts[:3]
             for fact in new:
                 opened.engine.append_action(fact)
