@@ -134,7 +134,7 @@ def log_of(cluster: ClusterProcesses, name: str) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.glob("*.log"))}
 
 
-@pytest.mark.accepts("003-41", "004-22")
+@pytest.mark.accepts("004-22")
 def test_followers_have_the_same_bytes_as_their_leader(cluster: ClusterProcesses) -> None:
     send(cluster, 0, 50)
     leader = leader_of(cluster)
@@ -410,6 +410,37 @@ def test_consumers_are_connected_to_leaders_and_followers_and_say_there_that_the
         send(cluster, 11, 1)
         take_until(shared, b"11")
         take_until(everything, b"11")
+
+
+@pytest.mark.accepts("004-31")
+def test_handlers_are_known_to_followers_and_called_on_after_a_failover(
+    cluster: ClusterProcesses, tmp_path: Path
+) -> None:
+    """The pushing kind of consumer: functions that are called with messages."""
+    app = pulque.App(cluster.url, timeout=WITHIN, state_dir=tmp_path / "state")
+    handled: set[bytes] = set()
+
+    @app.subscribe("orders", group="pushed", consumer_id="pushed")
+    def take(message: pulque.ReceivedMessage) -> None:
+        handled.add(bytes(message.body))
+
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(app.run)
+        try:
+            send(cluster, 0, 5)
+            until(lambda: len(handled) == 5, "all five are handled")
+            for name in cluster.brokers:
+                until(partial(knows, cluster[name], "pushed"), f"{name} knows it")
+            cluster[leader_of(cluster)].kill()
+            send(cluster, 5, 5)
+            until(lambda: len(handled) == 10, "it goes on at the next leader")
+        finally:
+            app.stop()
+        running.result(WITHIN)
+
+
+def knows(server: ServerProcess, consumer: str) -> bool:
+    return consumer in consumers_at(server)
 
 
 @pytest.mark.accepts("004-26")
