@@ -1,11 +1,15 @@
 """Ticks and wheels over a virtual clock: all that was scheduled and not cancelled, none early."""
 
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pulque.delay import placing
 from pulque.delay.placing import Replayed, place
 from pulque.delay.tick_index import RowState, TickIndex
 from pulque.model.batch import seed_of, verify_crc
@@ -30,6 +34,17 @@ sends = st.lists(
     min_size=1,
     max_size=8,
 )
+
+
+@contextmanager
+def cut(*, is_fine: bool) -> Iterator[None]:
+    """Have few messages cut as many are: by windows, into small entries."""
+    with ExitStack() as stack:
+        if is_fine:
+            sizes = {"WORTH_WINDOWS": 1, "WORTH_KEEPING": 300, "MOST_MESSAGES": 5}
+            for name, size in sizes.items():
+                stack.enter_context(patch.object(placing, f"_{name}", size))
+        yield
 
 
 def replayed(messages: list[tuple[str, list[int]]], *, is_even: bool = False) -> list[Replayed]:
@@ -93,6 +108,7 @@ def indexes_of(
     cancelled=st.sets(st.integers(1, 96)),
     steps=st.lists(st.integers(1, 120_000), min_size=1, max_size=30),
     is_even=st.booleans(),
+    is_fine=st.booleans(),
     scratch=st.sampled_from((0, 700, 1_000_000)),
 )
 def test_what_is_delivered_is_what_was_scheduled_without_what_was_cancelled(  # noqa: C901
@@ -100,10 +116,12 @@ def test_what_is_delivered_is_what_was_scheduled_without_what_was_cancelled(  # 
     cancelled: set[int],
     steps: list[int],
     is_even: bool,  # noqa: FBT001
+    is_fine: bool,  # noqa: FBT001
     scratch: int,
 ) -> None:
     batches = replayed(messages, is_even=is_even)
-    indexes, kept = indexes_of(batches, Scratch(scratch))
+    with cut(is_fine=is_fine):
+        indexes, kept = indexes_of(batches, Scratch(scratch))
     expected = set()
     for each in batches:
         for message in messages_of(each.batch, each.partition):
@@ -121,9 +139,12 @@ def test_what_is_delivered_is_what_was_scheduled_without_what_was_cancelled(  # 
             index.approach(now_ms + 5000)
             while (found := index.take(now_ms)) is not None:
                 partition, rows = found
-                places, order = index.where(rows)
-                table = MessageTable.of([kept[index.tick][at].batch for at, _ in places])
-                taken = table.taken(order)
+                places = index.where(rows)
+                tables = [
+                    MessageTable.of([kept[index.tick][at].batch]).taken(within)
+                    for (at, _), within in zip(places.entries, places.within, strict=True)
+                ]
+                taken = MessageTable.joined(tables).taken(places.order)
                 batch = taken.packed(0, len(rows), seed=seed_of(partition), has_due=False)
                 for message in messages_of(batch, partition):
                     number, due_ms = map(int, message.body.split())
@@ -167,3 +188,23 @@ def test_what_a_tick_has_already_is_not_placed_again(
     )
 
     assert found == expected
+
+
+@given(
+    messages=st.lists(
+        st.lists(st.integers(0, 3 * TICK_MS), min_size=1, max_size=40), min_size=1, max_size=4
+    )
+)
+def test_an_entry_of_many_messages_has_those_of_an_eighth_of_a_tick(
+    messages: list[list[int]],
+) -> None:
+    batches = replayed([("orders", delays) for delays in messages])
+    with cut(is_fine=True):
+        placed = place(batches, TICK_MS)
+    window_ms = TICK_MS // 8
+
+    for tick, entries in placed.items():
+        for each in entries:
+            first, last = each.first_due_ms - tick, each.last_due_ms - tick
+            assert first // window_ms == last // window_ms
+            assert each.end - each.start <= 5

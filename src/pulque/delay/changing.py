@@ -130,7 +130,7 @@ class Changer:
             1,
             seed=seed_of(f"{MOVED_PREFIX}{partition}"),
             has_due=True,
-            produced_by=ProducedBy(index.runs_of(rows)[0].place, 0, index.tick),
+            produced_by=ProducedBy(index.place_of(row), 0, index.tick),
         )
         waiter = _Stored()
         try:

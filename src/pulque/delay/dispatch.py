@@ -10,7 +10,7 @@ it, the same batch goes to the same broker again, which stores each number once.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from pulque.delay.brokers import Taker
 from pulque.delay.lateness import Lateness
 from pulque.delay.notebook import Notebook
 from pulque.delay.parcels import Delivery, Item, Lane, Parcel
+from pulque.delay.shelf import Shelf
 from pulque.delay.store import ScheduleStore, open_intents
 from pulque.delay.stuck import Stuck
 from pulque.delay.targets import grouped_by_target, partition_at, target_of_key
@@ -38,9 +39,15 @@ from pulque.model.batch import Flag, seed_of
 from pulque.model.names import PartitionName
 from pulque.model.pack import ProducedBy
 from pulque.model.routes import PartitionRoute
-from pulque.storage.dispatch_log import Intent, Kind, Noted, Run, encode_intent, encode_note
+from pulque.storage.dispatch_log import (
+    Intent,
+    Kind,
+    Noted,
+    encode_intent,
+    encode_note,
+    runs_from,
+)
 from pulque.storage.message_table import MessageTable
-from pulque.storage.schedule_log import Entry
 from pulque.wire.adopt import Adopt
 
 __all__ = ["Dispatcher"]
@@ -55,7 +62,8 @@ _LONGEST_SLEEP_S = 0.05
 _STEP_MS = 1000
 _MOST_ROWS = 4_000_000
 """Of all ticks in memory, before another one is loaded that is overdue."""
-_MOST_READ = 16 * 1024 * 1024
+_MOST_TAKEN = 16 * 1024 * 1024
+"""Bytes of messages that are in memory at once, for each partition."""
 _AT_ONCE = 64
 _MOST_ADOPTED = 100
 _FIRST_WAIT_S = 0.1
@@ -86,7 +94,6 @@ class Dispatcher:
         self._delivery = delivery
         self._clock = around.clock
         self._scheduler = around.scheduler
-        self._reader = around.reader
         self._lock = around.lock
         self._warn = around.warn
         self.sequences = dict(sequences)
@@ -109,6 +116,7 @@ class Dispatcher:
         self.steps = 0
         self.lateness = Lateness()
         self.stuck = Stuck(around.clock, around.warn)
+        self._shelf = Shelf(store, around)
 
     # -- taking ------------------------------------------------------------------------------
 
@@ -134,6 +142,11 @@ class Dispatcher:
                     await self._wake.wait()
             except TimeoutError:
                 pass
+
+    @property
+    def read_ahead(self) -> int:
+        """How many messages were in memory when they were due."""
+        return self._shelf.hits
 
     @property
     def is_idle(self) -> bool:
@@ -182,8 +195,16 @@ class Dispatcher:
             if tick not in self.indexes and (rows < _MOST_ROWS or not self.indexes):
                 await self._load(tick)
         self.stuck.give_back(steady_ms)
+        self._shelf.clear_old(now_ms)
         for index in self.indexes.values():
             index.approach(now_ms + _NEAR_MS)
+            if self._shelf.wants(index, now_ms):
+                self._start(self._shelf.fill(index, now_ms))
+
+    def forget(self, tick: int) -> None:
+        """Take note that a tick is gone."""
+        del self.indexes[tick]
+        self._shelf.forget(tick)
 
     async def _load(self, tick: int) -> None:
         loop = asyncio.get_running_loop()
@@ -196,7 +217,7 @@ class Dispatcher:
                 if self._notebook.is_idle:  # else it may have been cancelled meanwhile
                     self.indexes[tick] = index
                     break
-        moving = [Run(place, 1) for place in sorted(self.moving.get(tick, ()))]
+        moving = runs_from(sorted(self.moving.get(tick, ())))
         index.mark(index.rows_of(moving), RowState.MOVED)
         self._resume(index, noted)
 
@@ -215,9 +236,12 @@ class Dispatcher:
         lane.items.append(item)
         if not lane.is_working:
             lane.is_working = True
-            task = asyncio.create_task(self._work(lane))
-            self._tasks.add(task)
-            task.add_done_callback(self._ended)
+            self._start(self._work(lane))
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -227,9 +251,8 @@ class Dispatcher:
 
     async def _work(self, lane: Lane) -> None:
         while lane.items:
-            item = lane.items.popleft()
             async with self._slots:
-                await self._dispatch(lane, item)
+                await self._dispatch(lane, lane.next_item(_MOST_TAKEN))
         lane.is_working = False
         self._lanes.pop(lane.partition, None)
 
@@ -237,33 +260,26 @@ class Dispatcher:
 
     async def _dispatch(self, lane: Lane, item: Item) -> None:
         index, rows = item.index, item.rows
-        places, order = index.where(rows)
-        if item.intent is None and len(rows) > 1 and sum(size for _, size in places) > _MOST_READ:
+        if item.intent is None and len(rows) > 1 and index.bytes_of(rows) > _MOST_TAKEN:
             half = len(rows) // 2
             await self._dispatch(lane, Item(index, rows[:half]))
             await self._dispatch(lane, Item(index, rows[half:]))
             return
-        loop = asyncio.get_running_loop()
-        entries = await loop.run_in_executor(self._reader, self._store.read, index.tick, places)
-        if any(entry is None for entry in entries):
-            await self._without_damaged(lane, item, places, entries)
-            return
-        batches = [entry.batch for entry in entries if entry is not None]
-        table = await loop.run_in_executor(
-            self._reader, lambda: MessageTable.of(batches).taken(order)
-        )
-        await self._deliver_all(lane, item, table)
+        found = await self._shelf.take(index, lane.partition, rows)
+        if found.table is None:
+            await self._without_damaged(lane, item, found.lost)
+        else:
+            await self._deliver_all(lane, item, found.table)
 
-    async def _without_damaged(
-        self,
-        lane: Lane,
-        item: Item,
-        places: list[tuple[int, int]],
-        entries: list[Entry | None],
-    ) -> None:
-        """Go on with what can be read."""
-        gone = [place for place, entry in zip(places, entries, strict=True) if entry is None]
-        is_lost = np.isin(item.index.offsets_of(item.rows), [offset for offset, _ in gone])
+    async def _without_damaged(self, lane: Lane, item: Item, damaged: Sequence[int]) -> None:
+        """Go on with what can be read.
+
+        Args:
+            lane: What it belongs to.
+            item: What was to be sent.
+            damaged: The entries that cannot be read.
+        """
+        is_lost = np.isin(item.index.offsets_of(item.rows), damaged)
         lost = item.rows[is_lost]
         item.index.mark(lost, RowState.LOST)
         self.lost += len(lost)

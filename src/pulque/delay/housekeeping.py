@@ -166,7 +166,7 @@ class Housekeeper:
                 return  # something came meanwhile
             if index.end < found.size or not self._notebook.is_idle:
                 return
-            del self._dispatcher.indexes[tick]
+            self._dispatcher.forget(tick)
             self._looker.forget(tick)
             await loop.run_in_executor(self._around.scheduler, self._store.remove, tick)
             self.removed_ticks += 1

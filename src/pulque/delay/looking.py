@@ -19,7 +19,7 @@ from pulque.model.batch import seed_of
 from pulque.model.ids import ID_SIZE
 from pulque.model.names import PartitionName, parse_subject, subject_of
 from pulque.rules.ticks import HOUR_MS, LONGEST_TICK_MS
-from pulque.storage.dispatch_log import Run
+from pulque.storage.dispatch_log import runs_from
 from pulque.storage.message_table import MessageTable
 from pulque.wire.delay import (
     ANY_DUE,
@@ -56,14 +56,14 @@ class Found(NamedTuple):
     @property
     def place(self) -> int:
         """Where it lies in the schedule log of its tick."""
-        return self.tick.runs_of(np.array([self.row]))[0].place
+        return self.tick.place_of(self.row)
 
     def within(self, live: Mapping[int, TickIndex]) -> "Found":
         """Return it as the index of its tick has it, if that came near meanwhile."""
         index = live.get(self.tick.tick)
         if index is None or index is self.tick:
             return self
-        rows = index.rows_of([Run(self.place, 1)])
+        rows = index.rows_of(runs_from([self.place]))
         return Found(index, int(rows[0])) if len(rows) else self
 
 
@@ -198,12 +198,12 @@ class Looker:
 
     async def table_of(self, index: TickIndex, row: int) -> MessageTable | None:
         """Return a message by itself; None if it is damaged."""
-        places, order = index.where(np.array([row]))
+        places = index.where(np.array([row]))
         loop = asyncio.get_running_loop()
-        (entry,) = await loop.run_in_executor(
-            self._around.reader, self._store.read, index.tick, places
+        found = await loop.run_in_executor(
+            self._around.reader, self._store.gather, index.tick, places
         )
-        return None if entry is None else MessageTable.of([entry.batch]).taken(order)
+        return found.table
 
     # -- the next ones -----------------------------------------------------------------------
 

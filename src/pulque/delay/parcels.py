@@ -3,6 +3,8 @@
 from collections import deque
 from dataclasses import dataclass
 
+import numpy as np
+
 from pulque.delay.targets import Way
 from pulque.delay.tick_index import Rows, TickIndex
 from pulque.model.names import PartitionName
@@ -57,3 +59,16 @@ class Lane(Way):
         self.items: deque[Item] = deque()
         self.is_working = False
         self.turn = 0
+
+    def next_item(self, most_bytes: int) -> Item:
+        """Take out what comes next: of one tick, and together if much has become due."""
+        first = self.items.popleft()
+        if first.intent is not None:
+            return first
+        rows, size = [first.rows], first.index.bytes_of(first.rows)
+        while self.items and self.items[0].index is first.index and self.items[0].intent is None:
+            size += first.index.bytes_of(self.items[0].rows)
+            if size > most_bytes:
+                break
+            rows.append(self.items.popleft().rows)
+        return first if len(rows) == 1 else Item(first.index, np.concatenate(rows))

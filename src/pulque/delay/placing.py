@@ -1,5 +1,10 @@
 """From batches of the message log to entries of schedule logs, by the tick that they are due in.
 
+A tick is cut into some *windows*, and an entry has messages of one of them where there are enough:
+what is due in some minutes is then read without what is due in an hour. Within a window messages
+stay as they came. To sort them by due time would cost more than all the rest, and whoever reads
+them takes them from many entries in any case.
+
 A message that was moved to another time comes as a batch of its own, in a partition of the message
 log whose name says so: where it waited before stands in the place of a producer.
 """
@@ -22,14 +27,13 @@ MOVED_PREFIX = "%moved%"
 """Begins the partition of the message log that moved messages of a partition are in."""
 
 _MOST_MESSAGES = 2000
-_FEW_MESSAGES = 500
-"""Of those that are due over a long time, as each is read again whenever some of it are due."""
-_MOST_BYTES = 1024 * 1024
-_NARROW_MS = 1000
-_FEW_TICKS = 64
-_ROW_BITS = 22
-_MOST_ROWS = 1 << _ROW_BITS
-_LONGEST_MS = (1 << (62 - _ROW_BITS)) - 1
+_MOST_BYTES = 256 * 1024
+"""Of an entry: as a whole it is read, and checked, for any message in it."""
+_WINDOWS = 8
+_WORTH_WINDOWS = 256 * 1024
+"""Of less than so much, the messages of one tick stay together."""
+_WORTH_KEEPING = 32 * 1024
+"""A batch of so much is not taken apart if all of it belongs together."""
 Numbers = npt.NDArray[Any]
 
 
@@ -63,7 +67,7 @@ def unmoved(each: Replayed) -> tuple[Replayed, Moved | None]:
 
 
 class Placed(NamedTuple):
-    """Messages of one partition that belong into one tick, in the order of their due times."""
+    """Messages of one partition that belong into one tick."""
 
     partition: PartitionName
     batch: Sequence[Buffer]
@@ -98,31 +102,41 @@ def place(
         by_partition.setdefault(each.partition, []).append(each)
     placed: dict[int, list[Placed]] = {}
     for partition, found in by_partition.items():
-        if len(found) == 1 and not covered and _place_whole(found[0], tick_ms, placed):
-            continue
-        _place_sorted(partition, found, tick_ms, covered or {}, placed, scratch)
+        left = found
+        if not covered:
+            is_alone = len(found) == 1
+            left = [
+                each
+                for each in found
+                if not (is_alone or len(each.batch) >= _WORTH_KEEPING)
+                or not _place_whole(each, tick_ms, placed)
+            ]
+        if left:
+            _place_apart(partition, left, tick_ms, covered or {}, placed, scratch)
     return placed
 
 
 def _place_whole(each: Replayed, tick_ms: int, placed: dict[int, list[Placed]]) -> bool:
-    """Put a batch as it is into its tick, if it has but one and is due within a second."""
+    """Put a batch as it is into its tick, if all of it belongs into one entry."""
     header = read_header(each.batch)
-    if header.codec != Codec.NONE or header.count > _MOST_MESSAGES:
+    is_large = header.count > _MOST_MESSAGES or len(each.batch) > _MOST_BYTES
+    if header.codec != Codec.NONE or (is_large and header.count > 1):
         return False
     _, columns, _ = columns_before_data(each.batch)
     dues = columns["due_at_ms"]
+    first, last = int(dues[0]), int(dues[-1])
+    keys = _Keys(tick_ms, windows=_WINDOWS if len(each.batch) >= _WORTH_WINDOWS else 1)
+    if keys.of(first) != keys.of(last):
+        return False  # as most that are due over a long time: a look at two tells
     first, last = int(dues.min()), int(dues.max())
-    tick = first - first % tick_ms
-    is_sorted = first == last or bool((dues[1:] >= dues[:-1]).all())
-    if last - first > _NARROW_MS or last >= tick + tick_ms or not is_sorted:
+    if keys.of(first) != keys.of(last):
         return False
-    batch, count = (each.batch,), header.count
-    made = Placed(each.partition, batch, first, last, columns, 0, count)
-    placed.setdefault(tick, []).append(made)
+    made = Placed(each.partition, (each.batch,), first, last, columns, 0, header.count)
+    placed.setdefault(first - first % tick_ms, []).append(made)
     return True
 
 
-def _place_sorted(
+def _place_apart(
     partition: PartitionName,
     found: Sequence[Replayed],
     tick_ms: int,
@@ -130,57 +144,70 @@ def _place_sorted(
     placed: dict[int, list[Placed]],
     scratch: Scratch | None,
 ) -> None:
+    """Put the messages of batches into their ticks, with those that are due at about that time."""
     table = MessageTable.of([each.batch for each in found], scratch)
-    dues = table.columns["due_at_ms"]
     if covered:
-        offsets = np.repeat([each.offset for each in found], [_count(each) for each in found])
-        ticks, which = np.unique(dues - dues % tick_ms, return_inverse=True)
-        ends = np.array([covered.get(tick, 0) for tick in ticks.tolist()])
-        rows = np.flatnonzero(offsets >= ends[which])
+        rows = _missing(table.columns["due_at_ms"], found, tick_ms, covered)
         if not len(rows):
             return
         table = table.taken(rows, scratch)
-        dues = table.columns["due_at_ms"]
-    table = table.taken(_by_due(dues), scratch)
+    order, edges = _by_time(table, tick_ms)
+    if len(edges) > 2:  # else all belong together as they are
+        table = table.taken(order, scratch)
     dues = table.columns["due_at_ms"]
     seed = seed_of(partition)
-    for tick, start, end in _ticks(dues, tick_ms):
+    for start, end in pairwise(edges):
+        tick = int(dues[start]) // tick_ms * tick_ms
         entries = placed.setdefault(tick, [])
-        is_narrow = dues[end - 1] - dues[start] <= _NARROW_MS
-        most = _MOST_MESSAGES if is_narrow else _FEW_MESSAGES
-        for first, last in table.pieces(start, end, most=most, most_bytes=_MOST_BYTES):
+        for first, last in table.pieces(start, end, most=_MOST_MESSAGES, most_bytes=_MOST_BYTES):
             batch = table.parts(first, last, seed=seed, has_due=True)
-            due = int(dues[first]), int(dues[last - 1])
-            entries.append(Placed(partition, batch, *due, table.columns, first, last))
+            some = dues[first:last]
+            between = int(some.min()), int(some.max())
+            entries.append(Placed(partition, batch, *between, table.columns, first, last))
 
 
-def _ticks(dues: Numbers, tick_ms: int) -> list[tuple[int, int, int]]:
-    """Return the ticks of due times in their order, and where each begins and ends."""
-    first, last = int(dues[0]) // tick_ms, int(dues[-1]) // tick_ms
-    if last - first <= _FEW_TICKS:
-        ticks = range(first * tick_ms, last * tick_ms + 1, tick_ms)
-        edges = [0, *np.searchsorted(dues, ticks[1:]).tolist(), len(dues)]
-        found = zip(ticks, pairwise(edges), strict=True)
-        return [(tick, start, end) for tick, (start, end) in found if start < end]
-    begins = dues - dues % tick_ms
-    edges = [0, *(np.flatnonzero(begins[1:] != begins[:-1]) + 1).tolist(), len(dues)]
-    return [(int(begins[start]), start, end) for start, end in pairwise(edges)]
+def _missing(
+    dues: Numbers, found: Sequence[Replayed], tick_ms: int, covered: Mapping[int, int]
+) -> Numbers:
+    """Return the messages that are not in their ticks already."""
+    offsets = np.repeat([each.offset for each in found], [_count(each) for each in found])
+    ticks, which = np.unique(dues - dues % tick_ms, return_inverse=True)
+    ends = np.array([covered.get(tick, 0) for tick in ticks.tolist()])
+    return np.flatnonzero(offsets >= ends[which])
 
 
-def _by_due(dues: Numbers) -> Numbers:
-    """Return the order of due times; what is due at once keeps its order.
+def _by_time(table: MessageTable, tick_ms: int) -> tuple[Numbers, list[int]]:
+    """Return an order in which what belongs together is, and where each of that begins and ends.
 
-    Times and rows are sorted as one number, which is three times as fast as a stable sort.
+    What belongs together keeps its order. Numbers as small as these are sorted in no time.
     """
-    first = int(dues.min())
-    if len(dues) > _MOST_ROWS or int(dues.max()) - first > _LONGEST_MS:
-        return np.argsort(dues, kind="stable")
-    keys: Numbers = dues - first
-    keys <<= _ROW_BITS
-    keys |= np.arange(len(dues))
-    keys.sort()
-    keys &= _MOST_ROWS - 1
-    return keys
+    dues = table.columns["due_at_ms"]
+    first, last = int(dues.min()), int(dues.max())
+    ticks = last // tick_ms - first // tick_ms + 1
+    is_worth_it = table.data.nbytes >= ticks * _WORTH_WINDOWS
+    keys = _Keys(tick_ms, windows=_WINDOWS if is_worth_it else 1)
+    numbers = keys.of(dues)
+    numbers -= keys.of(first)
+    found = numbers.astype(np.min_scalar_type(keys.of(last) - keys.of(first)))
+    order = np.argsort(found, kind="stable")
+    found = found[order]
+    return order, [0, *(np.flatnonzero(found[1:] != found[:-1]) + 1).tolist(), len(dues)]
+
+
+class _Keys:
+    """Numbers for what belongs together: windows of ticks, in the order of time."""
+
+    def __init__(self, tick_ms: int, *, windows: int) -> None:
+        self._tick_ms = tick_ms
+        self._windows = windows
+        self._window_ms = -(-tick_ms // windows)
+
+    def of(self, due_ms: Any) -> Any:
+        """Return the number of a due time, or of many."""
+        ticks = due_ms // self._tick_ms
+        if self._windows == 1:
+            return ticks
+        return ticks * self._windows + (due_ms - ticks * self._tick_ms) // self._window_ms
 
 
 def _count(each: Replayed) -> int:

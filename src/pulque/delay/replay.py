@@ -19,7 +19,7 @@ from pulque.errors import StorageFullError
 from pulque.model.batch import seed_of, verify_crc
 from pulque.model.positions import MessageOffset
 from pulque.model.record import RecordType
-from pulque.storage.dispatch_log import Kind, Run, encode_note
+from pulque.storage.dispatch_log import Kind, encode_note, runs_from
 from pulque.storage.engine import Engine
 from pulque.storage.listener import Listener
 from pulque.storage.message_log import Appended
@@ -232,7 +232,7 @@ def _step_bytes(ticks: int) -> int:
 def moved_notes(store: ScheduleStore, moved: Sequence[Moved]) -> list[tuple[int, bytes]]:
     """Return what dispatch logs have to say of messages that were moved away."""
     return [
-        (each.tick, encode_note(Kind.MOVED, store.ticks[each.tick].size, [Run(each.place, 1)]))
+        (each.tick, encode_note(Kind.MOVED, store.ticks[each.tick].size, runs_from([each.place])))
         for each in moved
         if each.tick in store.ticks
     ]

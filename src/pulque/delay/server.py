@@ -300,6 +300,7 @@ class DelayServer(Supervised):
             },
             "dispatch": {
                 "dispatched": dispatcher.dispatched,
+                "read_ahead": dispatcher.read_ahead,
                 "refused": dispatcher.refused,
                 "lost": dispatcher.lost,
                 "stuck": dispatcher.stuck.report(),

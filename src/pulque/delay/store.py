@@ -12,11 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pulque.delay.gathering import Gathered, gather
 from pulque.delay.placing import Moved, Placed, Replayed, place, unmoved
-from pulque.delay.tick_index import Block, Rows, TickIndex, offset_of
+from pulque.delay.tick_index import Block, Places, Rows, TickIndex, offset_of
 from pulque.errors import StorageFullError
 from pulque.model.names import PartitionName
-from pulque.storage.dispatch_log import DispatchLog, Intent, Noted
+from pulque.storage.dispatch_log import DispatchLog, Intent, Noted, joined_runs
 from pulque.storage.files import Buffer, FileSystem
 from pulque.storage.listener import Listener
 from pulque.storage.message_table import ID_TYPE, Scratch, columns_before_data
@@ -360,8 +361,11 @@ class ScheduleStore:
         found: dict[PartitionName, int] = {}
         for _, partition, count in rows:
             found[partition] = found.get(partition, 0) + count
-        runs = [*noted.cancelled, *noted.moved]
-        gone = {place + i for place, length in runs for i in range(length)}
+        gone = {
+            place + i
+            for place, length in joined_runs([*noted.cancelled, *noted.moved]).tolist()
+            for i in range(length)
+        }
         if gone:
             owners = {offset: partition for offset, partition, _ in rows}
             for place in gone:
@@ -375,9 +379,9 @@ class ScheduleStore:
         file = TickFile(self._files, index.tick, self._listener)
         index.add(file.entries(index.end, end=self.ticks[index.tick].size))
 
-    def read(self, tick: int, places: list[tuple[int, int]]) -> list[Entry | None]:
-        """Return entries of a tick by offset and size; None for those that are damaged."""
-        return TickFile(self._files, tick, self._listener).read(places)
+    def gather(self, tick: int, places: Places) -> Gathered:
+        """Return messages of a tick, which are of one partition. May be called from any thread."""
+        return gather(TickFile(self._files, tick, self._listener), places)
 
     # -- writing down ------------------------------------------------------------------------
 

@@ -9,27 +9,29 @@ retries wait in.
 
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
-from itertools import accumulate, islice, pairwise
+from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from pulque.delay.growing import Growing
 from pulque.model.names import PartitionName
 from pulque.model.positions import ConsumeSequence, PartitionId
 from pulque.rules.schedule import TICK_MS, Schedule
-from pulque.storage.dispatch_log import Noted, Run
+from pulque.storage.dispatch_log import Noted, Runs, joined_runs, runs_from
 from pulque.storage.message_table import ID_TYPE, columns_before_data
 from pulque.storage.schedule_log import Entry
 
-__all__ = ["Block", "RowState", "Rows", "TickIndex", "offset_of"]
+__all__ = ["Block", "Places", "RowState", "Rows", "TickIndex", "offset_of"]
 
 Rows = npt.NDArray[Any]
 """Row numbers."""
 _INDEX_BITS = 14
 """An entry has at most 10,000 messages."""
 _INDEX_MASK = (1 << _INDEX_BITS) - 1
-_LEAST_ROWS = 64
+_WIDTH = 64
+"""About what a message takes beside its bytes."""
 _AT_ONCE = 64
 """Entries that are in memory at once while an index is loaded."""
 
@@ -83,6 +85,17 @@ class Block(NamedTuple):
         )
 
 
+class Places(NamedTuple):
+    """Where messages lie, by the entries that they are in."""
+
+    entries: list[tuple[int, int]]
+    """Offset and size of each."""
+    within: list[Rows]
+    """For each entry, which of its messages are meant."""
+    order: Rows
+    """For each message, the how manyth of all these it is."""
+
+
 class TickIndex:
     """The messages of one tick. Grows as the schedule log of the tick does.
 
@@ -93,41 +106,38 @@ class TickIndex:
         self.tick = tick
         self.end = 0
         """How much of the schedule log is in it."""
-        self.count = 0
-        """How many rows there are."""
         self.names: list[PartitionName] = []
         self.wheel = Schedule()
         self.near_ms = 0
         """What is due before this is in the wheel."""
         self._numbers: dict[PartitionName, int] = {}
-        self._offsets: list[int] = []
-        self._sizes: list[int] = []
-        self._firsts: list[int] = []
-        self._owners: list[int] = []
-        self._due = np.zeros(_LEAST_ROWS, np.int64)
-        self._ids = np.zeros((_LEAST_ROWS, 2), ID_TYPE)
-        self._state = np.zeros(_LEAST_ROWS, np.uint8)
-        self._lengths = np.zeros(_LEAST_ROWS, np.uint32)
+        self._rows = Growing(due_ms="i8", id=(ID_TYPE, 2), state="u1", length="u4")
+        self._entries = Growing(offset="i8", size="u4", first="i8", owner="i8")
+
+    @property
+    def count(self) -> int:
+        """How many rows there are."""
+        return self._rows.count
 
     @property
     def lengths(self) -> Rows:
         """How many bytes each message has: keys, tags, headers and body."""
-        return self._lengths[: self.count]
+        return self._rows["length"]
 
     @property
     def due_ms(self) -> Rows:
         """When each message is due."""
-        return self._due[: self.count]
+        return self._rows["due_ms"]
 
     @property
     def states(self) -> Rows:
         """What became of each message."""
-        return self._state[: self.count]
+        return self._rows["state"]
 
     @property
     def ids(self) -> Rows:
         """The id of each message, as two numbers."""
-        return self._ids[: self.count]
+        return self._rows["id"]
 
     def add(self, entries: Iterable[Entry]) -> None:
         """Take in entries that follow what is here; what is here already is passed over."""
@@ -137,20 +147,26 @@ class TickIndex:
 
     def extend(self, block: Block) -> None:
         """Take in entries that follow what is here, unless they are here already."""
-        first, count = self.count, sum(block.counts)
         if block.offsets[0] < self.end:
             return
-        self._make_room(first + count)
-        rows = slice(first, first + count)
-        self._due[rows] = block.dues_ms
-        self._ids[rows] = block.ids
-        self._state[rows] = RowState.WAITING
-        self._lengths[rows] = block.lengths
-        self._offsets += block.offsets
-        self._sizes += block.sizes
-        self._firsts += accumulate(block.counts[:-1], initial=first)
-        self._owners += [self._number_of(each) for each in block.partitions]
-        self.count = first + count
+        first = self.count
+        counts = np.array(block.counts)
+        ends = np.cumsum(counts)
+        owners = [self._number_of(each) for each in block.partitions]
+        entries = {
+            "offset": block.offsets,
+            "size": block.sizes,
+            "first": ends - counts + first,
+            "owner": owners,
+        }
+        rows = {
+            "due_ms": block.dues_ms,
+            "id": block.ids,
+            "state": RowState.WAITING,
+            "length": block.lengths,
+        }
+        self._entries.extend(entries, len(counts))
+        self._rows.extend(rows, int(ends[-1]))
         self.end = block.offsets[-1] + block.sizes[-1]
         if self.near_ms:
             self._approach(first)
@@ -161,16 +177,6 @@ class TickIndex:
             number = self._numbers[name] = len(self.names)
             self.names.append(name)
         return number
-
-    def _make_room(self, count: int) -> None:
-        room = len(self._due)
-        if count <= room:
-            return
-        more = max(count, room * 2)
-        self._due = _widened(self._due, more, self.count)
-        self._ids = _widened(self._ids, more, self.count)
-        self._state = _widened(self._state, more, self.count)
-        self._lengths = _widened(self._lengths, more, self.count)
 
     # -- the wheel ---------------------------------------------------------------------------
 
@@ -184,9 +190,9 @@ class TickIndex:
         rows = np.flatnonzero((states == RowState.WAITING) & (dues < self.near_ms)) + first
         if not len(rows):
             return
-        self._state[rows] = RowState.NEAR
-        slots = -(-self._due[rows] // TICK_MS)
-        owners = np.asarray(self._owners)[self._entries_of(rows)]
+        self.mark(rows, RowState.NEAR)
+        slots = -(-self.due_ms[rows] // TICK_MS)
+        owners = self.owners_of(rows)
         order = np.lexsort((rows, slots, owners))
         rows, slots, owners = rows[order], slots[order], owners[order]
         changes = (slots[1:] != slots[:-1]) | (owners[1:] != owners[:-1])
@@ -202,10 +208,10 @@ class TickIndex:
         """Return messages of one partition that are due, in the order of their due times."""
         while (due := self.wheel.take(now_ms, 1 << 40)) is not None:
             rows = np.array(due.sequences, np.int64)
-            rows = rows[self._state[rows] == RowState.NEAR]
+            rows = rows[self.states[rows] == RowState.NEAR]
             if len(rows):
-                self._state[rows] = RowState.TAKEN
-                order = np.argsort(self._due[rows], kind="stable")
+                self.mark(rows, RowState.TAKEN)
+                order = np.argsort(self.due_ms[rows], kind="stable")
                 return self.names[due.partition], rows[order]
         return None
 
@@ -213,11 +219,11 @@ class TickIndex:
 
     def mark(self, rows: Rows, state: RowState) -> None:
         """Take note of what became of messages."""
-        self._state[rows] = state
+        self.states[rows] = state
 
     def give_back(self, rows: Rows) -> None:
         """Let messages that were taken be taken again."""
-        self._state[rows] = RowState.WAITING
+        self.mark(rows, RowState.WAITING)
         self.approach(self.near_ms)
 
     def apply(self, noted: Noted) -> None:
@@ -225,8 +231,8 @@ class TickIndex:
         for number, intent in noted.intents.items():
             state = RowState.DONE if number in noted.done else RowState.TAKEN
             self.mark(self.rows_of(intent.runs), state)
-        self.mark(self.rows_of(noted.cancelled), RowState.CANCELLED)
-        self.mark(self.rows_of(noted.moved), RowState.MOVED)
+        self.mark(self.rows_of(joined_runs(noted.cancelled)), RowState.CANCELLED)
+        self.mark(self.rows_of(joined_runs(noted.moved)), RowState.MOVED)
 
     @property
     def is_over(self) -> bool:
@@ -241,58 +247,64 @@ class TickIndex:
     # -- places ------------------------------------------------------------------------------
 
     def _entries_of(self, rows: Rows) -> Rows:
-        return np.searchsorted(np.asarray(self._firsts), rows, "right") - 1
+        return np.searchsorted(self._entries["first"], rows, "right") - 1
 
     def partition_of(self, row: int) -> PartitionName:
         """Return where a message is to go."""
-        return self.names[self._owners[int(self._entries_of(np.array([row]))[0])]]
+        return self.names[int(self.owners_of(np.array([row]))[0])]
 
     def owners_of(self, rows: Rows) -> Rows:
         """Return the numbers of the partitions that messages are to go to."""
-        return np.asarray(self._owners, np.int64)[self._entries_of(rows)]
+        return self._entries["owner"][self._entries_of(rows)]
 
     def offsets_of(self, rows: Rows) -> Rows:
         """Return where the entries lie that hold messages."""
-        return np.asarray(self._offsets, np.int64)[self._entries_of(rows)]
+        return self._entries["offset"][self._entries_of(rows)]
 
-    def where(self, rows: Rows) -> tuple[list[tuple[int, int]], Rows]:
-        """Return the entries that hold messages, and where in all their messages each one is.
+    def bytes_of(self, rows: Rows) -> int:
+        """Return about how much memory messages take."""
+        return int(self.lengths[rows].sum()) + len(rows) * _WIDTH
 
-        Returns:
-            Offset and size of each entry, and for each row its index in the messages of these
-            entries in a row.
-        """
+    def where(self, rows: Rows) -> Places:
+        """Return where messages lie."""
         entries = self._entries_of(rows)
-        wanted, inverse = np.unique(entries, return_inverse=True)
-        firsts = np.asarray(self._firsts)
-        counts = np.append(firsts[1:], self.count)[wanted] - firsts[wanted]
-        before = np.concatenate(([0], np.cumsum(counts)[:-1]))
-        index = before[inverse] + rows - firsts[entries]
-        places = [(self._offsets[i], self._sizes[i]) for i in wanted.tolist()]
-        return places, index
+        by_entry = np.argsort(entries, kind="stable")
+        sorted_entries = entries[by_entry]
+        edges = np.flatnonzero(sorted_entries[1:] != sorted_entries[:-1]) + 1
+        wanted = sorted_entries[np.concatenate(([0], edges))]
+        within = np.split(rows[by_entry] - self._entries["first"][sorted_entries], edges)
+        offsets, sizes = self._entries["offset"][wanted], self._entries["size"][wanted]
+        order = np.empty(len(rows), np.int64)
+        order[by_entry] = np.arange(len(rows))
+        places = list(zip(offsets.tolist(), sizes.tolist(), strict=True))
+        return Places(places, within, order)
 
-    def runs_of(self, rows: Rows) -> tuple[Run, ...]:
+    def runs_of(self, rows: Rows) -> Runs:
         """Return the places of messages, in their order."""
         entries = self._entries_of(rows)
-        places = (self.offsets_of(rows) << _INDEX_BITS) | (
-            rows - np.asarray(self._firsts)[entries]
-        )
+        within = rows - self._entries["first"][entries]
+        places = (self._entries["offset"][entries] << _INDEX_BITS) | within
         breaks = (rows[1:] != rows[:-1] + 1) | (entries[1:] != entries[:-1])
         starts = np.concatenate(([0], np.flatnonzero(breaks) + 1))
-        lengths = np.diff(np.append(starts, len(rows)))
-        pairs = zip(places[starts].tolist(), lengths.tolist(), strict=True)
-        return tuple([Run(place, length) for place, length in pairs])
+        return runs_from(places[starts], np.diff(np.append(starts, len(rows))))
 
-    def rows_of(self, runs: Sequence[Run]) -> Rows:
+    def place_of(self, row: int) -> int:
+        """Return the place of a message."""
+        return int(self.runs_of(np.array([row]))["place"][0])
+
+    def rows_of(self, runs: Runs) -> Rows:
         """Return the rows at places, in their order; of places that are damaged, none."""
-        firsts = dict(zip(self._offsets, self._firsts, strict=True))
-        found = []
-        for place, length in runs:
-            first = firsts.get(place >> _INDEX_BITS)
-            if first is not None:
-                start = first + (place & _INDEX_MASK)
-                found.append(np.arange(start, min(start + length, self.count)))
-        return np.concatenate(found) if found else np.zeros(0, np.int64)
+        places, lengths = runs["place"].astype(np.int64), runs["length"].astype(np.int64)
+        offsets = self._entries["offset"]
+        if not len(places) or not len(offsets):
+            return np.zeros(0, np.int64)
+        entries = np.minimum(np.searchsorted(offsets, places >> _INDEX_BITS), len(offsets) - 1)
+        is_there = offsets[entries] == places >> _INDEX_BITS
+        starts = (self._entries["first"][entries] + (places & _INDEX_MASK))[is_there]
+        lengths = lengths[is_there]
+        before = np.cumsum(lengths) - lengths
+        rows = np.repeat(starts - before, lengths) + np.arange(int(lengths.sum()))
+        return rows[rows < self.count]
 
     def find(self, message_id: bytes) -> Rows:
         """Return the rows of an id: several if it was moved within the tick."""
@@ -303,11 +315,4 @@ class TickIndex:
     @property
     def memory(self) -> int:
         """About how many bytes it takes."""
-        return len(self._due) * 29 + len(self._offsets) * 64
-
-
-def _widened(column: Rows, room: int, count: int) -> Rows:
-    """Return a column with more room; what lies beyond ``count`` is left as it comes."""
-    made = np.empty((room, *column.shape[1:]), column.dtype)
-    made[:count] = column[:count]
-    return made
+        return self._rows.room * 29 + self._entries.room * 28

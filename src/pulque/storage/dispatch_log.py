@@ -11,25 +11,43 @@ is written down too. So a delay server that stopped in between sends the same ba
 broker again, and nobody gets a message twice.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from enum import IntEnum
 from struct import Struct, error
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import google_crc32c
+import numpy as np
+import numpy.typing as npt
 
 from pulque.model.names import PartitionName
 from pulque.storage.files import File, FileSystem
 from pulque.storage.listener import Listener
 from pulque.storage.schedule_log import tick_name
 
-__all__ = ["DispatchLog", "Intent", "Kind", "Noted", "Run", "encode_intent", "encode_note"]
+__all__ = [
+    "DispatchLog",
+    "Intent",
+    "Kind",
+    "Noted",
+    "Runs",
+    "encode_intent",
+    "encode_note",
+    "joined_runs",
+    "runs_from",
+]
 
 _HEAD = Struct("<2sBBI")
 _CRC = Struct("<I")
 _INTENT = Struct("<QQQHHI")
 _NOTE = Struct("<QI")
-_RUN = Struct("<QI")
+_RUN = np.dtype([("place", "<u8"), ("length", "<u4")])
+Runs = npt.NDArray[Any]
+"""Messages that follow each other in one entry of the schedule log, as often as need be.
+
+The *place* of the first is the offset of its entry and its index there; the *length* is how many
+there are. There may be a run for each of a million messages: they are never taken apart.
+"""
 _MAGIC = b"DD"
 _VERSION = 1
 _LARGEST = 16 * 1024 * 1024
@@ -50,12 +68,18 @@ class Kind(IntEnum):
     """Messages were moved to another time, which the message log has."""
 
 
-class Run(NamedTuple):
-    """Messages that follow each other in one entry of the schedule log."""
+def runs_from(places: Iterable[int], lengths: Iterable[int] | int = 1) -> Runs:
+    """Return runs, given where they begin and how long they are."""
+    starts = np.asarray(places if isinstance(places, np.ndarray) else list(places), np.uint64)
+    runs = np.empty(len(starts), _RUN)
+    runs["place"] = starts
+    runs["length"] = lengths
+    return runs
 
-    place: int
-    """The first: the offset of its entry and its index there."""
-    length: int
+
+def joined_runs(several: Iterable[Runs]) -> Runs:
+    """Return the runs of several in a row."""
+    return np.concatenate([np.empty(0, _RUN), *several])
 
 
 class Intent(NamedTuple):
@@ -70,7 +94,7 @@ class Intent(NamedTuple):
     broker_group: str
     partition: PartitionName
     """Of the broker."""
-    runs: tuple[Run, ...]
+    runs: Runs
 
 
 class Noted(NamedTuple):
@@ -80,8 +104,8 @@ class Noted(NamedTuple):
     """By number; those that were abandoned are gone."""
     done: set[int]
     """The numbers of those that were accepted."""
-    cancelled: list[Run]
-    moved: list[Run]
+    cancelled: list[Runs]
+    moved: list[Runs]
     end: int = 0
     """Where the log ends."""
     last_number: int = 0
@@ -100,11 +124,10 @@ def encode_intent(intent: Intent) -> bytes:
         len(partition),
         len(intent.runs),
     )
-    runs = b"".join([_RUN.pack(*run) for run in intent.runs])
-    return _framed(Kind.INTENT, head + group + partition + runs)
+    return _framed(Kind.INTENT, head + group + partition + intent.runs.tobytes())
 
 
-def encode_note(kind: Kind, number: int, runs: Sequence[Run] = ()) -> bytes:
+def encode_note(kind: Kind, number: int, runs: Runs | None = None) -> bytes:
     """Return the record of what became of a batch, or of messages.
 
     Args:
@@ -112,8 +135,8 @@ def encode_note(kind: Kind, number: int, runs: Sequence[Run] = ()) -> bytes:
         number: Of the batch; of messages, up to where the schedule log was on disk.
         runs: The messages.
     """
-    listed = b"".join([_RUN.pack(*run) for run in runs])
-    return _framed(kind, _NOTE.pack(number, len(runs)) + listed)
+    listed = runs_from(()) if runs is None else runs
+    return _framed(kind, _NOTE.pack(number, len(listed)) + listed.tobytes())
 
 
 def _framed(kind: Kind, payload: bytes) -> bytes:
@@ -212,7 +235,7 @@ class DispatchLog:
         if kind is Kind.ABANDONED:
             noted.intents.pop(number, None)
             return 0
-        (noted.cancelled if kind is Kind.CANCELLED else noted.moved).extend(runs)
+        (noted.cancelled if kind is Kind.CANCELLED else noted.moved).append(runs)
         return int(number)
 
 
@@ -239,7 +262,7 @@ def _decode_intent(payload: bytes) -> Intent:
     return Intent(number, sequence, durable, group, partition, runs)
 
 
-def _decode_runs(payload: bytes, at: int, count: int) -> tuple[Run, ...]:
-    if len(payload) != at + count * _RUN.size:
+def _decode_runs(payload: bytes, at: int, count: int) -> Runs:
+    if len(payload) != at + count * _RUN.itemsize:
         raise ValueError(f"{count} runs do not fit")
-    return tuple([Run(*_RUN.unpack_from(payload, at + i * _RUN.size)) for i in range(count)])
+    return np.frombuffer(payload, _RUN, count, at)

@@ -152,6 +152,26 @@ class MessageTable:
                 )
         return table
 
+    @classmethod
+    def joined(cls, tables: Sequence["MessageTable"]) -> "MessageTable":
+        """Return the messages of several tables of one partition, in their order."""
+        first = tables[0]
+        flags = union = 0
+        for table in tables:
+            flags |= table.flags
+            union |= table.tag_union
+        if any(table.created_at_ms != first.created_at_ms for table in tables):
+            flags |= _CREATED
+        columns = {
+            column.name: np.concatenate([table.filled(column.name) for table in tables])
+            for column in layout_of(flags).columns
+        }
+        header = BatchHeader(
+            0, flags, 0, first.priority, 1, 0, 0, 0, 0, first.created_at_ms, union
+        )
+        data = np.concatenate([table.data for table in tables])
+        return cls(header, columns, data, _even(columns["size"]))
+
     def filled(self, name: str) -> _Ints:
         """Return a column, made of what stands for nothing if there is none."""
         return _or_default(self.columns.get(name), name, len(self), self.created_at_ms)
