@@ -37,6 +37,7 @@ from pulque.storage.recovery import MARK_KEY, Mark, Observer, RecoveredLog, reco
 from pulque.storage.room import Room
 from pulque.storage.search import Search
 from pulque.storage.segment import Segment
+from pulque.storage.spares import Spares
 
 __all__ = ["Engine"]
 
@@ -56,7 +57,8 @@ class Engine(Copyable):
         self._options = options
         self._listener = listener
         self._health = Health()
-        self._room = Room(files, options)
+        self._spares = Spares(files, options.spare_segments)
+        self._room = Room(files, options, self._spares)
         self.identity = Identity.open(files)
         for directory in DIRECTORIES:
             files.make_directory(directory)
@@ -69,7 +71,7 @@ class Engine(Copyable):
         self._previous_mark = self._mark
         observer.checkpoint_loaded(state)
         recovered = recover_message_log(files, listener, self.partitions, self._mark, observer)
-        self._log = MessageLog(files, options, listener, recovered.segments)
+        self._log = MessageLog(files, options, listener, recovered.segments, self._spares)
         self._log.resume(recovered.end, recovered.stored_at_ms, self._mark.message_offset)
         self._consume_logs = ConsumeLogs(files, self._log, listener, recovered.indexes)
         self._reader = RecordReader(self._log, listener)
@@ -354,7 +356,9 @@ class Engine(Copyable):
         oldest = self._log.segments[0].base
         # The next segment's table keeps the numbering: it must be durable before this one goes.
         steps = self._log.sync_steps() if self._log.synced <= oldest else []
-        return RemovalJob(self._files, segment, oldest, self._sync_job(steps, actions=False))
+        sync = self._sync_job(steps, actions=False)
+        spares = None if self._room.is_full else self._spares
+        return RemovalJob(self._files, segment, oldest, sync, spares)
 
     @property
     def removable_segments(self) -> int:
@@ -418,10 +422,8 @@ class Engine(Copyable):
 
     def close(self) -> None:
         """Close all files; nothing is written."""
-        for part in (self.search, self._consume_logs, self.actions):
+        for part in (self.search, self._consume_logs, self.actions, self._log):
             part.close()
-        for segment in self._log.segments:
-            segment.file.close()
 
     # -- inside ------------------------------------------------------------------------------
 

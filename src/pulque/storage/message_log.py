@@ -11,6 +11,7 @@ Syncing happens in steps, so that a thread can wait for the disk while the log g
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from operator import attrgetter
 from typing import Any
 
@@ -31,6 +32,7 @@ from pulque.storage.listener import Listener
 from pulque.storage.options import StorageOptions
 from pulque.storage.partitions import Partition, TableRow, encode_table
 from pulque.storage.segment import Segment
+from pulque.storage.spares import Spares
 
 __all__ = ["DIRECTORY", "Appended", "MessageLog", "SyncJob", "segment_path"]
 
@@ -110,8 +112,10 @@ class MessageLog:
         options: StorageOptions,
         listener: Listener,
         segments: list[Segment],
+        spares: Spares,
     ) -> None:
         self._files = files
+        self._spares = spares
         self._options = options
         self._listener = listener
         self._epoch = options.epoch
@@ -166,10 +170,12 @@ class MessageLog:
         path = segment_path(base)
         # Never before the last batch, so that a search by time may trust it.
         opened_at_ms = max(now_ms, self.last_stored_at_ms)
-        table = self._table_record(rows, opened_at_ms)
-        file = self._files.open(path, create=True)
+        spare = self._spares.take(path)
+        file = spare or self._files.open(path, create=True)
         try:
-            file.truncate(0)
+            if spare is None:
+                file.truncate(0)
+            table = self._table_record(rows, opened_at_ms, file.size())
             file.write(table, 0)
         except StorageError:
             file.close()
@@ -179,6 +185,7 @@ class MessageLog:
             raise
         self.last_stored_at_ms = opened_at_ms
         self.end = MessageOffset(base + sum(map(len, table)))
+        self._cut_old_bytes()
         # A new list each time: readers in other threads go on with the old one.
         self.segments = [*self.segments, Segment(path, file, base, self.end, opened_at_ms)]
         self.batches = 0
@@ -281,6 +288,24 @@ class MessageLog:
         self._listener.segment_removed(segment.path, segment.end - segment.base)
         return segment
 
+    def close(self) -> None:
+        """Close all files."""
+        self._cut_old_bytes()
+        for segment in self.segments:
+            segment.file.close()
+
+    def _cut_old_bytes(self) -> None:
+        """Let the open segment's file end where the segment does.
+
+        That is not synced and may fail: recovery knows what lies there.
+        """
+        if self._options.spare_segments and self.segments:
+            segment = self.open_segment
+            size = segment.end - segment.base
+            with suppress(StorageError):
+                if segment.file.size() > size:
+                    segment.file.truncate(size)
+
     def _take_back(self, lost: list[Appended]) -> None:
         segment = self.open_segment
         self.end = MessageOffset(segment.end)
@@ -290,7 +315,9 @@ class MessageLog:
         # Else a power cut could bring back a batch whose sender was told that it is not stored.
         segment.file.sync()
 
-    def _table_record(self, rows: list[TableRow], now_ms: int) -> list[bytes]:
+    def _table_record(
+        self, rows: list[TableRow], now_ms: int, used_bytes: int = 0
+    ) -> list[bytes]:
         table = encode_table(rows)
         envelope = Envelope(
             RecordType.PARTITION_TABLE,
@@ -299,7 +326,7 @@ class MessageLog:
             self.synced,
             self._epoch,
             PartitionId(0),
-            ConsumeSequence(0),
+            ConsumeSequence(used_bytes),
             now_ms,
             len(rows),
         )

@@ -8,6 +8,9 @@ are no record are one of two things:
   The range is reported and passed over; everything before and after stays readable, and
   numbering goes on.
 
+Where a file was another segment's before, older records lie behind the end of the log. They are
+cut off as well, but nobody has to hear of it: nothing was lost.
+
 The same judgement serves every segment, as a later segment is always synced after an earlier.
 A segment whose beginning is torn goes as a whole, so that every segment begins with its table.
 """
@@ -36,7 +39,7 @@ from pulque.storage.layout import (
 from pulque.storage.listener import Listener
 from pulque.storage.partitions import Partition, Partitions, TableRow, decode_table
 from pulque.storage.rebuild import BAD_TABLE, entries_of, entry_of
-from pulque.storage.segment import Damage, Segment, walk
+from pulque.storage.segment import Damage, Segment, record_at, walk, was_used_before
 
 __all__ = ["Mark", "Observer", "RecoveredLog", "recover_message_log"]
 
@@ -175,8 +178,8 @@ class _Recovery:
             if (base := base_of(name, "log")) is not None:
                 file = self._files.open(path)
                 segment = Segment(path, file, base, base + file.size())
-                head = read_envelope(segment.read(base, ENVELOPE_SIZE))
-                if isinstance(head, Envelope) and head.offset == base:
+                head = record_at(segment, base)
+                if head is not None:
                     segment.opened_at_ms = head.stored_at_ms
                 self._segments.append(segment)
             elif name.endswith(".tmp"):
@@ -198,10 +201,18 @@ class _Recovery:
         for before, after in zip(self._segments, self._segments[1:], strict=False):
             size = after.base - before.end
             if size < 0:
-                self._report([before], after.base, -size, "the next segment begins earlier")
+                if not self._may_be_longer(before, after):
+                    self._report([before], after.base, -size, "the next segment begins earlier")
                 before.end = after.base
             elif size > 0 and after.base <= self._mark.message_offset:
                 self._report([before], before.end, size, "the log ends before its time")
+
+    def _may_be_longer(self, segment: Segment, following: Segment) -> bool:
+        """Say whether older records may lie in a file behind where the next segment begins."""
+        if record_at(segment, segment.base) is not None:
+            return was_used_before(segment)
+        # Perhaps its table was never written. Above the mark, the walk says what that means.
+        return following.base > self._mark.message_offset
 
     def _is_below_mark(self, at: int) -> bool:
         """Say whether a segment was sealed when the checkpoint was written."""
@@ -233,7 +244,7 @@ class _Recovery:
             if not problem:
                 continue
             if not self._was_durable(at, offset):
-                return self._cut(at, offset)
+                return self._cut(at, offset, is_torn=self._is_torn(at, item))
             self._report([segment], offset, end - offset, problem)
             if not isinstance(item, Damage):
                 self._pass_over(item[0])
@@ -320,7 +331,19 @@ class _Recovery:
                 elif item[0].synced <= item[0].offset:
                     yield item[0].synced
 
-    def _cut(self, at: int, offset: MessageOffset) -> bool:
+    def _is_torn(self, at: int, item: tuple[Envelope, bytes] | Damage) -> bool:
+        """Say whether anything of ours is behind the end of the log, and not only older bytes."""
+        segment = self._segments[at]
+        if not isinstance(item, Damage) or item.end < self._segments[-1].end:
+            return True
+        if record_at(segment, item.offset) is not None:
+            return True
+        if item.offset > segment.base:
+            return not was_used_before(segment)
+        head = read_envelope(segment.read(segment.base, ENVELOPE_SIZE))
+        return isinstance(head, str) or head.offset > segment.base
+
+    def _cut(self, at: int, offset: MessageOffset, *, is_torn: bool = True) -> bool:
         """Cut the log; say whether anything is left of the segment."""
         segment = self._segments[at]
         lost = self._segments[-1].end - offset
@@ -340,7 +363,8 @@ class _Recovery:
             segment.file.sync()
             segment.end = offset
         self._files.sync_directory(MESSAGES)
-        self._listener.tail_cut(segment.path, offset, lost)
+        if is_torn:
+            self._listener.tail_cut(segment.path, offset, lost)
         return kept > at
 
     # -- indexes -----------------------------------------------------------------------------
@@ -414,7 +438,7 @@ def _problem_of(envelope: Envelope, batch: bytes, partition: Partition) -> str |
 
 def _table_of(segment: Segment) -> list[TableRow] | None:
     """Return the table that a segment begins with, or None if it is damaged."""
-    head = read_envelope(segment.read(segment.base, ENVELOPE_SIZE))
-    if isinstance(head, str) or head.offset != segment.base:
+    head = record_at(segment, segment.base)
+    if head is None:
         return None
     return decode_table(segment.read(segment.base + ENVELOPE_SIZE, head.size - ENVELOPE_SIZE))

@@ -1,7 +1,7 @@
 """How much room there is on the disk, and who may still have some.
 
 Sends are refused while less than the reserve is left, so that our own messages never fill the
-disk. That is only a rule: it does not bind somebody else's files. So there is ballast, a file
+disk; what is there only to be written again goes before that. That is only a rule: it does not bind somebody else's files. So there is ballast, a file
 without meaning that takes up a little room in advance; when a fact finds none, the ballast is
 thrown away, and pulling and settling go on for a while.
 """
@@ -11,6 +11,7 @@ import os
 from pulque.errors import StorageError, StorageFullError
 from pulque.storage.files import FileSystem
 from pulque.storage.options import StorageOptions
+from pulque.storage.spares import Spares
 
 __all__ = ["Room"]
 
@@ -23,8 +24,9 @@ _NEEDED_TO_START = 1024 * 1024
 class Room:
     """Looks at the disk now and then. Lives in one thread."""
 
-    def __init__(self, files: FileSystem, options: StorageOptions) -> None:
+    def __init__(self, files: FileSystem, options: StorageOptions, spares: Spares) -> None:
         self._files = files
+        self._spares = spares
         self._reserve = options.reserve_bytes
         self._ballast = options.ballast_bytes
         self._has_ballast = self._found() == self._ballast > 0
@@ -46,9 +48,12 @@ class Room:
     def check(self) -> None:
         """Look at the disk."""
         self._unchecked = 0
-        self.is_full = self._files.free_bytes() - self.promised < self._reserve
+        self.is_full = self._is_short() and (not self._spares.throw() or self._is_short())
         if not self.is_full and not self._has_ballast:
             self._take_ballast()
+
+    def _is_short(self) -> bool:
+        return self._files.free_bytes() - self.promised < self._reserve
 
     def refuse(self) -> StorageFullError:
         """Return why there is no room for a message."""

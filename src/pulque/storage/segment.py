@@ -1,4 +1,10 @@
-"""One file of a log, and the walk over the records in it."""
+"""One file of a log, and the walk over the records in it.
+
+A file may have been another segment's before (``pulque.storage.spares``): then bytes of older
+records lie behind the end of the segment, until it is sealed and cut there. Its first record, a
+partition table, says so: its ``first_sequence``, which tables have no other use for, is how long
+the file was.
+"""
 
 import re
 from collections.abc import Iterator
@@ -8,7 +14,7 @@ from pulque.model.positions import MessageOffset
 from pulque.model.record import ENVELOPE_SIZE, MAGIC, VERSION, Envelope, RecordType, read_envelope
 from pulque.storage.files import File
 
-__all__ = ["Damage", "Segment", "next_record", "walk"]
+__all__ = ["Damage", "Segment", "next_record", "record_at", "walk", "was_used_before"]
 
 _WINDOW = 4 * 1024 * 1024
 _KINDS = b"".join(re.escape(bytes([kind])) for kind in RecordType)
@@ -77,6 +83,18 @@ def next_record(segment: Segment, start: MessageOffset) -> Envelope | None:
         return None
     envelope = read_envelope(*window.at(offset, ENVELOPE_SIZE))
     return envelope if isinstance(envelope, Envelope) else None
+
+
+def record_at(segment: Segment, offset: int) -> Envelope | None:
+    """Return the envelope that stands at ``offset`` and says so, be its record whole or not."""
+    found = read_envelope(segment.read(offset, ENVELOPE_SIZE))
+    return found if isinstance(found, Envelope) and found.offset == offset else None
+
+
+def was_used_before(segment: Segment) -> bool:
+    """Say whether older records may lie behind a segment's end, as its first record tells."""
+    head = record_at(segment, segment.base)
+    return head is not None and head.first_sequence > 0
 
 
 class _Window:
