@@ -12,6 +12,7 @@ from random import Random
 import pytest
 
 from pulque.testing.files import Cut, MemoryFileSystem
+from pulque.testing.power import Linked
 from tests.crash.ledger import Ledger
 from tests.crash.opening import EFFORT, open_engine
 from tests.crash.workload import SMALL, Workload
@@ -20,21 +21,36 @@ CUTS = (Cut.LOST, Cut.KEPT, Cut.TORN, Cut.TORN, Cut.ZEROED, Cut.GARBAGE)
 SHARES = 12
 LEAST_OPERATIONS = 150
 LEAST_POINTS = LEAST_OPERATIONS * len(CUTS)
+LEAST_REUSED = 3
 ROUNDS = max(1, EFFORT // 10)
 """More than one in the nightly profile."""
 
 
-def run_workload(random: Random, operations: int) -> tuple[MemoryFileSystem, Ledger, Workload]:
+def run_workload(
+    random: Random, operations: int, spares: int
+) -> tuple[MemoryFileSystem, Ledger, Workload]:
     files = MemoryFileSystem()
     options = replace(
         SMALL,
         segment_bytes=random.choice((900, 2500, 6000)),
         action_segment_bytes=random.choice((150, 400, 2000)),
+        spare_segments=spares,
     )
     workload = Workload.begin(files, random, options)
-    while files.operations - len(workload.ledger.unknown) < operations:
+    if spares:
+        workload.remove_often()
+    while files.operations - len(workload.ledger.unknown) < operations or times_reused(
+        files
+    ) < LEAST_REUSED * bool(spares):
         workload.run(5)
     return files, workload.ledger, workload
+
+
+def times_reused(files: MemoryFileSystem) -> int:
+    """Count how often a spare got the name of a segment."""
+    changes = map(files.operation, range(files.operations))
+    linked = [each.links for each in changes if isinstance(each, Linked) and len(each.links) == 2]
+    return sum(old[1].endswith(".spare") for old, _ in linked)
 
 
 def recover(
@@ -54,9 +70,9 @@ def recover(
     )
 
 
-def cut_everywhere(name: str, operations: int) -> int:
+def cut_everywhere(name: str, operations: int, spares: int = 0) -> int:
     """Cut the power at every point of one workload; return how many points that were."""
-    files, ledger, workload = run_workload(Random(name), operations)
+    files, ledger, workload = run_workload(Random(name), operations, spares)
     points = 0
     for at in sorted(set(range(files.operations + 1)) - ledger.unknown):
         for draw, cut in enumerate(CUTS):
@@ -90,6 +106,17 @@ def test_everything_promised_survives_at_every_point(share: int, seed: int) -> N
 
 def test_everything_promised_survives_at_some_points(seed: int) -> None:
     assert cut_everywhere(f"{seed}/fast", 84) >= 500
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spares", [1, 2, 5])
+def test_segments_that_are_written_again_survive_at_every_point(spares: int, seed: int) -> None:
+    for turn in range(ROUNDS):
+        assert cut_everywhere(f"{seed}/spares/{turn}", 600, spares) >= 600 * len(CUTS)
+
+
+def test_segments_that_are_written_again_survive_at_some_points(seed: int) -> None:
+    assert cut_everywhere(f"{seed}/spares", 150, 2) >= 800
 
 
 def test_there_are_ten_thousand_points() -> None:

@@ -106,6 +106,10 @@ class Workload:
         """Leave the faults of the file system to the test."""
         self._steps = [step for step in self._steps if step != self._refuse]
 
+    def remove_often(self) -> None:
+        """Keep few segments, so that their files are written again soon."""
+        self._steps += [self._roll] * 2 + [self._remove] * 12
+
     def step(self, step: Callable[[], None]) -> None:
         self.now_ms += self.random.choice((0, 0, 1, 1, 40, -3))
         step()

@@ -18,6 +18,8 @@ __all__ = ["Housekeeper"]
 _TICK_S = 0.25
 _SWEEP_MS = 60_000
 _LEAST_MS = 1000
+_LEAST_TIMES = 10
+"""A checkpoint that is made only to remove segments waits so many times as long as it takes."""
 _INDEXED = 8
 """So many hash indexes are brought up to date in one turn."""
 
@@ -47,6 +49,7 @@ class Housekeeper:
         self._around = around
         self._checkpoint_ms = checkpoint_ms
         self._checkpoint_at_ms = self._sweep_at_ms = around.clock.monotonic_ms()
+        self._took_ms = 0
         self._turn = asyncio.Lock()
         self._unindexed: list[int] = []
         self._lull = Lull(self._engine.end)
@@ -68,7 +71,8 @@ class Housekeeper:
         self._engine.check_room()
         waited_ms = now_ms - self._checkpoint_at_ms
         has_changed = self._store.replayed > self._extent.replayed or bool(self._over())
-        is_urgent = self._has_sealed() and waited_ms >= _LEAST_MS
+        least_ms = max(_LEAST_MS, _LEAST_TIMES * self._took_ms)
+        is_urgent = waited_ms >= least_ms and self._has_sealed()
         if has_changed and (waited_ms >= self._checkpoint_ms or is_urgent):
             await self.checkpoint()
         if self._lull.is_now(self._engine.end, now_ms):
@@ -127,6 +131,7 @@ class Housekeeper:
             async with self._around.lock:
                 extent = self._store.extent(over)
             await self._write(extent)
+            self._took_ms = self._around.clock.monotonic_ms() - self._checkpoint_at_ms
             self.checkpoints += 1
             await self._remove_segments(extent.replayed)
             for tick in over:

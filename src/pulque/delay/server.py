@@ -49,6 +49,8 @@ __all__ = ["DelayServer", "run_delay"]
 
 _READERS = 3
 _MOST_BALLAST = 4 * 1024 * 1024
+_SPARE_SEGMENTS = 8
+"""As many as are sealed between two checkpoints when it is busy."""
 _SEND_BUFFER = 8 * 1024 * 1024
 _HANDSHAKE_MS = 5000
 _FRAME_MS = 10_000
@@ -376,6 +378,7 @@ def _options(settings: DelaySettings) -> StorageOptions:
         tail_cache_bytes=0,
         reserve_bytes=storage.reserve,
         ballast_bytes=min(storage.reserve // 4, _MOST_BALLAST),
+        spare_segments=_SPARE_SEGMENTS,
     )
 
 

@@ -23,8 +23,16 @@ from pulque.model.record import Envelope, RecordType
 from pulque.storage import action_log, checkpoint, message_log
 from pulque.storage.action_log import decode_action, walk_actions
 from pulque.storage.files import FileSystem
+from pulque.storage.layout import MESSAGES, base_of
 from pulque.storage.partitions import TableRow, decode_table
-from pulque.storage.segment import Damage, Segment, next_record, walk
+from pulque.storage.segment import (
+    Damage,
+    Segment,
+    next_record,
+    record_at,
+    walk,
+    was_used_before,
+)
 
 __all__ = [
     "BatchRecord",
@@ -32,6 +40,7 @@ __all__ = [
     "DataFile",
     "FactRecord",
     "FileKind",
+    "OldBytes",
     "TableRecord",
     "data_files",
     "kind_of",
@@ -79,6 +88,15 @@ class DamagedRange:
     """In the log for a segment, in the file for all others."""
     size: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class OldBytes:
+    """What an older segment left in a file that is written again; the next start cuts it off."""
+
+    offset: int
+    """Where the log ends, as far as its records say."""
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +180,7 @@ def read_messages(
     path: str,
     base: int,
     names: dict[PartitionId, PartitionName] | None = None,
-) -> Iterator[BatchRecord | TableRecord | DamagedRange]:
+) -> Iterator[BatchRecord | TableRecord | DamagedRange | OldBytes]:
     """Yield what a segment of the message log holds.
 
     Args:
@@ -174,11 +192,15 @@ def read_messages(
     names = {} if names is None else names
     with _segment(files, path, base) as segment:
         offset = segment.base
+        is_last = _end_at_next(files, segment)
         while offset < segment.end:
             for item in walk(segment, MessageOffset(offset)):
                 if isinstance(item, Damage):
                     after = next_record(segment, MessageOffset(item.offset + 1))
                     end = segment.end if after is None else int(after.offset)
+                    if is_last and after is None and _is_old(segment, item.offset):
+                        yield OldBytes(item.offset, end - item.offset)
+                        return
                     yield DamagedRange(item.offset, end - item.offset, item.reason)
                     offset = end
                     break
@@ -210,6 +232,23 @@ def _segment(files: FileSystem, path: str, base: int) -> Iterator[Segment]:
         yield Segment(path, file, base, base + file.size())
     finally:
         file.close()
+
+
+def _end_at_next(files: FileSystem, segment: Segment) -> bool:
+    """Let a segment end where the next one begins; say whether there is none.
+
+    A file that was used before may be longer, if the power failed.
+    """
+    bases = [base_of(name, "log") for name in files.list(MESSAGES)]
+    later = [base for base in bases if base is not None and base > segment.base]
+    if later and was_used_before(segment):
+        segment.end = min(segment.end, *later)
+    return not later
+
+
+def _is_old(segment: Segment, offset: int) -> bool:
+    """Say whether bytes that are no record may be older than the segment."""
+    return was_used_before(segment) and record_at(segment, offset) is None
 
 
 def _record(

@@ -315,9 +315,7 @@ class MessageLog:
         # Else a power cut could bring back a batch whose sender was told that it is not stored.
         segment.file.sync()
 
-    def _table_record(
-        self, rows: list[TableRow], now_ms: int, used_bytes: int = 0
-    ) -> list[bytes]:
+    def _table_record(self, rows: list[TableRow], now_ms: int, used_bytes: int = 0) -> list[bytes]:
         table = encode_table(rows)
         envelope = Envelope(
             RecordType.PARTITION_TABLE,

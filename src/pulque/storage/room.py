@@ -1,9 +1,10 @@
 """How much room there is on the disk, and who may still have some.
 
 Sends are refused while less than the reserve is left, so that our own messages never fill the
-disk; what is there only to be written again goes before that. That is only a rule: it does not bind somebody else's files. So there is ballast, a file
-without meaning that takes up a little room in advance; when a fact finds none, the ballast is
-thrown away, and pulling and settling go on for a while.
+disk; before that, files go that are there only to be written again. That is only a rule: it does
+not bind somebody else's files. So there is ballast, a file without meaning that takes up a little
+room in advance; when a fact finds none, the ballast is thrown away, and pulling and settling go on
+for a while.
 """
 
 import os
