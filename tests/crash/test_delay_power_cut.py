@@ -4,18 +4,22 @@ A scenario of sends, cancels, moves, deliveries, lost answers and checkpoints ru
 file system that remembers every operation. Then the power is cut after each of them; the brokers
 have what they had stored by then. What is left is started again and runs until nothing waits:
 what was confirmed and not cancelled must be at the brokers once, and what was cancelled never.
+A second scenario fills segments of the message log whose files are written again and again.
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from pulque.errors import RequestTimeoutError
 from pulque.testing.clock import ManualClock
 from pulque.testing.files import Cut, MemoryFileSystem
+from pulque.testing.power import Linked
 from pulque.wire.delay import Fate
 from tests.unit.delay.running import FakeBrokers, RunningDelay, eventually
 
@@ -23,6 +27,7 @@ CUTS = (Cut.LOST, Cut.KEPT, Cut.TORN, Cut.ZEROED, Cut.GARBAGE)
 NOW_MS = 1_794_820_200_000
 SECOND = 1000
 HOUR = 3_600_000
+SEGMENTS = 8
 SECTIONS: dict[str, dict[str, Any]] = {
     "storage": {"segment_size": "64KiB"},
     "delivery": {"batch_messages": 4},
@@ -104,6 +109,25 @@ async def scenario() -> History:  # noqa: PLR0915  # one thing after the other
     return history
 
 
+async def writing_again() -> History:
+    """Send three messages for each segment, and remove it: its file is written again."""
+    history = History()
+    running = RunningDelay(None, history.clock, NotingBrokers(history), history.files, SECTIONS)
+    await running.start()
+    for number in range(3 * SEGMENTS):
+        body = b"%d " % number + b"x" * (18_000 + 500 * (number % 5))
+        history.tried[body] = history.now
+        await running.send([(body, NOW_MS + HOUR + number)])
+        history.confirmed[body] = history.now
+        if number % 3 == 2:
+            await running.checkpointed()
+    await running.close()
+    changes = map(history.files.operation, range(history.now))
+    links = [each.links[0][1] for each in changes if isinstance(each, Linked)]
+    assert sum(name.endswith(".spare") for name in links) >= SEGMENTS - 3
+    return history
+
+
 async def after_cut(history: History, at: int, cut: Cut, seed: str) -> None:
     survivor = history.files.after_power_cut(at, cut, Random(seed))
     clock = ManualClock(NOW_MS + 9 * HOUR)
@@ -112,7 +136,9 @@ async def after_cut(history: History, at: int, cut: Cut, seed: str) -> None:
         if when <= at:
             brokers.store(group, partition, batch)
     running = RunningDelay(None, clock, brokers, survivor, SECTIONS)
-    await running.start()
+    with capture_logs() as lines:
+        await running.start()
+    assert not [line for line in lines if line["event"] == "corruption_found"]
     confirmed = {body for body, when in history.confirmed.items() if when <= at}
     cancelled = {body for body, when in history.cancelled.items() if when <= at}
     doubtful = {body for body, when in history.cancelling.items() if when <= at} - cancelled
@@ -128,9 +154,9 @@ async def after_cut(history: History, at: int, cut: Cut, seed: str) -> None:
     assert set(bodies) <= {body for body, when in history.tried.items() if when <= at}
 
 
-async def cut_at(share: int) -> int:
+async def cut_at(share: int, run: Callable[[], Awaitable[History]] = scenario) -> int:
     """Cut the power after every so many operations; return how often that was."""
-    history = await scenario()
+    history = await run()
     tried = 0
     for at in range(0, history.now + 1, share):
         cuts = CUTS if share == 1 else (CUTS[(at // share) % len(CUTS)],)
@@ -153,3 +179,12 @@ def test_a_power_cut_neither_loses_nor_doubles_at_some_points() -> None:
 @pytest.mark.slow
 def test_a_power_cut_neither_loses_nor_doubles_at_every_point() -> None:
     assert asyncio.run(cut_at(1)) > 400
+
+
+def test_segments_that_are_written_again_survive_at_some_points() -> None:
+    assert asyncio.run(cut_at(7, writing_again)) > 30
+
+
+@pytest.mark.slow
+def test_segments_that_are_written_again_survive_at_every_point() -> None:
+    assert asyncio.run(cut_at(1, writing_again)) > 1000

@@ -1,6 +1,7 @@
 """What a delay server keeps on disk, and for how long; and what it does with what is damaged."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
@@ -249,3 +250,60 @@ async def test_ticks_of_another_length_before_are_served(
     await eventually(lambda: len(brokers.accepted) == 2)
 
     assert sorted(brokers.bodies) == [b"a", b"c"]
+
+
+class SlowToSync(MemoryFileSystem):
+    """Files whose sync takes half a second, by the clock of the server."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def sync_files(self, paths: Sequence[str]) -> None:
+        self._clock.advance(500)
+        super().sync_files(paths)
+
+
+async def test_checkpoints_that_only_make_room_take_a_tenth_of_the_time(
+    start_delay: StartDelay, clock: ManualClock
+) -> None:
+    files = SlowToSync(clock)
+    running = await start_delay(storage={"segment_size": "64KiB"}, files=files)
+
+    def checkpoints() -> int:
+        return int(running.server.status()["checkpoints"])
+
+    async def seal() -> None:
+        for _ in range(4):
+            await running.send([(b"x" * 20_000, clock.now_ms() + DAY)])
+        await running.caught_up()
+
+    await seal()
+    clock.advance(SECOND)
+    await eventually(lambda: checkpoints() == 1)
+    await seal()
+    clock.advance(4 * SECOND)
+    await asyncio.sleep(0.6)  # two turns of the housekeeper
+    assert checkpoints() == 1
+    clock.advance(SECOND)
+    await eventually(lambda: checkpoints() == 2)
+
+
+async def test_files_of_removed_segments_are_written_again(
+    start_delay: StartDelay, clock: ManualClock, brokers: FakeBrokers
+) -> None:
+    files = MemoryFileSystem()
+    running = await start_delay(storage={"segment_size": "64KiB"}, files=files)
+    due = clock.now_ms() + DAY
+    for turn in range(6):
+        for number in range(4):
+            await running.send([(b"%d %d " % (turn, number) + b"x" * 20_000, due)])
+        await running.checkpointed()
+        names = [name.partition(".")[2] for name in files.list("messages")]
+        assert names.count("log") == 1
+        assert 1 <= names.count("spare") <= 2
+    left = files.after_power_cut(files.operations, Cut.KEPT, Random(1))
+    running = await start_delay(storage={"segment_size": "64KiB"}, files=left)
+    clock.set_now_ms(due)
+    await eventually(lambda: len(brokers.accepted) == 24)
+    assert len(set(brokers.bodies)) == 24
