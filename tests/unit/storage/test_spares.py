@@ -5,6 +5,8 @@ from random import Random
 
 import pytest
 
+from pulque.cli.dump import print_file
+from pulque.cli.output import Output
 from pulque.errors import StorageFullError
 from pulque.storage.engine import Engine
 from pulque.storage.inspection import DamagedRange, OldBytes, data_files, read_messages
@@ -354,11 +356,18 @@ class TestRoom:
         return files, engine
 
 
-def test_what_lies_behind_the_end_is_shown_as_what_it_is() -> None:
+def test_what_lies_behind_the_end_is_shown_as_what_it_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     files, engine = reusing()
     segment = engine.segments[-1]
     *records, last = read_messages(files, segment.path, segment.base)
 
     assert not [record for record in records if isinstance(record, DamagedRange)]
     assert last == OldBytes(engine.end, old_bytes(files, engine))
-    assert not [each for each in data_files(files) if each.path.endswith(".spare")]
+    for each in data_files(files):
+        assert not each.path.endswith(".spare")
+        print_file(files, each, Output.TABLE, with_messages=True)
+    shown = capsys.readouterr().out
+    assert f"{segment.path} old_bytes offset={last.offset} size={last.size}" in shown
+    assert "damage" not in shown

@@ -198,7 +198,7 @@ def record_ends(files: MemoryFileSystem, each: DataFile) -> set[int]:
         return {
             record.envelope.offset + record.envelope.size - each.base
             for record in read_messages(files, each.path, each.base)
-            if not isinstance(record, DamagedRange)
+            if isinstance(record, BatchRecord | TableRecord)
         }
     if each.kind is FileKind.ACTIONS:
         return {
