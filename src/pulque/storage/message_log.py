@@ -8,6 +8,7 @@ Syncing happens in steps, so that a thread can wait for the disk while the log g
 ``sync_steps`` (here), the steps (in the thread), ``finish_sync`` (here).
 """
 
+import secrets
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from operator import attrgetter
 from typing import Any
 
 from pulque.errors import StorageError
-from pulque.model.positions import ConsumeSequence, MessageOffset, PartitionId
+from pulque.model.positions import ConsumeSequence, Epoch, MessageOffset, PartitionId
 from pulque.model.record import (
     ENVELOPE_SIZE,
     Envelope,
@@ -31,13 +32,14 @@ from pulque.storage.layout import MESSAGES, segment_path
 from pulque.storage.listener import Listener
 from pulque.storage.options import StorageOptions
 from pulque.storage.partitions import Partition, TableRow, encode_table
-from pulque.storage.segment import Segment
+from pulque.storage.segment import Segment, drawn_epoch
 from pulque.storage.spares import Spares
 
 __all__ = ["DIRECTORY", "Appended", "MessageLog", "SyncJob", "segment_path"]
 
 DIRECTORY = MESSAGES
 _base = attrgetter("base")
+_MOST = 2**32 - 1
 _new_entry = tuple.__new__
 """Without the keywords of a named tuple's own constructor, which cost as much again."""
 
@@ -140,6 +142,8 @@ class MessageLog:
         self.last_stored_at_ms = stored_at_ms
         self.synced = MessageOffset(synced)
         self._names_changed = 1
+        drawn = drawn_epoch(self.segments[-1]) if self.segments else None
+        self._epoch = self._options.epoch if drawn is None else drawn
 
     @property
     def open_segment(self) -> Segment:
@@ -172,12 +176,15 @@ class MessageLog:
         opened_at_ms = max(now_ms, self.last_stored_at_ms)
         spare = self._spares.take(path)
         file = spare or self._files.open(path, create=True)
+        before = self._epoch
+        self._epoch = self._options.epoch if spare is None else Epoch(1 + secrets.randbelow(_MOST))
         try:
             if spare is None:
                 file.truncate(0)
             table = self._table_record(rows, opened_at_ms, file.size())
             file.write(table, 0)
         except StorageError:
+            self._epoch = before
             file.close()
             self._files.remove(path)
             # Else a power cut could bring it back, and the log has gone on in the old segment.

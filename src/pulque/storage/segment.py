@@ -3,18 +3,27 @@
 A file may have been another segment's before (``pulque.storage.spares``): then bytes of older
 records lie behind the end of the segment, until it is sealed and cut there. Its first record, a
 partition table, says so: its ``first_sequence``, which tables have no other use for, is how long
-the file was.
+the file was. The records of such a segment have an epoch that was drawn by lot, all the same one:
+what a message of long ago holds, be it made to look like a record, is none of them.
 """
 
 import re
 from collections.abc import Iterator
 from functools import lru_cache
 
-from pulque.model.positions import MessageOffset
+from pulque.model.positions import Epoch, MessageOffset
 from pulque.model.record import ENVELOPE_SIZE, MAGIC, VERSION, Envelope, RecordType, read_envelope
 from pulque.storage.files import File
 
-__all__ = ["Damage", "Segment", "next_record", "record_at", "walk", "was_used_before"]
+__all__ = [
+    "Damage",
+    "Segment",
+    "drawn_epoch",
+    "next_record",
+    "record_at",
+    "walk",
+    "was_used_before",
+]
 
 _WINDOW = 4 * 1024 * 1024
 _KINDS = b"".join(re.escape(bytes([kind])) for kind in RecordType)
@@ -93,8 +102,13 @@ def record_at(segment: Segment, offset: int) -> Envelope | None:
 
 def was_used_before(segment: Segment) -> bool:
     """Say whether older records may lie behind a segment's end, as its first record tells."""
+    return drawn_epoch(segment) is not None
+
+
+def drawn_epoch(segment: Segment) -> Epoch | None:
+    """Return the epoch that all records of a segment have whose file was used before."""
     head = record_at(segment, segment.base)
-    return head is not None and head.first_sequence > 0
+    return head.epoch if head is not None and head.first_sequence else None
 
 
 class _Window:
@@ -102,8 +116,13 @@ class _Window:
 
     def __init__(self, segment: Segment) -> None:
         self.segment = segment
+        self.epoch = drawn_epoch(segment)
         self.data = b""
         self.offset = 0
+
+    def is_ours(self, envelope: Envelope) -> bool:
+        """Say whether an envelope is of this segment, and not left by an older one."""
+        return self.epoch is None or envelope.epoch == self.epoch
 
     def at(self, offset: int, size: int) -> tuple[bytes, int]:
         """Return a buffer and the place in it where ``size`` bytes from ``offset`` on lie.
@@ -123,7 +142,7 @@ def _record_at(window: _Window, offset: int) -> tuple[Envelope, bytes] | Damage:
     envelope = read_envelope(data, at)
     if isinstance(envelope, str):
         return Damage(offset, end, envelope)
-    if envelope.offset != offset:
+    if envelope.offset != offset or not window.is_ours(envelope):
         return Damage(offset, end, f"a record of offset {envelope.offset} lies here")
     missing = offset + envelope.size - end
     if missing <= 0:
@@ -149,7 +168,9 @@ def _next_record(window: _Window, offset: int) -> int:
             if at > last:
                 break
             envelope = read_envelope(data, at)
-            if isinstance(envelope, Envelope) and envelope.offset == window.offset + at:
+            if not isinstance(envelope, Envelope) or not window.is_ours(envelope):
+                continue
+            if envelope.offset == window.offset + at:
                 return window.offset + at
         offset = window.offset + last + 1
     return end

@@ -8,6 +8,8 @@ import pytest
 from pulque.cli.dump import print_file
 from pulque.cli.output import Output
 from pulque.errors import StorageFullError
+from pulque.model.positions import ConsumeSequence, Epoch, MessageOffset
+from pulque.model.record import ENVELOPE_SIZE, Envelope, pack_envelope, read_envelope
 from pulque.storage.engine import Engine
 from pulque.storage.inspection import DamagedRange, OldBytes, data_files, read_messages
 from pulque.storage.options import StorageOptions
@@ -198,6 +200,26 @@ class TestKilled:
         found = start(left)
 
         assert [cut[:2] for cut in found.heard.cuts] == [(segment.path, offset)]
+        check_goes_on(found, left, [body(20), body(21)])
+
+    def test_an_old_message_that_looks_like_a_record_of_this_place_is_none(self) -> None:
+        files, engine = reusing()
+        segment = engine.segments[-1]
+        start_of_log = segment.read(segment.base, segment.end - segment.base)
+        head = read_envelope(start_of_log)
+        assert isinstance(head, Envelope)
+        real = read_envelope(start_of_log, head.size)
+        assert isinstance(real, Envelope)
+        batch = start_of_log[head.size + ENVELOPE_SIZE :][: real.size - ENVELOPE_SIZE]
+        place = MessageOffset(engine.end + 7)
+        sequence = ConsumeSequence(real.first_sequence + 2)
+        made = real._replace(offset=place, synced=place, epoch=Epoch(0), first_sequence=sequence)
+        left = killed(files)
+        change(left, segment.path, place - segment.base, pack_envelope(made) + batch)
+        assert findings(left) == []
+        found = start(left)
+
+        assert not found.heard.corruptions + found.heard.cuts
         check_goes_on(found, left, [body(20), body(21)])
 
     def test_a_segment_that_only_has_its_name_goes(self) -> None:
