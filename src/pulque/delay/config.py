@@ -51,7 +51,7 @@ class DelayStorageSection(Section):
     segment_size: Annotated[Size, Field(ge=64 * _KIB, le=16 * _GIB)] = Field(
         default=ByteSize(64 * _MIB),
         description="A segment of the message log is sealed at this size. It goes once all of it "
-        "is in the schedule logs; up to eight of the files are kept to be written again.",
+        "is in the schedule logs; up to sixteen of the files are kept to be written again.",
     )
     reserve: Annotated[Size, Field(ge=_MIB, le=_TIB)] = Field(
         default=ByteSize(64 * _MIB),

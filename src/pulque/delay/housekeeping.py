@@ -8,6 +8,7 @@ from pulque.delay.looking import Looker
 from pulque.delay.lull import Lull
 from pulque.delay.notebook import Notebook
 from pulque.delay.recovery import Recovered, encode_sequences
+from pulque.delay.replay import Replayer
 from pulque.delay.store import Extent
 from pulque.errors import PulqueError, StorageFullError
 from pulque.rules.ticks import LONGEST_TICK_MS
@@ -18,8 +19,12 @@ __all__ = ["Housekeeper"]
 _TICK_S = 0.25
 _SWEEP_MS = 60_000
 _LEAST_MS = 1000
-_LEAST_TIMES = 10
-"""A checkpoint that is made only to remove segments waits so many times as long as it takes."""
+_MOST_SEALED = 16
+"""So many segments of the message log are worth a checkpoint that removes them …"""
+_LONGEST_REPLAY_MS = 2000
+"""… and so is as much as a restart would need so long to replay …"""
+_LEAST_TIMES = 2
+"""… after so many times as long as the last checkpoint took."""
 _INDEXED = 8
 """So many hash indexes are brought up to date in one turn."""
 
@@ -36,6 +41,7 @@ class Housekeeper:
         looker: Looker,
         around: Around,
         *,
+        replayer: Replayer,
         checkpoint_ms: int,
     ) -> None:
         self._engine = recovered.engine
@@ -46,10 +52,12 @@ class Housekeeper:
         self._notebook = notebook
         self._dispatcher = dispatcher
         self._looker = looker
+        self._replayer = replayer
         self._around = around
         self._checkpoint_ms = checkpoint_ms
         self._checkpoint_at_ms = self._sweep_at_ms = around.clock.monotonic_ms()
-        self._took_ms = 0
+        self._least_ms = _LEAST_MS
+        self._spent_ms = 0
         self._turn = asyncio.Lock()
         self._unindexed: list[int] = []
         self._lull = Lull(self._engine.end)
@@ -71,8 +79,7 @@ class Housekeeper:
         self._engine.check_room()
         waited_ms = now_ms - self._checkpoint_at_ms
         has_changed = self._store.replayed > self._extent.replayed or bool(self._over())
-        least_ms = max(_LEAST_MS, _LEAST_TIMES * self._took_ms)
-        is_urgent = waited_ms >= least_ms and self._has_sealed()
+        is_urgent = self._is_urgent() and waited_ms >= self._least_ms
         if has_changed and (waited_ms >= self._checkpoint_ms or is_urgent):
             await self.checkpoint()
         if self._lull.is_now(self._engine.end, now_ms):
@@ -101,10 +108,12 @@ class Housekeeper:
             if tick in self._store.ticks:
                 await loop.run_in_executor(self._around.scheduler, self._store.index_ids, tick)
 
-    def _has_sealed(self) -> bool:
-        """Whether a segment of the message log could go after a checkpoint."""
-        segments = self._engine.segments
-        return len(segments) > 1 and self._store.replayed >= segments[0].end
+    def _is_urgent(self) -> bool:
+        """Whether much would go, or need not be replayed any more, after a checkpoint."""
+        if self._replayer.spent_ms - self._spent_ms >= _LONGEST_REPLAY_MS:
+            return True
+        sealed, replayed = self._engine.segments[:-1], self._store.replayed
+        return sum(1 for segment in sealed if segment.end <= replayed) >= _MOST_SEALED
 
     def _over(self) -> list[int]:
         """Return the ticks that are dispatched as a whole, and to which nothing comes any more."""
@@ -130,8 +139,10 @@ class Housekeeper:
             await self._notebook.drained()
             async with self._around.lock:
                 extent = self._store.extent(over)
+                self._spent_ms = self._replayer.spent_ms
             await self._write(extent)
-            self._took_ms = self._around.clock.monotonic_ms() - self._checkpoint_at_ms
+            took_ms = self._around.clock.monotonic_ms() - self._checkpoint_at_ms
+            self._least_ms = max(_LEAST_MS, _LEAST_TIMES * took_ms)
             self.checkpoints += 1
             await self._remove_segments(extent.replayed)
             for tick in over:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pulque.model.batch import Codec, read_header, renumber, seed_of
+from pulque.model.batch import Codec, layout_of, read_header, renumber, seed_of
 from pulque.model.names import PartitionName
 from pulque.storage.files import Buffer
 from pulque.storage.message_table import MessageTable, Scratch, columns_before_data
@@ -118,20 +118,22 @@ def place(
 
 def _place_whole(each: Replayed, tick_ms: int, placed: dict[int, list[Placed]]) -> bool:
     """Put a batch as it is into its tick, if all of it belongs into one entry."""
-    header = read_header(each.batch)
-    is_large = header.count > _MOST_MESSAGES or len(each.batch) > _MOST_BYTES
-    if header.codec != Codec.NONE or (is_large and header.count > 1):
+    batch = each.batch
+    header = read_header(batch)
+    count = header.count
+    is_large = count > _MOST_MESSAGES or len(batch) > _MOST_BYTES
+    if header.codec != Codec.NONE or (is_large and count > 1):
         return False
-    _, columns, _ = columns_before_data(each.batch)
-    dues = columns["due_at_ms"]
-    first, last = int(dues[0]), int(dues[-1])
-    keys = _Keys(tick_ms, windows=_WINDOWS if len(each.batch) >= _WORTH_WINDOWS else 1)
-    if keys.of(first) != keys.of(last):
+    keys = _Keys(tick_ms, windows=_WINDOWS if len(batch) >= _WORTH_WINDOWS else 1)
+    at = layout_of(header.flags).column_start("due_at_ms", count)
+    dues = np.frombuffer(batch, "<i8", count, at)
+    if keys.of(int(dues[0])) != keys.of(int(dues[-1])):
         return False  # as most that are due over a long time: a look at two tells
     first, last = int(dues.min()), int(dues.max())
     if keys.of(first) != keys.of(last):
         return False
-    made = Placed(each.partition, (each.batch,), first, last, columns, 0, header.count)
+    _, columns, _ = columns_before_data(batch)
+    made = Placed(each.partition, (batch,), first, last, columns, 0, count)
     placed.setdefault(first - first % tick_ms, []).append(made)
     return True
 
@@ -154,16 +156,20 @@ def _place_apart(
     order, edges = _by_time(table, tick_ms)
     if len(edges) > 2:  # else all belong together as they are
         table = table.taken(order, scratch)
+    pieces = [
+        piece
+        for start, end in pairwise(edges)
+        for piece in table.pieces(start, end, most=_MOST_MESSAGES, most_bytes=_MOST_BYTES)
+    ]
     dues = table.columns["due_at_ms"]
+    starts = [start for start, _ in pieces]
+    firsts: list[int] = np.minimum.reduceat(dues, starts).tolist()
+    lasts: list[int] = np.maximum.reduceat(dues, starts).tolist()
     seed = seed_of(partition)
-    for start, end in pairwise(edges):
-        tick = int(dues[start]) // tick_ms * tick_ms
-        entries = placed.setdefault(tick, [])
-        for first, last in table.pieces(start, end, most=_MOST_MESSAGES, most_bytes=_MOST_BYTES):
-            batch = table.parts(first, last, seed=seed, has_due=True)
-            some = dues[first:last]
-            between = int(some.min()), int(some.max())
-            entries.append(Placed(partition, batch, *between, table.columns, first, last))
+    for (start, end), first, last in zip(pieces, firsts, lasts, strict=True):
+        batch = table.parts(start, end, seed=seed, has_due=True)
+        made = Placed(partition, batch, first, last, table.columns, start, end)
+        placed.setdefault(first - first % tick_ms, []).append(made)
 
 
 def _missing(

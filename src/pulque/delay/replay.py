@@ -28,17 +28,20 @@ from pulque.storage.segment import Damage, walk
 __all__ = ["Replayer", "moved_notes", "replay_rest"]
 
 _STEP_BYTES = 32 * 1024 * 1024
-_LEAST_STEP_BYTES = 2 * 1024 * 1024
-"""What is sorted together stays in the processor's cache, and takes no fresh memory."""
+_LEAST_STEP_BYTES = 1024 * 1024
+"""What is taken apart together stays in the processor's cache, and takes no fresh memory."""
 _BYTES_PER_TICK = 64 * 1024
 """So much should come to a tick at once, as each has a file of its own to be opened."""
-_AT_ONCE_BYTES = 8 * 1024 * 1024
-"""No other step follows at once: others may wait for the schedule logs."""
 _STEPS_BEHIND = 4
-"""If more than so many steps wait, so do answers."""
+_BYTES_BEHIND = 8 * 1024 * 1024
+"""If more than so many steps wait, and more than so much, so do answers."""
 _PAUSE_S = 0.005
 """So that what comes at the same time goes into the schedule together."""
 _TRY_AGAIN_S = 1.0
+
+
+_Done = tuple[dict[int, Block | None], list[Moved]]
+_Work = Callable[[], _Done]
 
 
 class Replayer:
@@ -82,6 +85,8 @@ class Replayer:
         """Answers to sends."""
         self.waiting_bytes = 0
         """Of batches that are not in the schedule yet."""
+        self.spent_ms = 0
+        """How long it took to put all into the schedule that is there."""
 
     def put(self, appended: Appended) -> None:
         """Take note of a batch that the message log was given, in its order."""
@@ -107,7 +112,8 @@ class Replayer:
     @property
     def _is_behind(self) -> bool:
         # Without room nobody knows for how long: then it is for the limit to refuse.
-        return self._has_room and self.waiting_bytes > _STEPS_BEHIND * self._step_bytes
+        most = max(_STEPS_BEHIND * self._step_bytes, _BYTES_BEHIND)
+        return self._has_room and self.waiting_bytes > most
 
     def _answer_held(self) -> None:
         if not self._held or self._is_behind:
@@ -132,9 +138,10 @@ class Replayer:
             StorageError: The disk failed.
         """
         while True:
-            steps = self._take()
-            if steps:
-                await self._replay(steps)
+            batches = self._take()
+            if batches:
+                await self._replay(batches)
+                await asyncio.sleep(0)  # others have their turn
             else:
                 if not self._unplaced:
                     self._is_idle.set()
@@ -142,78 +149,52 @@ class Replayer:
                 self._has_work.clear()
                 await asyncio.sleep(_PAUSE_S)
 
-    def _take(self) -> deque[list[Appended]]:
-        """Return what can be put into the schedule now, step by step."""
+    def _take(self) -> list[Appended]:
+        """Return what can be put into the schedule in one step."""
         unplaced, synced = self._unplaced, self._engine.synced
-        steps: deque[list[Appended]] = deque()
-        size = total = 0
-        while unplaced and unplaced[0].is_written:
+        batches: list[Appended] = []
+        size = 0
+        while unplaced and unplaced[0].is_written and size < self._step_bytes:
             # What has to survive a power cut is not delivered before it does.
             if unplaced[0].wants_disk and unplaced[0].end > synced:
                 break
-            if not steps or size >= self._step_bytes:
-                if total >= _AT_ONCE_BYTES:
-                    break
-                steps.append([])
-                size = 0
             taken = unplaced.popleft()
-            steps[-1].append(taken)
+            batches.append(taken)
             size += len(taken.batch)
-            total += len(taken.batch)
-        return steps
+        return batches
 
-    async def _replay(self, steps: deque[list[Appended]]) -> None:
-        loop = asyncio.get_running_loop()
-        moved: list[Moved] = []
-        work = partial(self._run_steps, steps, moved, loop)
+    async def _replay(self, batches: list[Appended]) -> None:
+        """Put batches into the schedule."""
+        replayed = [
+            Replayed(each.partition.name, each.entry.offset, each.end, each.batch)
+            for each in batches
+        ]
+        work = partial(self._store.replay, replayed, batches[-1].end, wanted=self._wanted)
         async with self._around.lock:
-            last = await self._patiently(work)
-            last()
+            added, moved = await self._patiently(work)
+            self._added(added)
+            self._step_bytes = _step_bytes(len(added))
+            self.waiting_bytes -= sum(len(each.batch) for each in batches)
+            self._answer_held()
             for tick, record in moved_notes(self._store, moved):
                 await self._notebook.note(tick, record)
         if not self._unplaced:
             self._is_idle.set()
 
-    def _run_steps(
-        self,
-        steps: deque[list[Appended]],
-        moved: list[Moved],
-        loop: asyncio.AbstractEventLoop,
-    ) -> Callable[[], None]:
-        """Put batches into the schedule, in the thread of schedule logs.
+    async def _patiently(self, work: _Work) -> _Done:
+        """Do a step; without room, wait until there is some.
 
-        The loop is told of each step and not waited for, as it has more to do.
-
-        Returns:
-            What tells it of the last one.
+        A small one is done here and now, as appending to the message log is: to hand it to
+        a thread, and to share the interpreter with it, costs more time than it takes.
         """
-        while True:
-            batches = steps[0]
-            replayed = [
-                Replayed(each.partition.name, each.entry.offset, each.end, each.batch)
-                for each in batches
-            ]
-            added, gone = self._store.replay(replayed, batches[-1].end, wanted=self._wanted)
-            moved += gone
-            steps.popleft()
-            placed = partial(self._placed, batches, added)
-            if not steps:
-                return placed
-            loop.call_soon_threadsafe(placed)
-
-    def _placed(self, batches: list[Appended], added: dict[int, Block | None]) -> None:
-        """Take note of what was put into the schedule."""
-        self._added(added)
-        self._step_bytes = _step_bytes(len(added))
-        self.waiting_bytes -= sum(len(each.batch) for each in batches)
-        self._answer_held()
-
-    async def _patiently(self, work: Callable[[], Callable[[], None]]) -> Callable[[], None]:
-        """Do something in the thread of schedule logs; without room, wait until there is some."""
         loop = asyncio.get_running_loop()
         while True:
+            began_ms = self._around.clock.monotonic_ms()
             try:
-                placed = await loop.run_in_executor(self._around.scheduler, work)
+                if self._step_bytes == _LEAST_STEP_BYTES:
+                    done = work()
+                else:
+                    done = await loop.run_in_executor(self._around.scheduler, work)
             except StorageFullError as error:
                 self._around.warn("schedule_delayed", reason=str(error))
                 self._has_room = False
@@ -221,7 +202,8 @@ class Replayer:
                 await asyncio.sleep(_TRY_AGAIN_S)
             else:
                 self._has_room = True
-                return placed
+                self.spent_ms += self._around.clock.monotonic_ms() - began_ms
+                return done
 
 
 def _step_bytes(ticks: int) -> int:

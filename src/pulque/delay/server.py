@@ -49,7 +49,7 @@ __all__ = ["DelayServer", "run_delay"]
 
 _READERS = 3
 _MOST_BALLAST = 4 * 1024 * 1024
-_SPARE_SEGMENTS = 8
+_SPARE_SEGMENTS = 16
 """As many as are sealed between two checkpoints when it is busy."""
 _SEND_BUFFER = 8 * 1024 * 1024
 _HANDSHAKE_MS = 5000
@@ -240,6 +240,7 @@ class DelayServer(Supervised):
             self._dispatcher,
             looker,
             around,
+            replayer=self._replayer,
             checkpoint_ms=_ms(settings.storage.checkpoint_interval),
         )
         tenure = Tenure(Epoch(0), engine.start_count)

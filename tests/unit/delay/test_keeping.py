@@ -8,6 +8,7 @@ from random import Random
 import pytest
 
 from pulque.errors import ErrorCode
+from pulque.storage.files import File
 from pulque.storage.schedule_log import tick_named
 from pulque.testing.clock import ManualClock
 from pulque.testing.files import Cut, MemoryFileSystem
@@ -252,41 +253,66 @@ async def test_ticks_of_another_length_before_are_served(
     assert sorted(brokers.bodies) == [b"a", b"c"]
 
 
-class SlowToSync(MemoryFileSystem):
-    """Files whose sync takes half a second, by the clock of the server."""
+class SlowFiles(MemoryFileSystem):
+    """Files that take their time, by the clock of the server."""
 
-    def __init__(self, clock: ManualClock) -> None:
+    def __init__(self, clock: ManualClock, *, sync_ms: int = 0, schedule_ms: int = 0) -> None:
         super().__init__()
         self._clock = clock
+        self._sync_ms = sync_ms
+        self._schedule_ms = schedule_ms
 
     def sync_files(self, paths: Sequence[str]) -> None:
-        self._clock.advance(500)
+        self._clock.advance(self._sync_ms)
         super().sync_files(paths)
 
+    def open(self, path: str, *, create: bool = False, writable: bool = True) -> File:
+        if create and path.endswith("Z.log"):
+            self._clock.advance(self._schedule_ms)
+        return super().open(path, create=create, writable=writable)
 
-async def test_checkpoints_that_only_make_room_take_a_tenth_of_the_time(
+
+def checkpoints(running: RunningDelay) -> int:
+    return int(running.server.status()["checkpoints"])
+
+
+async def test_checkpoints_that_make_room_leave_time_for_others(
     start_delay: StartDelay, clock: ManualClock
 ) -> None:
-    files = SlowToSync(clock)
+    files = SlowFiles(clock, sync_ms=2 * SECOND)
     running = await start_delay(storage={"segment_size": "64KiB"}, files=files)
 
-    def checkpoints() -> int:
-        return int(running.server.status()["checkpoints"])
-
-    async def seal() -> None:
-        for _ in range(4):
+    async def seal(count: int) -> None:
+        for _ in range(3 * count):
             await running.send([(b"x" * 20_000, clock.now_ms() + DAY)])
         await running.caught_up()
 
-    await seal()
-    clock.advance(SECOND)
-    await eventually(lambda: checkpoints() == 1)
-    await seal()
-    clock.advance(4 * SECOND)
+    await seal(10)
+    clock.advance(10 * SECOND)
     await asyncio.sleep(0.6)  # two turns of the housekeeper
-    assert checkpoints() == 1
+    assert checkpoints(running) == 0, "so few are not worth it"
+    await seal(7)
+    await eventually(lambda: checkpoints(running) == 1)
+    await seal(17)
     clock.advance(SECOND)
-    await eventually(lambda: checkpoints() == 2)
+    await asyncio.sleep(0.6)
+    assert checkpoints(running) == 1, "the last one took two seconds, and began three ago"
+    clock.advance(SECOND)
+    await eventually(lambda: checkpoints(running) == 2)
+
+
+async def test_no_more_has_to_be_replayed_than_takes_some_seconds(
+    start_delay: StartDelay, clock: ManualClock
+) -> None:
+    running = await start_delay(files=SlowFiles(clock, schedule_ms=SECOND))
+    due = clock.now_ms() + DAY
+    await running.send([(b"x", due)])
+    await running.caught_up()
+    clock.advance(5 * SECOND)
+    await asyncio.sleep(0.6)  # two turns of the housekeeper
+    assert checkpoints(running) == 0
+    await running.send([(b"x", due)])
+    await eventually(lambda: checkpoints(running) == 1)
 
 
 async def test_files_of_removed_segments_are_written_again(
