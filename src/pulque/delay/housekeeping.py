@@ -4,12 +4,12 @@ import asyncio
 
 from pulque.delay.around import Around
 from pulque.delay.dispatch import Dispatcher
+from pulque.delay.extent import Extent
 from pulque.delay.looking import Looker
 from pulque.delay.lull import Lull
 from pulque.delay.notebook import Notebook
 from pulque.delay.recovery import Recovered, encode_sequences
 from pulque.delay.replay import Replayer
-from pulque.delay.store import Extent
 from pulque.errors import PulqueError, StorageFullError
 from pulque.rules.ticks import LONGEST_TICK_MS
 from pulque.serving.commit import Committer

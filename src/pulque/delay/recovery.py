@@ -6,9 +6,10 @@ were then. What is beyond that is looked at; the rest, however much it is, is no
 
 from dataclasses import dataclass, field
 
+from pulque.delay.extent import Extent
 from pulque.delay.placing import MOVED_PREFIX
 from pulque.delay.replay import replay_rest
-from pulque.delay.store import Extent, ScheduleStore, next_sequences
+from pulque.delay.store import ScheduleStore, next_sequences
 from pulque.model.batch import read_header
 from pulque.rules.dedup import Dedup
 from pulque.storage.engine import Engine

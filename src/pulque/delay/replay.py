@@ -13,7 +13,7 @@ from functools import partial
 from pulque.delay.around import Around
 from pulque.delay.notebook import Notebook
 from pulque.delay.placing import Moved, Replayed
-from pulque.delay.store import ScheduleStore
+from pulque.delay.store import ScheduleStore, Step
 from pulque.delay.tick_index import Block
 from pulque.errors import StorageFullError
 from pulque.model.batch import seed_of, verify_crc
@@ -28,7 +28,7 @@ from pulque.storage.segment import Damage, walk
 __all__ = ["Replayer", "moved_notes", "replay_rest"]
 
 _STEP_BYTES = 32 * 1024 * 1024
-_LEAST_STEP_BYTES = 1024 * 1024
+_LEAST_STEP_BYTES = 2 * 1024 * 1024
 """What is taken apart together stays in the processor's cache, and takes no fresh memory."""
 _BYTES_PER_TICK = 64 * 1024
 """So much should come to a tick at once, as each has a file of its own to be opened."""
@@ -38,10 +38,6 @@ _BYTES_BEHIND = 8 * 1024 * 1024
 _PAUSE_S = 0.005
 """So that what comes at the same time goes into the schedule together."""
 _TRY_AGAIN_S = 1.0
-
-
-_Done = tuple[dict[int, Block | None], list[Moved]]
-_Work = Callable[[], _Done]
 
 
 class Replayer:
@@ -169,32 +165,23 @@ class Replayer:
             Replayed(each.partition.name, each.entry.offset, each.end, each.batch)
             for each in batches
         ]
-        work = partial(self._store.replay, replayed, batches[-1].end, wanted=self._wanted)
         async with self._around.lock:
-            added, moved = await self._patiently(work)
-            self._added(added)
-            self._step_bytes = _step_bytes(len(added))
+            step = await self._patiently(replayed, batches[-1].end)
+            self._added(step.added)
+            self._step_bytes = _step_bytes(len(step.added))
             self.waiting_bytes -= sum(len(each.batch) for each in batches)
             self._answer_held()
-            for tick, record in moved_notes(self._store, moved):
+            for tick, record in moved_notes(self._store, step.moved):
                 await self._notebook.note(tick, record)
         if not self._unplaced:
             self._is_idle.set()
 
-    async def _patiently(self, work: _Work) -> _Done:
-        """Do a step; without room, wait until there is some.
-
-        A small one is done here and now, as appending to the message log is: to hand it to
-        a thread, and to share the interpreter with it, costs more time than it takes.
-        """
-        loop = asyncio.get_running_loop()
+    async def _patiently(self, replayed: list[Replayed], end: int) -> Step:
+        """Do a step; without room, wait until there is some."""
         while True:
             began_ms = self._around.clock.monotonic_ms()
             try:
-                if self._step_bytes == _LEAST_STEP_BYTES:
-                    done = work()
-                else:
-                    done = await loop.run_in_executor(self._around.scheduler, work)
+                step = await self._do(replayed, end)
             except StorageFullError as error:
                 self._around.warn("schedule_delayed", reason=str(error))
                 self._has_room = False
@@ -203,7 +190,22 @@ class Replayer:
             else:
                 self._has_room = True
                 self.spent_ms += self._around.clock.monotonic_ms() - began_ms
-                return done
+                return step
+
+    async def _do(self, replayed: list[Replayed], end: int) -> Step:
+        """Do a step, in the thread of schedule logs.
+
+        A small one is prepared here, and only written there: to share the interpreter with a
+        thread costs more time than that takes, and writing leaves the interpreter alone.
+        """
+        loop = asyncio.get_running_loop()
+        store, scheduler = self._store, self._around.scheduler
+        if self._step_bytes > _LEAST_STEP_BYTES:
+            work = partial(store.replay, replayed, end, wanted=self._wanted)
+            return await loop.run_in_executor(scheduler, work)
+        step = store.prepare(replayed, end, wanted=self._wanted)
+        await loop.run_in_executor(scheduler, store.write, step)
+        return step
 
 
 def _step_bytes(ticks: int) -> int:
@@ -246,7 +248,7 @@ def replay_rest(engine: Engine, store: ScheduleStore, listener: Listener, tick_m
 
 
 def _replay_step(store: ScheduleStore, step: list[Replayed], end: int, tick_ms: int) -> None:
-    _, moved = store.replay(step, end, was_tick_ms=tick_ms)
+    moved = store.replay(step, end, was_tick_ms=tick_ms).moved
     for tick, record in moved_notes(store, moved):
         store.note({tick: record}, is_durable=True)
 

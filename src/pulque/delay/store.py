@@ -7,11 +7,11 @@ other.
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from struct import Struct
 from typing import NamedTuple
 
 import numpy as np
 
+from pulque.delay.extent import Extent
 from pulque.delay.gathering import Gathered, gather
 from pulque.delay.placing import Moved, Placed, Replayed, place, unmoved
 from pulque.delay.tick_index import Block, Places, Rows, TickIndex, offset_of
@@ -31,13 +31,8 @@ from pulque.storage.schedule_log import (
 )
 from pulque.storage.tick_digests import DigestHead, TickDigests
 
-__all__ = ["Extent", "ScheduleStore", "Tick", "next_sequences", "open_intents"]
+__all__ = ["ScheduleStore", "Step", "Tick", "next_sequences", "open_intents"]
 
-_TICK_KEY = Struct("<6sq")
-_TICK = Struct("<QQ")
-_PREFIX = b"tick. "
-_REPLAYED_KEY = b"replayed"
-_REPLAYED = Struct("<QI")
 _BESIDE = ("dispatch", "index", "index.tmp")
 _SCRATCH = 8 * 1024 * 1024
 """Memory that a step of the replay has, which it needs if few ticks are concerned."""
@@ -66,39 +61,17 @@ class Tick:
     """Bytes of its schedule log that its hash index is known to have."""
 
 
-class Extent(NamedTuple):
-    """What a checkpoint says about the schedule."""
+class Step(NamedTuple):
+    """Batches of the message log, as they are to be in their ticks."""
 
-    replayed: int
-    """The message log is replayed up to here."""
-    tick_ms: int
-    """How long ticks were; 0 if nothing is known."""
-    sizes: dict[int, tuple[int, int]]
-    """Bytes and messages, by tick."""
-
-    def changes(self, before: Mapping[int, tuple[int, int]]) -> dict[bytes, bytes | None]:
-        """Return what differs from the last checkpoint."""
-        position = _REPLAYED.pack(self.replayed, self.tick_ms)
-        changed: dict[bytes, bytes | None] = {_REPLAYED_KEY: position}
-        for tick, found in self.sizes.items():
-            if before.get(tick) != found:
-                changed[_TICK_KEY.pack(_PREFIX, tick)] = _TICK.pack(*found)
-        for tick in before.keys() - self.sizes.keys():
-            changed[_TICK_KEY.pack(_PREFIX, tick)] = None
-        return changed
-
-    @classmethod
-    def load(cls, state: Mapping[bytes, bytes]) -> "Extent":
-        """Return what a checkpoint holds."""
-        replayed = tick_ms = 0
-        sizes: dict[int, tuple[int, int]] = {}
-        for key, value in state.items():
-            if key == _REPLAYED_KEY:
-                replayed, tick_ms = _REPLAYED.unpack(value)
-            elif key[:6] == _PREFIX and len(key) == _TICK_KEY.size:
-                size, messages = _TICK.unpack(value)
-                sizes[_TICK_KEY.unpack(key)[1]] = (size, messages)
-        return cls(replayed, tick_ms, sizes)
+    end: int
+    """The message log is replayed up to here then."""
+    writes: list[tuple[int, list[Buffer], int]]
+    """For each tick what is appended, and how many messages that is."""
+    added: dict[int, Block | None]
+    """The same ticks, with what an index needs of it where there is one."""
+    moved: list[Moved]
+    """What was moved out of where."""
 
 
 class ScheduleStore:
@@ -209,49 +182,69 @@ class ScheduleStore:
         *,
         was_tick_ms: int = 0,
         wanted: Container[int] = (),
-    ) -> tuple[dict[int, Block | None], list[Moved]]:
-        """Put batches of the message log into their ticks.
+    ) -> Step:
+        """Put batches of the message log into their ticks: ``prepare`` and ``write``."""
+        step = self.prepare(batches, end, was_tick_ms=was_tick_ms, wanted=wanted)
+        self.write(step)
+        return step
+
+    def prepare(
+        self,
+        batches: Iterable[Replayed],
+        end: int,
+        *,
+        was_tick_ms: int = 0,
+        wanted: Container[int] = (),
+    ) -> Step:
+        """Return what has to be written to put batches of the message log into their ticks.
+
+        It has to be written before the next step is prepared.
 
         Args:
             batches: In the order of the message log.
             end: Where the last of them ends.
             was_tick_ms: In recovery, how long ticks were: some batches may be there already.
             wanted: Ticks that have an index in memory.
-
-        Returns:
-            Which ticks were added to, with what an index needs of it where there is one, and what
-            was moved out of where.
-
-        Raises:
-            StorageError: Some of them may be in their ticks; the same call puts in the others.
         """
         covered: dict[int, int] | None = None
         if was_tick_ms or self._is_torn:
             covered = {
                 t.tick: t.replayed for t in self.ticks.values() if t.replayed > self.replayed
             }
-        self._is_torn = True
-        added: dict[int, Block | None] = {}
         found = [unmoved(each) for each in batches]
         self._scratch.clear()
         placed = place(
             [each for each, _ in found], was_tick_ms or self.tick_ms, covered, self._scratch
         )
+        added: dict[int, Block | None] = {}
+        writes = []
         for tick, entries in placed.items():
-            offsets = self._append(tick, entries, end)
+            buffers, offsets = self._encoded(tick, entries, end)
+            count = sum(each.end - each.start for each in entries)
+            writes.append((tick, buffers, count))
             added[tick] = _block(entries, offsets) if tick in wanted else None
-        self.replayed = end
-        self._is_torn = False
-        return added, [moved for _, moved in found if moved is not None]
+        return Step(end, writes, added, [moved for _, moved in found if moved is not None])
 
-    def _append(self, tick: int, placed: list[Placed], end: int) -> list[int]:
-        """Write entries; return where they begin, and where the last one ends."""
+    def write(self, step: Step) -> None:
+        """Write what was prepared.
+
+        Raises:
+            StorageError: Some of it may be in its ticks. To prepare the same batches again leaves
+                that out.
+        """
+        self._is_torn = True
+        for tick, buffers, count in step.writes:
+            self._append(tick, buffers, count, step.end)
+        self.replayed = step.end
+        self._is_torn = False
+
+    def _encoded(
+        self, tick: int, placed: list[Placed], end: int
+    ) -> tuple[list[Buffer], list[int]]:
+        """Return entries, where they begin, and where the last one ends."""
         found = self.ticks.get(tick)
-        is_new = found is None
-        if found is None:
-            found = Tick(tick)
         buffers: list[Buffer] = []
-        offsets = [found.size]
+        offsets = [0 if found is None else found.size]
         last = len(placed) - 1
         for i, each in enumerate(placed):
             head, size = encode_entry(
@@ -266,13 +259,19 @@ class ScheduleStore:
             buffers.append(head)
             buffers += each.batch
             offsets.append(offsets[-1] + size)
+        return buffers, offsets
+
+    def _append(self, tick: int, buffers: list[Buffer], count: int, end: int) -> None:
+        found = self.ticks.get(tick)
+        is_new = found is None
+        if found is None:
+            found = Tick(tick)
         found.size = TickFile(self._files, tick, self._listener).append(buffers, found.size)
         if is_new:
             self._logs_made += 1  # not before it is there: another thread syncs names
-        found.messages += sum(each.end - each.start for each in placed)
+        found.messages += count
         found.replayed = end
         self.ticks[tick] = found
-        return offsets
 
     # -- reading -----------------------------------------------------------------------------
 
