@@ -34,7 +34,6 @@ _WORTH_WINDOWS = 256 * 1024
 """Of less than so much, the messages of one tick stay together."""
 _WORTH_KEEPING = 32 * 1024
 """A batch of so much is not taken apart if all of it belongs together."""
-_LOOKED_AT = 16
 Numbers = npt.NDArray[Any]
 
 
@@ -46,6 +45,8 @@ class Replayed(NamedTuple):
     """Where it lies."""
     end: int
     batch: bytes
+    dues_ms: tuple[int, int] | None = None
+    """When the first and the last of its messages are due, if that is known."""
 
 
 class Moved(NamedTuple):
@@ -120,18 +121,17 @@ def place(
 def _place_whole(each: Replayed, tick_ms: int, placed: dict[int, list[Placed]]) -> bool:
     """Put a batch as it is into its tick, if all of it belongs into one entry."""
     batch = each.batch
+    keys = _Keys(tick_ms, windows=_WINDOWS if len(batch) >= _WORTH_WINDOWS else 1)
+    if each.dues_ms is not None and keys.of(each.dues_ms[0]) != keys.of(each.dues_ms[1]):
+        return False
     header = read_header(batch)
     count = header.count
     is_large = count > _MOST_MESSAGES or len(batch) > _MOST_BYTES
     if header.codec != Codec.NONE or (is_large and count > 1):
         return False
-    keys = _Keys(tick_ms, windows=_WINDOWS if len(batch) >= _WORTH_WINDOWS else 1)
     at = layout_of(header.flags).column_start("due_at_ms", count)
     dues = np.frombuffer(batch, "<i8", count, at)
-    some = dues[:: count // _LOOKED_AT + 1].tolist()
-    if keys.of(min(some)) != keys.of(max(some)):
-        return False  # as most that are due over a long time: a look at a few tells
-    first, last = int(dues.min()), int(dues.max())
+    first, last = each.dues_ms or (int(dues.min()), int(dues.max()))
     if keys.of(first) != keys.of(last):
         return False
     _, columns, _ = columns_before_data(batch)

@@ -142,7 +142,7 @@ class Receiver:
                 f"{level_of(PartitionName(name))}: other priorities have partitions of their own"
             )
         now_ms = self._clock.now_ms()
-        batch = self._checked_due(batch, header, name, now_ms)
+        batch, dues_ms = self._checked_due(batch, header, name, now_ms)
         if found is None:
             found = self._engine.create_partition(PartitionName(name), now_ms)
         stored = self._dedup.find(found.id, header)
@@ -151,6 +151,7 @@ class Receiver:
             return
         self._engine.promise_room(self.replayer.waiting_bytes + len(batch))
         appended = self._engine.append(found, batch, header, now_ms=now_ms, wants_disk=wants_disk)
+        appended.remark = dues_ms
         first = appended.entry.first_sequence
         self._dedup.stored(found.id, header, first, now_ms)
         self._unconfirmed[found.id, first] = appended
@@ -179,8 +180,13 @@ class Receiver:
                 f"{name} would be one more: raise limits.max_partitions, or use fewer subjects"
             )
 
-    def _checked_due(self, batch: bytes, header: BatchHeader, name: str, now_ms: int) -> bytes:
+    def _checked_due(
+        self, batch: bytes, header: BatchHeader, name: str, now_ms: int
+    ) -> tuple[bytes, tuple[int, int]]:
         """Return a batch none of which is due too late, nor in a tick that is long over.
+
+        Returns:
+            The batch, and when the first and the last of its messages are due.
 
         Raises:
             InvalidRequestError: A message is due too late.
@@ -194,10 +200,10 @@ class Receiver:
                 f"{self._due.longest_delay_ms // 1000} s are allowed"
             )
         if first >= now_ms - self._due.tick_ms:
-            return batch
+            return batch, (first, last)
         clamped = np.maximum(dues, now_ms).astype("<i8").tobytes()
         rest = batch[4:at] + clamped + batch[at + len(clamped) :]
-        return seal(rest, seed_of(name))
+        return seal(rest, seed_of(name)), (now_ms, max(last, now_ms))
 
     def _done(self, appended: Appended, error: PulqueError | None) -> None:
         entry = appended.entry

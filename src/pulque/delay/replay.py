@@ -162,7 +162,7 @@ class Replayer:
     async def _replay(self, batches: list[Appended]) -> None:
         """Put batches into the schedule."""
         replayed = [
-            Replayed(each.partition.name, each.entry.offset, each.end, each.batch)
+            Replayed(each.partition.name, each.entry.offset, each.end, each.batch, each.remark)
             for each in batches
         ]
         async with self._around.lock:

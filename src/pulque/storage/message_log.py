@@ -54,6 +54,7 @@ class Appended:
         "envelope",
         "is_written",
         "partition",
+        "remark",
         "waiting",
         "wants_disk",
     )
@@ -79,6 +80,8 @@ class Appended:
         """Whether it is in the log. If not after ``write``, it never will be."""
         self.waiting: list[Any] = []
         """Who waits for it, for whoever appended it to know."""
+        self.remark: Any = None
+        """What whoever appended it wants to remember of it."""
 
 
 class TailCache:
