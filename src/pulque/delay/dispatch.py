@@ -179,6 +179,7 @@ class Dispatcher:
         if abs(step_ms) >= _STEP_MS:
             self.steps += 1
             self._looked_ms = 0
+            self._shelf.clear()
             self._warn("clock_stepped", by_ms=step_ms, now_ms=now_ms)
 
     async def look(self, now_ms: int) -> None:

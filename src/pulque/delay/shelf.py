@@ -101,11 +101,8 @@ class Shelf:
         Else it is those that are due first.
         """
         tick, dues = index.tick, index.due_ms
-        seen, start_ms, until_ms = (
-            self._seen.get(tick, 0),
-            self._until_ms.get(tick, 0),
-            now_ms + _AHEAD_MS,
-        )
+        seen, start_ms = self._seen.get(tick, 0), self._until_ms.get(tick, 0)
+        until_ms = now_ms + _AHEAD_MS
         is_meant = (index.states <= RowState.NEAR) & (dues < until_ms)
         is_meant[:seen] &= dues[:seen] >= start_ms
         rows = np.flatnonzero(is_meant)
@@ -124,7 +121,10 @@ class Shelf:
         size, last_due_ms = index.bytes_of(rows), int(index.due_ms[rows].max())
         loop = asyncio.get_running_loop()
         gather = partial(self._store.gather, index.tick, index.where(rows))
-        found = await loop.run_in_executor(self._reader, gather)
+        try:
+            found = await loop.run_in_executor(self._reader, gather)
+        except FileNotFoundError:
+            return  # all of the tick was delivered meanwhile, and it went
         left = int(np.count_nonzero(index.states[rows] <= RowState.NEAR))
         if found.table is not None and left:  # what is damaged is told when it is due
             tray = _Tray(rows, found.table, size, last_due_ms, left)
@@ -135,6 +135,13 @@ class Shelf:
         """Take away what nobody takes any more."""
         for key in list(self._trays):
             self._keep(key, lambda tray: tray.last_due_ms >= now_ms - _STALE_MS)
+
+    def clear(self) -> None:
+        """Begin anew, as somebody has set the clock: what is due soon is something else now."""
+        self._trays.clear()
+        self._until_ms.clear()
+        self._seen.clear()
+        self._used = 0
 
     def forget(self, tick: int) -> None:
         """Take note that a tick is gone."""

@@ -82,9 +82,9 @@ async def test_what_is_cancelled_or_moved_after_it_was_read_does_not_come(
     assert await running.cancel(*tickets[:50]) == [Fate.CANCELLED] * 50
     later = start + 10 * SECOND
     assert await running.move(*[(*each, later) for each in tickets[50:60]]) == [Fate.MOVED] * 10
-    clock.set_now_ms(start + 3 * SECOND)
+    clock.advance(start + 3 * SECOND - clock.now_ms())
     await eventually(lambda: len(brokers.accepted) == 140)
-    clock.set_now_ms(later)
+    clock.advance(later - clock.now_ms())
     await eventually(lambda: len(brokers.accepted) == 150)
     await eventually(lambda: running.server.is_idle)
 
@@ -145,6 +145,28 @@ async def test_what_the_shelf_has_no_room_for_comes_all_the_same(
     due = [due for _, due in [*messages, *again]]
     await pass_by(clock, brokers, start + 2 * SECOND, due)
     assert read_ahead(running) > before, "there is room again"
+
+
+async def test_a_clock_that_is_set_back_has_its_messages_read_ahead_again(
+    start_delay: StartDelay, clock: ManualClock, brokers: FakeBrokers, reads: list[int]
+) -> None:
+    running = await start_delay()
+    start = clock.now_ms() + 12 * SECOND
+    messages = spread(200, start, 2 * SECOND)
+    await running.send(messages)
+    await read(running, reads)
+    clock.set_now_ms(start - 5 * MINUTE)  # still in the same tick
+    await eventually(lambda: running.server.status()["dispatch"]["clock_steps"] == 1)
+    later = spread(200, clock.now_ms() + 25 * SECOND, 2 * SECOND)
+    await running.send(later)
+    await running.caught_up()
+    before = len(reads)
+    clock.advance(15 * SECOND)
+    await eventually(lambda: len(reads) > before)
+    await pass_by(clock, brokers, clock.now_ms() + 15 * SECOND, [due for _, due in later])
+
+    assert brokers.bodies == sorted(body for body, _ in later)
+    assert read_ahead(running) == 200
 
 
 async def test_what_is_overdue_is_read_together(
