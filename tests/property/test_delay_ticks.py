@@ -208,3 +208,15 @@ def test_an_entry_of_many_messages_has_those_of_an_eighth_of_a_tick(
             first, last = each.first_due_ms - tick, each.last_due_ms - tick
             assert first // window_ms == last // window_ms
             assert each.end - each.start <= 5
+
+
+def test_what_is_due_at_once_stays_in_its_order_whatever_its_size() -> None:
+    batches = replayed([("orders", [5]), ("orders", [5] * 5), ("orders", [5])])
+    with cut(is_fine=True):
+        assert len(batches[0].batch) < placing._WORTH_KEEPING <= len(batches[1].batch)  # noqa: SLF001
+        (entries,) = place(batches, TICK_MS).values()
+    bodies = [
+        m.body for each in entries for m in messages_of(b"".join(each.batch), each.partition)
+    ]
+
+    assert [int(body.split()[0]) for body in bodies] == list(range(1, 8))

@@ -17,6 +17,7 @@ import numpy as np
 from pulque.delay.adopting import adoption_of
 from pulque.delay.around import Around
 from pulque.delay.brokers import Taker
+from pulque.delay.clock_watch import ClockWatch
 from pulque.delay.lateness import Lateness
 from pulque.delay.notebook import Notebook
 from pulque.delay.parcels import Delivery, Item, Lane, Parcel
@@ -59,7 +60,6 @@ _LOOK_MS = 2000
 """So often what is due soon goes into the wheels."""
 _LONGEST_SLEEP_S = 0.05
 """So often the clock is looked at: somebody may have set it."""
-_STEP_MS = 1000
 _MOST_ROWS = 4_000_000
 """Of all ticks in memory, before another one is loaded that is overdue."""
 _MOST_TAKEN = 16 * 1024 * 1024
@@ -108,7 +108,7 @@ class Dispatcher:
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self._failure: BaseException | None = None
         self._looked_ms = 0
-        self._wall_ms, self._steady_ms = self._clock.now_ms(), self._clock.monotonic_ms()
+        self._watch = ClockWatch(around.clock)
         self._wake = asyncio.Event()
         self.dispatched = 0
         self.refused = 0
@@ -172,11 +172,15 @@ class Dispatcher:
                 self._looked_ms = 0
         self._wake.set()
 
+    def catch_up(self) -> None:
+        """Take in all that schedule logs have."""
+        for tick, index in self.indexes.items():
+            if tick in self._store.ticks and index.end < self._store.ticks[tick].size:
+                self._store.extend_index(index)
+
     def _watch_clock(self, now_ms: int) -> None:
-        steady_ms = self._clock.monotonic_ms()
-        step_ms = (now_ms - self._wall_ms) - (steady_ms - self._steady_ms)
-        self._wall_ms, self._steady_ms = now_ms, steady_ms
-        if abs(step_ms) >= _STEP_MS:
+        step_ms = self._watch.step_ms(now_ms)
+        if step_ms:
             self.steps += 1
             self._looked_ms = 0
             self._shelf.clear()
@@ -199,8 +203,9 @@ class Dispatcher:
         self._shelf.clear_old(now_ms)
         for index in self.indexes.values():
             index.approach(now_ms + _NEAR_MS)
-            if self._shelf.wants(index, now_ms):
-                self._start(self._shelf.fill(index, now_ms))
+        wanting = [each for each in self.indexes.values() if self._shelf.wants(each, now_ms)]
+        for index in wanting[:1]:
+            self._start(self._shelf.fill(index, now_ms))
 
     def forget(self, tick: int) -> None:
         """Take note that a tick is gone."""
@@ -273,13 +278,7 @@ class Dispatcher:
             await self._deliver_all(lane, item, found.table)
 
     async def _without_damaged(self, lane: Lane, item: Item, damaged: Sequence[int]) -> None:
-        """Go on with what can be read.
-
-        Args:
-            lane: What it belongs to.
-            item: What was to be sent.
-            damaged: The entries that cannot be read.
-        """
+        """Go on with what is not in damaged entries."""
         is_lost = np.isin(item.index.offsets_of(item.rows), damaged)
         lost = item.rows[is_lost]
         item.index.mark(lost, RowState.LOST)

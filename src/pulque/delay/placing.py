@@ -10,7 +10,8 @@ log whose name says so: where it waited before stands in the place of a producer
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
+from functools import partial
+from itertools import dropwhile, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ from pulque.model.names import PartitionName
 from pulque.storage.files import Buffer
 from pulque.storage.message_table import MessageTable, Scratch, columns_before_data
 
-__all__ = ["MOVED_PREFIX", "Moved", "Placed", "Replayed", "place", "unmoved"]
+__all__ = ["MOVED_PREFIX", "Moved", "Placed", "Replayed", "check_records", "place", "unmoved"]
 
 MOVED_PREFIX = "%moved%"
 """Begins the partition of the message log that moved messages of a partition are in."""
@@ -54,6 +55,17 @@ class Moved(NamedTuple):
 
     tick: int
     place: int
+
+
+def check_records(batch: bytes) -> None:
+    """See to it that a batch can be taken apart, if it is compressed.
+
+    Raises:
+        InvalidBatchError: It cannot.
+        UsageError: What it is compressed with is not installed.
+    """
+    if read_header(batch).codec != Codec.NONE:
+        MessageTable.of([batch])
 
 
 def unmoved(each: Replayed) -> tuple[Replayed, Moved | None]:
@@ -106,21 +118,22 @@ def place(
     for partition, found in by_partition.items():
         left = found
         if not covered:
-            is_alone = len(found) == 1
-            left = [
-                each
-                for each in found
-                if not (is_alone or len(each.batch) >= _WORTH_KEEPING)
-                or not _place_whole(each, tick_ms, placed)
-            ]
+            # Only the first ones: what is due at the same time stays in its order.
+            least = 0 if len(found) == 1 else _WORTH_KEEPING
+            is_whole = partial(_place_whole, tick_ms=tick_ms, least=least, placed=placed)
+            left = list(dropwhile(is_whole, found))
         if left:
             _place_apart(partition, left, tick_ms, covered or {}, placed, scratch)
     return placed
 
 
-def _place_whole(each: Replayed, tick_ms: int, placed: dict[int, list[Placed]]) -> bool:
-    """Put a batch as it is into its tick, if all of it belongs into one entry."""
+def _place_whole(
+    each: Replayed, tick_ms: int, least: int, placed: dict[int, list[Placed]]
+) -> bool:
+    """Put a batch of some size as it is into its tick, if all of it belongs into one entry."""
     batch = each.batch
+    if len(batch) < least:
+        return False
     keys = _Keys(tick_ms, windows=_WINDOWS if len(batch) >= _WORTH_WINDOWS else 1)
     if each.dues_ms is not None and keys.of(each.dues_ms[0]) != keys.of(each.dues_ms[1]):
         return False

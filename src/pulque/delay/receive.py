@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 
 from pulque.clock import Clock
-from pulque.delay.placing import MOVED_PREFIX
+from pulque.delay.placing import MOVED_PREFIX, check_records
 from pulque.delay.replay import Replayer
 from pulque.errors import (
     ErrorCode,
@@ -20,6 +20,8 @@ from pulque.errors import (
     NotAllowedError,
     OverloadedError,
     PulqueError,
+    UnsupportedError,
+    UsageError,
 )
 from pulque.model.batch import BatchHeader, layout_of, read_header, seal, seed_of
 from pulque.model.names import (
@@ -141,6 +143,8 @@ class Receiver:
                 f"a batch of priority {header.priority} for {name}, whose messages have priority "
                 f"{level_of(PartitionName(name))}: other priorities have partitions of their own"
             )
+        if header.codec:
+            _check_records(batch)
         now_ms = self._clock.now_ms()
         batch, dues_ms = self._checked_due(batch, header, name, now_ms)
         if found is None:
@@ -234,3 +238,15 @@ class Receiver:
             index,
             Outcome(ErrorCode.NONE, is_duplicate=True, first_sequence=first, stored_at_ms=0),
         )
+
+
+def _check_records(batch: bytes) -> None:
+    """Refuse a compressed batch that could not be put into the schedule later.
+
+    Raises:
+        RejectedError: It cannot be opened, or not here.
+    """
+    try:
+        check_records(batch)
+    except UsageError as error:
+        raise UnsupportedError(f"the batch is compressed, and here {error}") from None

@@ -12,10 +12,10 @@ from functools import partial
 
 from pulque.delay.around import Around
 from pulque.delay.notebook import Notebook
-from pulque.delay.placing import Moved, Replayed
+from pulque.delay.placing import Moved, Replayed, check_records
 from pulque.delay.store import ScheduleStore, Step
 from pulque.delay.tick_index import Block
-from pulque.errors import StorageFullError
+from pulque.errors import InvalidBatchError, StorageFullError
 from pulque.model.batch import seed_of, verify_crc
 from pulque.model.positions import MessageOffset
 from pulque.model.record import RecordType
@@ -50,6 +50,7 @@ class Replayer:
         around: What is at hand.
         wanted: Ticks that have an index. None comes while schedule logs grow.
         added: Told which ticks grew, and what their indexes need of it.
+        missed: Called when more may have been added than that.
         answered: Called after answers were given that had been held back.
     """
 
@@ -63,6 +64,7 @@ class Replayer:
         wanted: Container[int],
         answered: Callable[[], None],
         added: Callable[[dict[int, Block | None]], None],
+        missed: Callable[[], None],
     ) -> None:
         self._engine = engine
         self._store = store
@@ -71,6 +73,7 @@ class Replayer:
         self._wanted = wanted
         self._answered = answered
         self._added = added
+        self._missed = missed
         self._unplaced: deque[Appended] = deque()
         self._has_work = asyncio.Event()
         self._is_idle = asyncio.Event()
@@ -188,6 +191,8 @@ class Replayer:
                 self._answer_held()
                 await asyncio.sleep(_TRY_AGAIN_S)
             else:
+                if not self._has_room:
+                    self._missed()  # some ticks have had their part of the step before
                 self._has_room = True
                 self.spent_ms += self._around.clock.monotonic_ms() - began_ms
                 return step
@@ -269,6 +274,12 @@ def _rest(engine: Engine, start: int, listener: Listener) -> Iterator[Replayed]:
             name = names.get(envelope.partition)
             if name is None or not verify_crc(batch, seed_of(name)):
                 reason = "the crc of a batch does not match"
+                listener.corruption_found(segment.path, envelope.offset, envelope.size, reason)
+                continue
+            try:
+                check_records(batch)
+            except InvalidBatchError as error:
+                reason = f"a batch cannot be opened: {error}"
                 listener.corruption_found(segment.path, envelope.offset, envelope.size, reason)
                 continue
             end = envelope.offset + envelope.size

@@ -136,6 +136,7 @@ class DelayServer(Supervised):
         if recovered.store.is_ahead:
             # Else what is sent next would be taken for what is there already.
             await self._housekeeper.checkpoint()
+            recovered.store.forget_ahead()
         for work in (self._replayer.run(), self._dispatcher.run(), self._housekeeper.run()):
             self._tasks.append(asyncio.create_task(self._supervise(work)))
         host, port = await self._listen()
@@ -216,6 +217,7 @@ class DelayServer(Supervised):
             wanted=self._dispatcher.indexes,
             answered=self._answered,
             added=self._dispatcher.extend,
+            missed=self._dispatcher.catch_up,
         )
         due = DueLimits(
             _ms(settings.schedule.longest_delay), store.tick_ms, settings.limits.max_partitions
@@ -340,11 +342,13 @@ class DelayServer(Supervised):
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
+        # A step that was cancelled goes on in its thread.
+        await asyncio.get_running_loop().run_in_executor(self._executors[0], int)
         await self._dispatcher.close()
         await self._brokers.close()
         await self._committer.close()
         await self._server.close()
-        if self._failure is None:
+        if self._failure is None and not self._store.is_torn:
             try:
                 await self._housekeeper.checkpoint()
             except StorageError as error:

@@ -86,8 +86,8 @@ class ScheduleStore:
         """The message log is replayed up to here."""
         self.damaged = 0
         """How many schedule logs were missing or cut short when the server started."""
-        self._is_torn = False
-        """The last replay stopped half-way."""
+        self.is_torn = False
+        """The last replay stopped half-way: no checkpoint may be made of that."""
         self._scratch = Scratch(_SCRATCH)
         self._logs_made = 1
         self._notes_made = 1
@@ -173,6 +173,14 @@ class ScheduleStore:
         """Whether a power cut left more in schedule logs than in the message log."""
         return any(found.replayed > self.replayed for found in self.ticks.values())
 
+    def forget_ahead(self) -> None:
+        """Take note that a checkpoint knows what schedule logs have, and the message log has not.
+
+        What is sent from now on gets the same offsets.
+        """
+        for found in self.ticks.values():
+            found.replayed = min(found.replayed, self.replayed)
+
     # -- replay ------------------------------------------------------------------------------
 
     def replay(
@@ -207,7 +215,7 @@ class ScheduleStore:
             wanted: Ticks that have an index in memory.
         """
         covered: dict[int, int] | None = None
-        if was_tick_ms or self._is_torn:
+        if was_tick_ms or self.is_torn:
             covered = {
                 t.tick: t.replayed for t in self.ticks.values() if t.replayed > self.replayed
             }
@@ -232,11 +240,11 @@ class ScheduleStore:
             StorageError: Some of it may be in its ticks. To prepare the same batches again leaves
                 that out.
         """
-        self._is_torn = True
+        self.is_torn = True
         for tick, buffers, count in step.writes:
             self._append(tick, buffers, count, step.end)
         self.replayed = step.end
-        self._is_torn = False
+        self.is_torn = False
 
     def _encoded(
         self, tick: int, placed: list[Placed], end: int

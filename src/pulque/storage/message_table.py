@@ -119,8 +119,9 @@ class MessageTable:
     def starts(self) -> _Ints:
         """Where the data of each message begins, and where that of the last one ends."""
         if self._starts is None:
-            self._starts = np.zeros(len(self) + 1, np.int64)
-            np.cumsum(self.columns["size"], out=self._starts[1:])
+            starts = np.zeros(len(self) + 1, np.int64)
+            np.cumsum(self.columns["size"], out=starts[1:])
+            self._starts = starts  # not before: another thread may look at the same table
         return self._starts
 
     def _start_of(self, row: int) -> int:
