@@ -21,12 +21,17 @@ _SWEEP_MS = 60_000
 _LEAST_MS = 1000
 _MOST_SEALED = 16
 """So many segments of the message log are worth a checkpoint that removes them …"""
+_PAUSE_MS = 500
+"""… or any, after a pause of so long: nobody waits for the disk, and their files are written again
+when the next many messages come …"""
 _LONGEST_REPLAY_MS = 2000
 """… and so is as much as a restart would need so long to replay …"""
 _LEAST_TIMES = 2
 """… after so many times as long as the last checkpoint took."""
 _INDEXED = 8
-"""So many hash indexes are brought up to date in one turn."""
+"""So many hash indexes are brought up to date in one turn …"""
+_QUIET_MS = 5000
+"""… once it has been quiet for so long."""
 
 
 class Housekeeper:
@@ -60,7 +65,8 @@ class Housekeeper:
         self._spent_ms = 0
         self._turn = asyncio.Lock()
         self._unindexed: list[int] = []
-        self._lull = Lull(self._engine.end)
+        self._pause = Lull(self._engine.end, after_ms=_PAUSE_MS)
+        self._quiet = Lull(self._engine.end, after_ms=_QUIET_MS)
         self.checkpoints = 0
         self.removed_ticks = 0
 
@@ -79,10 +85,10 @@ class Housekeeper:
         self._engine.check_room()
         waited_ms = now_ms - self._checkpoint_at_ms
         has_changed = self._store.replayed > self._extent.replayed or bool(self._over())
-        is_urgent = self._is_urgent() and waited_ms >= self._least_ms
-        if has_changed and (waited_ms >= self._checkpoint_ms or is_urgent):
+        is_worth_it = self._is_worth_it(now_ms) and waited_ms >= self._least_ms
+        if has_changed and (waited_ms >= self._checkpoint_ms or is_worth_it):
             await self.checkpoint()
-        if self._lull.is_now(self._engine.end, now_ms):
+        if self._quiet.is_now(self._engine.end, now_ms):
             await self._index_some()
         if now_ms - self._sweep_at_ms >= _SWEEP_MS:
             self._sweep_at_ms = now_ms
@@ -108,12 +114,13 @@ class Housekeeper:
             if tick in self._store.ticks:
                 await loop.run_in_executor(self._around.scheduler, self._store.index_ids, tick)
 
-    def _is_urgent(self) -> bool:
-        """Whether much would go, or need not be replayed any more, after a checkpoint."""
+    def _is_worth_it(self, now_ms: int) -> bool:
+        """Whether enough would go, or need not be replayed any more, after a checkpoint."""
+        wanted = 1 if self._pause.is_now(self._engine.end, now_ms) else _MOST_SEALED
         if self._replayer.spent_ms - self._spent_ms >= _LONGEST_REPLAY_MS:
             return True
         sealed, replayed = self._engine.segments[:-1], self._store.replayed
-        return sum(1 for segment in sealed if segment.end <= replayed) >= _MOST_SEALED
+        return sum(1 for segment in sealed if segment.end <= replayed) >= wanted
 
     def _over(self) -> list[int]:
         """Return the ticks that are dispatched as a whole, and to which nothing comes any more."""

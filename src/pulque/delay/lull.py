@@ -3,7 +3,6 @@
 __all__ = ["Lull"]
 
 _LITTLE_BYTES = 1024 * 1024
-_LULL_MS = 5000
 
 
 class Lull:
@@ -11,16 +10,18 @@ class Lull:
 
     Args:
         end: Where the log ends now.
+        after_ms: How long only a little has to come before it counts.
     """
 
-    def __init__(self, end: int) -> None:
+    def __init__(self, end: int, *, after_ms: int) -> None:
         self._end = end
+        self._after_ms = after_ms
         self._since_ms: int | None = None
         """When much came last; None if it never did."""
 
     def is_now(self, end: int, now_ms: int) -> bool:
-        """Say whether no more than a little came between any two calls of the last seconds."""
+        """Say whether no more than a little came between any two calls for as long as that."""
         if end - self._end > _LITTLE_BYTES:
             self._since_ms = now_ms
         self._end = end
-        return self._since_ms is None or now_ms - self._since_ms >= _LULL_MS
+        return self._since_ms is None or now_ms - self._since_ms >= self._after_ms

@@ -276,29 +276,54 @@ def checkpoints(running: RunningDelay) -> int:
     return int(running.server.status()["checkpoints"])
 
 
+async def seal(running: RunningDelay, count: int, due_ms: int) -> None:
+    """Send what fills so many small segments; each of it counts as much."""
+    for _ in range(count):
+        await running.send([(b"x" * 200_000, due_ms)] * 6)
+    await running.caught_up()
+
+
 async def test_checkpoints_that_make_room_leave_time_for_others(
     start_delay: StartDelay, clock: ManualClock
 ) -> None:
     files = SlowFiles(clock, sync_ms=2 * SECOND)
     running = await start_delay(storage={"segment_size": "64KiB"}, files=files)
-
-    async def seal(count: int) -> None:
-        for _ in range(3 * count):
-            await running.send([(b"x" * 20_000, clock.now_ms() + DAY)])
-        await running.caught_up()
-
-    await seal(10)
+    due_ms = clock.now_ms() + DAY
     clock.advance(10 * SECOND)
+    await seal(running, 10, due_ms)
     await asyncio.sleep(0.6)  # two turns of the housekeeper
     assert checkpoints(running) == 0, "so few are not worth it"
-    await seal(7)
+    await seal(running, 7, due_ms)
     await eventually(lambda: checkpoints(running) == 1)
-    await seal(17)
+    await seal(running, 17, due_ms)
     clock.advance(SECOND)
     await asyncio.sleep(0.6)
     assert checkpoints(running) == 1, "the last one took two seconds, and began three ago"
     clock.advance(SECOND)
     await eventually(lambda: checkpoints(running) == 2)
+
+
+async def test_segments_go_as_soon_as_there_is_a_pause(
+    start_delay: StartDelay, clock: ManualClock
+) -> None:
+    files = MemoryFileSystem()
+    running = await start_delay(storage={"segment_size": "64KiB"}, files=files)
+    clock.advance(2 * SECOND)
+    await seal(running, 3, clock.now_ms() + DAY)
+    await asyncio.sleep(0.6)  # two turns of the housekeeper
+    assert checkpoints(running) == 0, "there may be more to come"
+    clock.advance(SECOND)
+    await eventually(lambda: checkpoints(running) == 1)
+    await eventually(lambda: sum(name.endswith(".log") for name in files.list("messages")) == 1)
+    assert any(name.endswith(".spare") for name in files.list("messages"))
+    await running.send([(b"begins a segment", clock.now_ms() + DAY)])
+    clock.advance(10 * SECOND)
+    await eventually(lambda: checkpoints(running) == 2)
+    await running.send([(b"stays in it", clock.now_ms() + DAY)])
+    await running.caught_up()
+    clock.advance(10 * SECOND)
+    await asyncio.sleep(0.6)
+    assert checkpoints(running) == 2, "no segment would go"
 
 
 async def test_no_more_has_to_be_replayed_than_takes_some_seconds(
