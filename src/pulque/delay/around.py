@@ -17,7 +17,9 @@ class Around:
 
     clock: Clock
     scheduler: Executor
-    """The thread that works on schedule logs."""
+    """The thread that lets schedule logs grow: senders wait for it."""
+    looker: Executor
+    """The thread that looks into ticks, and removes them: nobody's messages wait for it."""
     noter: Executor
     """The thread that works on dispatch logs."""
     reader: Executor

@@ -42,8 +42,8 @@ class Changer:
         self._notebook = notebook
         self._receiver = receiver
         self._replayer = receiver.replayer
-        self._moving = dispatcher.moving
-        self._live = dispatcher.indexes
+        self._moving = dispatcher.live.moving
+        self._live = dispatcher.live.indexes
         self._clock = clock
         self._due = due
         self._turn = asyncio.Lock()

@@ -19,6 +19,7 @@ from pulque.delay.around import Around
 from pulque.delay.brokers import Taker
 from pulque.delay.clock_watch import ClockWatch
 from pulque.delay.lateness import Lateness
+from pulque.delay.live import LiveTicks
 from pulque.delay.notebook import Notebook
 from pulque.delay.parcels import Delivery, Item, Lane, Parcel
 from pulque.delay.shelf import Shelf
@@ -46,22 +47,17 @@ from pulque.storage.dispatch_log import (
     Noted,
     encode_intent,
     encode_note,
-    runs_from,
 )
 from pulque.storage.message_table import MessageTable
 from pulque.wire.adopt import Adopt
 
 __all__ = ["Dispatcher"]
 
-_LEAD_MS = 60_000
-"""The index of a tick is loaded this long before it begins."""
 _NEAR_MS = 10_000
 _LOOK_MS = 2000
 """So often what is due soon goes into the wheels."""
 _LONGEST_SLEEP_S = 0.05
 """So often the clock is looked at: somebody may have set it."""
-_MOST_ROWS = 4_000_000
-"""Of all ticks in memory, before another one is loaded that is overdue."""
 _MOST_TAKEN = 16 * 1024 * 1024
 """Bytes of messages that are in memory at once, for each partition."""
 _AT_ONCE = 64
@@ -93,15 +89,11 @@ class Dispatcher:
         self._brokers = brokers
         self._delivery = delivery
         self._clock = around.clock
-        self._scheduler = around.scheduler
-        self._lock = around.lock
         self._warn = around.warn
         self.sequences = dict(sequences)
         """For each broker group and partition, the number of the next batch."""
-        self.indexes: dict[int, TickIndex] = {}
-        """Of the ticks that have begun, or are about to."""
-        self.moving: dict[int, set[int]] = {}
-        """Places in ticks whose messages are being moved, which no log says yet."""
+        self.live = LiveTicks(store, notebook, around)
+        self._is_loading = False
         self._numbers: dict[int, int] = {}
         self._lanes: dict[PartitionName, Lane] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -131,9 +123,9 @@ class Dispatcher:
                 raise self._failure
             now_ms = self._clock.now_ms()
             self._watch_clock(now_ms)
-            await self.look(now_ms)
-            for tick in sorted(self.indexes):
-                index = self.indexes.get(tick)
+            self._look(now_ms)
+            for tick in sorted(self.live.indexes):
+                index = self.live.indexes.get(tick)
                 while index is not None and (found := index.take(now_ms)) is not None:
                     self._put(found[0], Item(index, found[1]))
             self._wake.clear()
@@ -153,7 +145,7 @@ class Dispatcher:
         """Whether all that has begun is loaded, and nothing of it is on its way."""
         now_ms = self._clock.now_ms()
         ticks = list(self._store.ticks)
-        is_loaded = all(tick in self.indexes for tick in ticks if tick <= now_ms)
+        is_loaded = all(tick in self.live.indexes for tick in ticks if tick <= now_ms)
         return is_loaded and not self._tasks
 
     async def close(self) -> None:
@@ -164,19 +156,11 @@ class Dispatcher:
 
     def extend(self, added: Mapping[int, Block | None]) -> None:
         """Take in what was added to schedule logs."""
-        for tick, block in added.items():
-            index = self.indexes.get(tick)
-            if index is not None and block is not None:
-                index.extend(block)
-            elif tick <= self._clock.now_ms() + _LEAD_MS:
-                self._looked_ms = 0
-        self._wake.set()
-
-    def catch_up(self) -> None:
-        """Take in all that schedule logs have."""
-        for tick, index in self.indexes.items():
-            if tick in self._store.ticks and index.end < self._store.ticks[tick].size:
-                self._store.extend_index(index)
+        is_soon, is_missing = self.live.extend(added, self._clock.now_ms())
+        if is_missing:
+            self._looked_ms = 0
+        if is_soon or is_missing:
+            self._wake.set()
 
     def _watch_clock(self, now_ms: int) -> None:
         step_ms = self._watch.step_ms(now_ms)
@@ -186,46 +170,40 @@ class Dispatcher:
             self._shelf.clear()
             self._warn("clock_stepped", by_ms=step_ms, now_ms=now_ms)
 
-    async def look(self, now_ms: int) -> None:
+    def _look(self, now_ms: int) -> None:
         """Load the ticks that have begun or are about to, and fill the wheels."""
         steady_ms = self._clock.monotonic_ms()
         if self._looked_ms and steady_ms - self._looked_ms < _LOOK_MS:
             return
         self._looked_ms = max(steady_ms, 1)
-        ticks = list(self._store.ticks)  # grows in another thread
-        for tick in sorted(ticks):
-            if tick > now_ms + _LEAD_MS:
-                break
-            rows = sum(index.count for index in self.indexes.values())
-            if tick not in self.indexes and (rows < _MOST_ROWS or not self.indexes):
-                await self._load(tick)
+        if not self._is_loading and self.live.wanted(now_ms) is not None:
+            self._is_loading = True
+            self._start(self._load())
         self.stuck.give_back(steady_ms)
         self._shelf.clear_old(now_ms)
-        for index in self.indexes.values():
+        indexes = self.live.indexes.values()
+        for index in indexes:
             index.approach(now_ms + _NEAR_MS)
-        wanting = [each for each in self.indexes.values() if self._shelf.wants(each, now_ms)]
+        wanting = [each for each in indexes if self._shelf.wants(each, now_ms)]
         for index in wanting[:1]:
             self._start(self._shelf.fill(index, now_ms))
 
     def forget(self, tick: int) -> None:
         """Take note that a tick is gone."""
-        del self.indexes[tick]
+        self.live.forget(tick)
         self._shelf.forget(tick)
 
-    async def _load(self, tick: int) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            await self._notebook.drained()
-            async with self._lock:
-                index, noted = await loop.run_in_executor(
-                    self._scheduler, self._store.load_index, tick
-                )
-                if self._notebook.is_idle:  # else it may have been cancelled meanwhile
-                    self.indexes[tick] = index
-                    break
-        moving = runs_from(sorted(self.moving.get(tick, ())))
-        index.mark(index.rows_of(moving), RowState.MOVED)
-        self._resume(index, noted)
+    async def _load(self) -> None:
+        """Load ticks until none is wanted any more; others are dispatched meanwhile."""
+        try:
+            while (tick := self.live.wanted(self._clock.now_ms())) is not None:
+                index, noted = await self.live.load(tick)
+                self._resume(index, noted)
+                index.approach(self._clock.now_ms() + _NEAR_MS)
+                self._wake.set()
+        finally:
+            self._is_loading = False
+            self._looked_ms = 0  # some of it should be read ahead
 
     def _resume(self, index: TickIndex, noted: Noted) -> None:
         """Send again what was on its way when the server stopped."""

@@ -97,22 +97,22 @@ class Housekeeper:
     async def _index_some(self) -> None:
         """Bring the hash indexes of some ticks up to date, unless something is to be replayed.
 
-        The replay has to wait for it, and if that lags, sends are refused: so it is for a lull.
-        A message that is looked for in a tick without an index is found in its bytes.
+        What comes would share the processor with it, so it is for a lull. A message that is
+        looked for in a tick without an index is found in its bytes.
         """
         if self._store.replayed < self._engine.end:
             return
         if not self._unindexed:
-            store, live = self._store, self._dispatcher.indexes
+            store, live = self._store, self._dispatcher.live.indexes
             ticks = list(store.ticks.values())
             self._unindexed = [
-                t.tick for t in ticks if store.wants_index(t) and t.tick not in live
+                t.tick for t in ticks if store.search.wants_index(t) and t.tick not in live
             ]
         some, self._unindexed = self._unindexed[:_INDEXED], self._unindexed[_INDEXED:]
         loop = asyncio.get_running_loop()
         for tick in some:
             if tick in self._store.ticks:
-                await loop.run_in_executor(self._around.scheduler, self._store.index_ids, tick)
+                await loop.run_in_executor(self._around.looker, self._store.search.index_ids, tick)
 
     def _is_worth_it(self, now_ms: int) -> bool:
         """Whether enough would go, or need not be replayed any more, after a checkpoint."""
@@ -127,7 +127,7 @@ class Housekeeper:
         now_ms = self._around.clock.now_ms()
         return [
             tick
-            for tick, index in self._dispatcher.indexes.items()
+            for tick, index in self._dispatcher.live.indexes.items()
             if tick + LONGEST_TICK_MS <= now_ms
             and index.is_over
             and tick in self._store.ticks
@@ -184,12 +184,13 @@ class Housekeeper:
     async def _remove_tick(self, tick: int, replayed: int) -> None:
         loop = asyncio.get_running_loop()
         async with self._around.lock:
-            found, index = self._store.ticks.get(tick), self._dispatcher.indexes.get(tick)
+            found, index = self._store.ticks.get(tick), self._dispatcher.live.indexes.get(tick)
             if found is None or index is None or found.replayed > replayed or not index.is_over:
                 return  # something came meanwhile
             if index.end < found.size or not self._notebook.is_idle:
                 return
             self._dispatcher.forget(tick)
             self._looker.forget(tick)
-            await loop.run_in_executor(self._around.scheduler, self._store.remove, tick)
+            # Nothing is added to it, as the lock is held; and in that thread nobody reads it.
+            await loop.run_in_executor(self._around.looker, self._store.remove, tick)
             self.removed_ticks += 1

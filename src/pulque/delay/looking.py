@@ -87,14 +87,13 @@ class Looker:
 
     async def index(self, tick: int) -> TickIndex:
         """Return the index of a tick as it is now."""
-        found = self._dispatcher.indexes.get(tick)
+        found = self._dispatcher.live.indexes.get(tick)
         if found is not None:
             self._kept.pop(tick, None)
             return found
         kept, changes = self._kept.get(tick), self._changes
-        async with self._around.lock:
-            index = await self._loaded(tick, kept)
-        found = self._dispatcher.indexes.get(tick)
+        index = await self._loaded(tick, kept)
+        found = self._dispatcher.live.indexes.get(tick)
         if found is not None:
             return found  # it came near meanwhile
         if changes != self._changes:
@@ -107,15 +106,9 @@ class Looker:
 
     async def _loaded(self, tick: int, kept: TickIndex | None) -> TickIndex:
         loop = asyncio.get_running_loop()
-        if tick not in self._store.ticks:
-            return TickIndex(tick)
         if kept is None:
-            index, _ = await loop.run_in_executor(
-                self._around.scheduler, self._store.load_index, tick
-            )
-            return index
-        if kept.end < self._store.ticks[tick].size:
-            await loop.run_in_executor(self._around.scheduler, self._store.extend_index, kept)
+            return await loop.run_in_executor(self._around.looker, self._store.load_index, tick)
+        await loop.run_in_executor(self._around.looker, self._store.extend_index, kept)
         return kept
 
     def _used(self) -> int:
@@ -128,15 +121,15 @@ class Looker:
             message_id: Sixteen bytes.
             due_ms: When it is due; ``ANY_DUE`` looks everywhere.
         """
-        live = self._dispatcher.indexes
+        live = self._dispatcher.live.indexes
         ticks = self._ticks_of(due_ms)
         indexes = [live[tick] for tick in ticks if tick in live]
         cold = [tick for tick in ticks if tick not in live]
         loop = asyncio.get_running_loop()
         for at in range(0, len(cold), _AT_ONCE):
             some = cold[at : at + _AT_ONCE]
-            find = partial(self._store.find, some, message_id, may_index=due_ms != ANY_DUE)
-            indexes += await loop.run_in_executor(self._around.scheduler, find)
+            find = partial(self._store.search.find, some, message_id, may_index=due_ms != ANY_DUE)
+            indexes += await loop.run_in_executor(self._around.looker, find)
         found: list[Found] = []
         for index in sorted(indexes, key=_tick_of):
             rows = index.find(message_id)
@@ -251,9 +244,11 @@ class Looker:
         """Return how many messages of a tick wait for each partition, as far as they are asked."""
         is_whole = request.from_ms <= tick
         is_whole &= tick + LONGEST_TICK_MS <= (request.until_ms or _FOREVER)
-        if is_whole and tick not in self._dispatcher.indexes:
+        if is_whole and tick not in self._dispatcher.live.indexes:
             loop = asyncio.get_running_loop()
-            found = await loop.run_in_executor(self._around.scheduler, self._store.waiting, tick)
+            found = await loop.run_in_executor(
+                self._around.looker, self._store.search.waiting, tick
+            )
             if found is not None:
                 return found
         index = await self.index(tick)

@@ -177,12 +177,11 @@ class DelayServer(Supervised):
         engine, store = recovered.engine, recovered.store
         self._engine, self._store = engine, store
         scheduler = ThreadPoolExecutor(1, "pulque-schedule")
+        looking = ThreadPoolExecutor(1, "pulque-look")
         noter = ThreadPoolExecutor(1, "pulque-dispatch")
         reader = ThreadPoolExecutor(_READERS, "pulque-disk")
-        self._executors = (scheduler, noter, reader)
-        around = Around(
-            clock, scheduler, noter, reader, asyncio.Lock(), self._log.warning, self._fail
-        )
+        self._executors = (scheduler, looking, noter, reader)
+        around = Around(clock, *self._executors, asyncio.Lock(), self._log.warning, self._fail)
         self._committer = Committer(
             engine,
             sync_interval_s=settings.storage.sync_interval.total_seconds(),
@@ -214,10 +213,10 @@ class DelayServer(Supervised):
             store,
             self._notebook,
             around,
-            wanted=self._dispatcher.indexes,
+            wanted=self._dispatcher.live.indexes,
             answered=self._answered,
             added=self._dispatcher.extend,
-            missed=self._dispatcher.catch_up,
+            missed=self._dispatcher.live.catch_up,
         )
         due = DueLimits(
             _ms(settings.schedule.longest_delay), store.tick_ms, settings.limits.max_partitions
@@ -299,7 +298,7 @@ class DelayServer(Supervised):
                 "ticks": len(ticks),
                 "bytes": sum(each.size for each in ticks),
                 "messages": sum(each.messages for each in ticks),
-                "in_memory": len(dispatcher.indexes),
+                "in_memory": len(dispatcher.live.indexes),
                 "damaged": self._store.damaged,
                 "lag_bytes": self._replayer.waiting_bytes,
             },

@@ -1,11 +1,11 @@
 """The ticks of a delay server on disk: their schedule logs, and their dispatch logs.
 
-Two threads work here, one on schedule logs and one on dispatch logs; each does one thing after the
-other.
+Three threads work here, and each does one thing after the other: one lets schedule logs grow, one
+writes dispatch logs, one looks into ticks and removes those that are over. Whoever reads a tick
+goes by the size that it finds: up to there nothing changes any more.
 """
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -14,51 +14,27 @@ import numpy as np
 from pulque.delay.extent import Extent
 from pulque.delay.gathering import Gathered, gather
 from pulque.delay.placing import Moved, Placed, Replayed, place, unmoved
-from pulque.delay.tick_index import Block, Places, Rows, TickIndex, offset_of
-from pulque.errors import StorageFullError
-from pulque.model.names import PartitionName
-from pulque.storage.dispatch_log import DispatchLog, Intent, Noted, joined_runs
+from pulque.delay.tick import Tick
+from pulque.delay.tick_index import Block, Places, Rows, TickIndex
+from pulque.delay.tick_search import TickSearch
+from pulque.storage.dispatch_log import DispatchLog, Intent, Noted
 from pulque.storage.files import Buffer, FileSystem
 from pulque.storage.listener import Listener
-from pulque.storage.message_table import ID_TYPE, Scratch, columns_before_data
+from pulque.storage.message_table import Scratch
 from pulque.storage.schedule_log import (
     SCHEDULE,
-    Entry,
     TickFile,
     encode_entry,
     tick_name,
     tick_named,
 )
-from pulque.storage.tick_digests import DigestHead, TickDigests
+from pulque.storage.tick_digests import TickDigests
 
-__all__ = ["ScheduleStore", "Step", "Tick", "next_sequences", "open_intents"]
+__all__ = ["ScheduleStore", "Step", "next_sequences", "open_intents"]
 
 _BESIDE = ("dispatch", "index", "index.tmp")
 _SCRATCH = 8 * 1024 * 1024
 """Memory that a step of the replay has, which it needs if few ticks are concerned."""
-_LEAST_UNINDEXED = 16 * 1024
-"""So much of a schedule log is not worth an index."""
-
-
-@dataclass(slots=True)
-class Tick:
-    """One tick that has a schedule log."""
-
-    tick: int
-    size: int = 0
-    """Bytes of its schedule log."""
-    messages: int = 0
-    """How many came into it, as far as known."""
-    replayed: int = 0
-    """The message log is replayed into it up to here."""
-    synced: int = 0
-    """Bytes of its schedule log that are on disk."""
-    noted_end: int = 0
-    """Bytes of its dispatch log."""
-    last_number: int = 0
-    """Of the batches in its dispatch log."""
-    indexed: int = 0
-    """Bytes of its schedule log that its hash index is known to have."""
 
 
 class Step(NamedTuple):
@@ -82,6 +58,7 @@ class ScheduleStore:
         self._listener = listener
         self.tick_ms = tick_ms
         self.ticks: dict[int, Tick] = {}
+        self.search = TickSearch(files, listener, self.ticks)
         self.replayed = 0
         """The message log is replayed up to here."""
         self.damaged = 0
@@ -283,108 +260,36 @@ class ScheduleStore:
 
     # -- reading -----------------------------------------------------------------------------
 
-    def load_index(self, tick: int) -> tuple[TickIndex, Noted]:
-        """Return all that a tick holds, and what its dispatch log says became of it."""
-        index = TickIndex(tick)
-        found = self.ticks[tick]
-        index.add(TickFile(self._files, tick, self._listener).entries(end=found.size))
-        noted = DispatchLog(self._files, tick, self._listener).load(is_quiet=True)
-        index.apply(noted)
-        return index, noted
-
-    def find(self, ticks: Iterable[int], message_id: bytes, *, may_index: bool) -> list[TickIndex]:
-        """Return the entries of ticks that hold an id, and what became of the messages in them.
-
-        Args:
-            ticks: Where to look.
-            message_id: Sixteen bytes.
-            may_index: Whether ticks that have no hash index get one. That takes longer than to
-                look for one id, and is worth it where more of them are to be looked for.
-        """
-        present = [tick for tick in ticks if tick in self.ticks]
-        found = [self._find(tick, message_id, may_index=may_index) for tick in present]
-        return [index for index in found if index.count]
-
-    def _find(self, tick: int, message_id: bytes, *, may_index: bool) -> TickIndex:
-        index = TickIndex(tick)
-        size = self.ticks[tick].size
-        file = TickFile(self._files, tick, self._listener)
-        covered = 0
-        digests = TickDigests(self._files, tick, self._listener)
-        head = self.index_ids(tick) if may_index else digests.head()
-        if head is not None:
-            places = digests.find(head, message_id)
-            if places is not None:
-                covered = head.covered
-                index.add([entry for entry in file.read(places) if entry is not None])
-        if file.may_hold(message_id, covered, size):
-            tail = file.entries(covered, end=size)
-            index.add([each for each in tail if _has(each, message_id)])
-        if index.count:
-            index.apply(DispatchLog(self._files, tick, self._listener).load(is_quiet=True))
+    def load_index(self, tick: int) -> TickIndex:
+        """Return all that a tick holds, and what became of it; nothing, if the tick is gone."""
+        index = self.read_index(tick)
+        if tick in self.ticks:
+            self.finish_index(index)
         return index
 
-    def index_ids(self, tick: int) -> DigestHead | None:
-        """Return the hash index of a tick, with so much of the tick that the rest is little."""
-        found = self.ticks[tick]
-        synced = found.synced
-        digests = TickDigests(self._files, tick, self._listener)
-        head = digests.head()
-        found.indexed = 0 if head is None else head.covered
-        if self.wants_index(found):
-            file = TickFile(self._files, tick, self._listener)
-            try:
-                digests.extend(head, file.entries(found.indexed, end=synced), synced)
-            except StorageFullError:
-                return head
-            head = digests.head()
-            found.indexed = 0 if head is None else head.covered
-        return head
+    def read_index(self, tick: int) -> TickIndex:
+        """Return all that a tick holds, without what became of it."""
+        index = TickIndex(tick)
+        self.extend_index(index)
+        return index
 
-    @staticmethod
-    def wants_index(found: Tick) -> bool:
-        """Whether much of a tick is not in its hash index.
+    def finish_index(self, index: TickIndex) -> Noted:
+        """Take into an index what came since it was read, and what became of all that is in it.
 
-        Only what is on disk is put there: after a power cut, the rest may come in other places.
+        Returns:
+            What the dispatch log of its tick says.
         """
-        return found.synced - found.indexed > max(_LEAST_UNINDEXED, found.indexed // 8)
-
-    def waiting(self, tick: int) -> dict[PartitionName, int] | None:
-        """Return how many messages of a tick wait for each partition.
-
-        None if some are on their way, or were: then only the whole of it can tell.
-        """
-        noted = DispatchLog(self._files, tick, self._listener).load(is_quiet=True)
-        if tick not in self.ticks or noted.intents:
-            return None
-        head = self.index_ids(tick)
-        size, covered = self.ticks[tick].size, head.covered if head is not None else 0
-        rows: list[tuple[int, PartitionName, int]] = []
-        if head is not None:
-            columns = (head.offsets.tolist(), head.owners.tolist(), head.counts.tolist())
-            rows = [(at, head.names[owner], n) for at, owner, n in zip(*columns, strict=True)]
-        tail = TickFile(self._files, tick, self._listener).entries(covered, end=size)
-        rows += [(entry.offset, entry.partition, entry.count) for entry in tail]
-        found: dict[PartitionName, int] = {}
-        for _, partition, count in rows:
-            found[partition] = found.get(partition, 0) + count
-        gone = {
-            place + i
-            for place, length in joined_runs([*noted.cancelled, *noted.moved]).tolist()
-            for i in range(length)
-        }
-        if gone:
-            owners = {offset: partition for offset, partition, _ in rows}
-            for place in gone:
-                owner = owners.get(offset_of(place))
-                if owner is not None:
-                    found[owner] -= 1
-        return found
+        self.extend_index(index)
+        noted = DispatchLog(self._files, index.tick, self._listener).load(is_quiet=True)
+        index.apply(noted)
+        return noted
 
     def extend_index(self, index: TickIndex) -> None:
         """Take into an index what was added to its tick since."""
-        file = TickFile(self._files, index.tick, self._listener)
-        index.add(file.entries(index.end, end=self.ticks[index.tick].size))
+        found = self.ticks.get(index.tick)
+        if found is not None and index.end < found.size:
+            file = TickFile(self._files, index.tick, self._listener)
+            index.add(file.entries(index.end, end=found.size))
 
     def gather(self, tick: int, places: Places) -> Gathered:
         """Return messages of a tick, which are of one partition. May be called from any thread."""
@@ -474,11 +379,6 @@ def _block(placed: Sequence[Placed], offsets: Sequence[int]) -> Block:
         column("id"),
         column("size"),
     )
-
-
-def _has(entry: Entry, message_id: bytes) -> bool:
-    ids = columns_before_data(entry.batch)[1]["id"]
-    return bool((ids == np.frombuffer(message_id, ID_TYPE)).all(axis=1).any())
 
 
 def next_sequences(noted: Iterable[tuple[int, Noted]]) -> dict[tuple[str, str], int]:

@@ -145,10 +145,14 @@ class TickIndex:
         while some := list(islice(missing, _AT_ONCE)):
             self.extend(Block.of(some))
 
-    def extend(self, block: Block) -> None:
-        """Take in entries that follow what is here, unless they are here already."""
+    def extend(self, block: Block) -> bool:
+        """Take in entries that follow what is here, unless they are here already.
+
+        Returns:
+            Whether some of it is due soon.
+        """
         if block.offsets[0] < self.end:
-            return
+            return False
         first = self.count
         counts = np.array(block.counts)
         ends = np.cumsum(counts)
@@ -168,8 +172,7 @@ class TickIndex:
         self._entries.extend(entries, len(counts))
         self._rows.extend(rows, int(ends[-1]))
         self.end = block.offsets[-1] + block.sizes[-1]
-        if self.near_ms:
-            self._approach(first)
+        return self._approach(first) if self.near_ms else False
 
     def _number_of(self, name: PartitionName) -> int:
         number = self._numbers.get(name)
@@ -185,11 +188,11 @@ class TickIndex:
         self.near_ms = max(self.near_ms, until_ms)
         self._approach(0)
 
-    def _approach(self, first: int) -> None:
+    def _approach(self, first: int) -> bool:
         states, dues = self.states[first:], self.due_ms[first:]
         rows = np.flatnonzero((states == RowState.WAITING) & (dues < self.near_ms)) + first
         if not len(rows):
-            return
+            return False
         self.mark(rows, RowState.NEAR)
         slots = -(-self.due_ms[rows] // TICK_MS)
         owners = self.owners_of(rows)
@@ -203,6 +206,7 @@ class TickIndex:
                 int(slots[start]) * TICK_MS,
                 [ConsumeSequence(row) for row in rows[start:end].tolist()],
             )
+        return True
 
     def take(self, now_ms: int) -> tuple[PartitionName, Rows] | None:
         """Return messages of one partition that are due, in the order of their due times."""
