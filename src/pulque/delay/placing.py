@@ -219,16 +219,12 @@ class _Keys:
     """Numbers for what belongs together: windows of ticks, in the order of time."""
 
     def __init__(self, tick_ms: int, *, windows: int) -> None:
-        self._tick_ms = tick_ms
-        self._windows = windows
-        self._window_ms = -(-tick_ms // windows)
+        # Every tick of whole minutes can be cut like this.
+        self._window_ms = tick_ms if tick_ms % windows else tick_ms // windows
 
     def of(self, due_ms: Any) -> Any:
         """Return the number of a due time, or of many."""
-        ticks = due_ms // self._tick_ms
-        if self._windows == 1:
-            return ticks
-        return ticks * self._windows + (due_ms - ticks * self._tick_ms) // self._window_ms
+        return due_ms // self._window_ms
 
 
 def _count(each: Replayed) -> int:

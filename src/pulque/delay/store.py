@@ -367,7 +367,15 @@ class ScheduleStore:
 def _block(placed: Sequence[Placed], offsets: Sequence[int]) -> Block:
     """Return entries as an index takes them in, given where they begin and the last one ends."""
 
+    # Mostly they lie one after the other in one table: then nothing need be copied.
+    is_in_a_row = all(
+        each.columns is after.columns and each.end == after.start
+        for each, after in pairwise(placed)
+    )
+
     def column(name: str) -> Rows:
+        if is_in_a_row:
+            return placed[0].columns[name][placed[0].start : placed[-1].end]
         return np.concatenate([each.columns[name][each.start : each.end] for each in placed])
 
     return Block(
