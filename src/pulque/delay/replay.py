@@ -32,7 +32,7 @@ _LEAST_STEP_BYTES = 2 * 1024 * 1024
 """What is taken apart together stays in the processor's cache, and takes no fresh memory."""
 _BYTES_PER_TICK = 64 * 1024
 """So much should come to a tick at once, as each has a file of its own to be opened."""
-_STEPS_BEHIND = 4
+_STEPS_BEHIND = 2
 _BYTES_BEHIND = 8 * 1024 * 1024
 """If more than so many steps wait, and more than so much, so do answers."""
 _PAUSE_S = 0.005
