@@ -366,7 +366,6 @@ class ScheduleStore:
 
 def _block(placed: Sequence[Placed], offsets: Sequence[int]) -> Block:
     """Return entries as an index takes them in, given where they begin and the last one ends."""
-
     # Mostly they lie one after the other in one table: then nothing need be copied.
     is_in_a_row = all(
         each.columns is after.columns and each.end == after.start
