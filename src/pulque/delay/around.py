@@ -3,12 +3,15 @@
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 from pulque.clock import Clock
 from pulque.errors import PulqueError
 
 __all__ = ["Around"]
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,3 +33,10 @@ class Around:
     """Logs an event with its fields."""
     fail: Callable[[PulqueError], None]
     """Called when the disk failed and the server must stop."""
+    looking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while somebody looks into ticks. Whoever needs both locks takes this one first."""
+
+    async def look(self, work: Callable[[], _T]) -> _T:
+        """Do something in the thread that looks into ticks, and return what it does."""
+        async with self.looking:
+            return await asyncio.get_running_loop().run_in_executor(self.looker, work)

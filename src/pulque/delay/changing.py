@@ -44,6 +44,7 @@ class Changer:
         self._replayer = receiver.replayer
         self._moving = dispatcher.live.moving
         self._live = dispatcher.live.indexes
+        self._loading = dispatcher.live.loading
         self._clock = clock
         self._due = due
         self._turn = asyncio.Lock()
@@ -69,6 +70,7 @@ class Changer:
                     if place not in noted:
                         # Both at once: in between its time could come.
                         found.tick.mark(np.array([found.row]), RowState.CANCELLED)
+                        self._loading.get(place[0], set()).add(place[1])
                         noted[place] = self._note(*found)
                 fates.append(fate)
             for (tick, _), each in noted.items():

@@ -10,7 +10,7 @@ it, the same batch goes to the same broker again, which stores each number once.
 """
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -75,7 +75,7 @@ _ORDER_KEYS = int(Flag.ORDER_KEYS)
 class Dispatcher:
     """Sends what is due."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # what it needs, and nothing else
         self,
         store: ScheduleStore,
         notebook: Notebook,
@@ -83,6 +83,8 @@ class Dispatcher:
         delivery: Delivery,
         around: Around,
         sequences: Mapping[tuple[str, str], int],
+        *,
+        unresumed: Iterable[int],
     ) -> None:
         self._store = store
         self._notebook = notebook
@@ -92,7 +94,7 @@ class Dispatcher:
         self._warn = around.warn
         self.sequences = dict(sequences)
         """For each broker group and partition, the number of the next batch."""
-        self.live = LiveTicks(store, notebook, around)
+        self.live = LiveTicks(store, notebook, around, unresumed)
         self._is_loading = False
         self._numbers: dict[int, int] = {}
         self._lanes: dict[PartitionName, Lane] = {}
@@ -124,16 +126,21 @@ class Dispatcher:
             now_ms = self._clock.now_ms()
             self._watch_clock(now_ms)
             self._look(now_ms)
-            for tick in sorted(self.live.indexes):
-                index = self.live.indexes.get(tick)
-                while index is not None and (found := index.take(now_ms)) is not None:
-                    self._put(found[0], Item(index, found[1]))
+            if not self.live.unresumed:
+                self._take(now_ms)
             self._wake.clear()
             try:
                 async with asyncio.timeout(_LONGEST_SLEEP_S):
                     await self._wake.wait()
             except TimeoutError:
                 pass
+
+    def _take(self, now_ms: int) -> None:
+        """Put on its way what is due."""
+        for tick in sorted(self.live.indexes):
+            index = self.live.indexes[tick]
+            while (found := index.take(now_ms)) is not None:
+                self._put(found[0], Item(index, found[1]))
 
     @property
     def read_ahead(self) -> int:
@@ -157,7 +164,7 @@ class Dispatcher:
     def extend(self, added: Mapping[int, Block | None]) -> None:
         """Take in what was added to schedule logs."""
         is_soon, is_missing = self.live.extend(added, self._clock.now_ms())
-        if is_missing:
+        if is_missing and not self._is_loading:
             self._looked_ms = 0
         if is_soon or is_missing:
             self._wake.set()

@@ -1,6 +1,7 @@
 """What a delay server does by the clock: checkpoints, retention, room on the disk."""
 
 import asyncio
+from functools import partial
 
 from pulque.delay.around import Around
 from pulque.delay.dispatch import Dispatcher
@@ -26,6 +27,8 @@ _PAUSE_MS = 500
 when the next many messages come …"""
 _LONGEST_REPLAY_MS = 2000
 """… and so is as much as a restart would need so long to replay …"""
+_MANY_OVER = 1_000_000
+"""… or so many messages in memory that are all delivered …"""
 _LEAST_TIMES = 2
 """… after so many times as long as the last checkpoint took."""
 _INDEXED = 8
@@ -109,15 +112,16 @@ class Housekeeper:
                 t.tick for t in ticks if store.search.wants_index(t) and t.tick not in live
             ]
         some, self._unindexed = self._unindexed[:_INDEXED], self._unindexed[_INDEXED:]
-        loop = asyncio.get_running_loop()
         for tick in some:
-            if tick in self._store.ticks:
-                await loop.run_in_executor(self._around.looker, self._store.search.index_ids, tick)
+            await self._around.look(partial(self._store.search.index_ids, tick))
 
     def _is_worth_it(self, now_ms: int) -> bool:
         """Whether enough would go, or need not be replayed any more, after a checkpoint."""
         wanted = 1 if self._pause.is_now(self._engine.end, now_ms) else _MOST_SEALED
         if self._replayer.spent_ms - self._spent_ms >= _LONGEST_REPLAY_MS:
+            return True
+        indexes = self._dispatcher.live.indexes
+        if sum(indexes[tick].count for tick in self._over()) >= _MANY_OVER:
             return True
         sealed, replayed = self._engine.segments[:-1], self._store.replayed
         return sum(1 for segment in sealed if segment.end <= replayed) >= wanted
@@ -183,14 +187,15 @@ class Housekeeper:
 
     async def _remove_tick(self, tick: int, replayed: int) -> None:
         loop = asyncio.get_running_loop()
-        async with self._around.lock:
+        # First those who look: the replay need not wait for them.
+        async with self._around.looking, self._around.lock:
             found, index = self._store.ticks.get(tick), self._dispatcher.live.indexes.get(tick)
             if found is None or index is None or found.replayed > replayed or not index.is_over:
                 return  # something came meanwhile
-            if index.end < found.size or not self._notebook.is_idle:
+            if index.end < found.size or not self._notebook.is_idle_for(tick):
                 return
+            await loop.run_in_executor(self._around.looker, self._store.remove, tick)
+            # Not before: it would be loaded again.
             self._dispatcher.forget(tick)
             self._looker.forget(tick)
-            # Nothing is added to it, as the lock is held; and in that thread nobody reads it.
-            await loop.run_in_executor(self._around.looker, self._store.remove, tick)
             self.removed_ticks += 1

@@ -105,10 +105,9 @@ class Looker:
         return index
 
     async def _loaded(self, tick: int, kept: TickIndex | None) -> TickIndex:
-        loop = asyncio.get_running_loop()
         if kept is None:
-            return await loop.run_in_executor(self._around.looker, self._store.load_index, tick)
-        await loop.run_in_executor(self._around.looker, self._store.extend_index, kept)
+            return await self._around.look(partial(self._store.load_index, tick))
+        await self._around.look(partial(self._store.extend_index, kept))
         return kept
 
     def _used(self) -> int:
@@ -125,11 +124,10 @@ class Looker:
         ticks = self._ticks_of(due_ms)
         indexes = [live[tick] for tick in ticks if tick in live]
         cold = [tick for tick in ticks if tick not in live]
-        loop = asyncio.get_running_loop()
         for at in range(0, len(cold), _AT_ONCE):
             some = cold[at : at + _AT_ONCE]
             find = partial(self._store.search.find, some, message_id, may_index=due_ms != ANY_DUE)
-            indexes += await loop.run_in_executor(self._around.looker, find)
+            indexes += await self._around.look(find)
         found: list[Found] = []
         for index in sorted(indexes, key=_tick_of):
             rows = index.find(message_id)
@@ -245,10 +243,7 @@ class Looker:
         is_whole = request.from_ms <= tick
         is_whole &= tick + LONGEST_TICK_MS <= (request.until_ms or _FOREVER)
         if is_whole and tick not in self._dispatcher.live.indexes:
-            loop = asyncio.get_running_loop()
-            found = await loop.run_in_executor(
-                self._around.looker, self._store.search.waiting, tick
-            )
+            found = await self._around.look(partial(self._store.search.waiting, tick))
             if found is not None:
                 return found
         index = await self.index(tick)

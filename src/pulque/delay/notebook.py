@@ -1,6 +1,7 @@
 """Group commit of dispatch logs: what many are about to do, written down with one sync."""
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
 from functools import partial
@@ -37,14 +38,21 @@ class Notebook:
         self._executor = executor
         self._warn = warn
         self._notes: list[_Note] = []
+        self._writing: list[_Note] = []
         self._has_notes = asyncio.Event()
-        self._is_idle = asyncio.Event()
-        self._is_idle.set()
+        self._count = self._written = 0
+        """How many notes there were, and how many of them are written."""
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        """Who waits until so many are."""
 
     @property
     def is_idle(self) -> bool:
         """Whether all that was noted is written."""
-        return self._is_idle.is_set()
+        return self._written == self._count
+
+    def is_idle_for(self, tick: int) -> bool:
+        """Whether all that was noted of a tick is written."""
+        return all(note.tick != tick for note in (*self._writing, *self._notes))
 
     def note(self, tick: int, record: bytes) -> asyncio.Future[None]:
         """Write a record; the future is done when it is on disk."""
@@ -58,12 +66,16 @@ class Notebook:
 
     def _put(self, note: _Note) -> None:
         self._notes.append(note)
-        self._is_idle.clear()
+        self._count += 1
         self._has_notes.set()
 
     async def drained(self) -> None:
-        """Wait until all that was noted by now is written."""
-        await self._is_idle.wait()
+        """Wait until all that was noted by now is written, whatever is noted meanwhile."""
+        if self.is_idle:
+            return
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((self._count, done))
+        await done
 
     async def run(self) -> None:
         """Write until cancelled.
@@ -74,10 +86,14 @@ class Notebook:
         while True:
             await self._has_notes.wait()
             self._has_notes.clear()
-            notes, self._notes = self._notes, []
-            await self._write(notes)
-            if not self._notes:
-                self._is_idle.set()
+            self._writing, self._notes = self._notes, []
+            await self._write(self._writing)
+            self._written += len(self._writing)
+            self._writing = []
+            while self._waiting and self._waiting[0][0] <= self._written:
+                _, done = self._waiting.popleft()
+                if not done.done():
+                    done.set_result(None)
 
     async def _write(self, notes: list[_Note]) -> None:
         records: dict[int, list[bytes]] = {}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pulque.delay.extent import Extent
 from pulque.delay.placing import MOVED_PREFIX
 from pulque.delay.replay import replay_rest
-from pulque.delay.store import ScheduleStore, next_sequences
+from pulque.delay.store import ScheduleStore, next_sequences, open_intents
 from pulque.model.batch import read_header
 from pulque.rules.dedup import Dedup
 from pulque.storage.engine import Engine
@@ -59,6 +59,8 @@ class Recovered:
     """For each broker group and partition, the number of the next batch."""
     extent: Extent
     """What the checkpoint says."""
+    unresumed: frozenset[int]
+    """Ticks that have batches whose outcome is not known."""
     batches: int
     """How many batches of the message log were put into the schedule."""
 
@@ -76,7 +78,8 @@ def recover(
         sequences[key] = max(sequences.get(key, 0), number)
     was_tick_ms = observer.extent.tick_ms or tick_ms
     batches = replay_rest(engine, store, listener, was_tick_ms)
-    return Recovered(engine, store, observer.dedup, sequences, observer.extent, batches)
+    unresumed = frozenset(tick for tick, each in noted if open_intents(each))
+    return Recovered(engine, store, observer.dedup, sequences, observer.extent, unresumed, batches)
 
 
 def encode_sequences(sequences: dict[tuple[str, str], int]) -> dict[bytes, bytes | None]:

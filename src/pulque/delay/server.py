@@ -47,7 +47,7 @@ from pulque.wire.versions import NEWEST
 
 __all__ = ["DelayServer", "run_delay"]
 
-_READERS = 3
+_READERS = 4
 _MOST_BALLAST = 4 * 1024 * 1024
 _SPARE_SEGMENTS = 16
 """As many as are sealed between two checkpoints when it is busy."""
@@ -206,7 +206,13 @@ class DelayServer(Supervised):
         )
         delivery = _delivery(settings, engine.identity.id)
         self._dispatcher = Dispatcher(
-            store, self._notebook, self._brokers, delivery, around, recovered.sequences
+            store,
+            self._notebook,
+            self._brokers,
+            delivery,
+            around,
+            recovered.sequences,
+            unresumed=recovered.unresumed,
         )
         self._replayer = Replayer(
             engine,
@@ -341,8 +347,9 @@ class DelayServer(Supervised):
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
-        # A step that was cancelled goes on in its thread.
-        await asyncio.get_running_loop().run_in_executor(self._executors[0], int)
+        # What was cancelled goes on in its thread: a step, a look.
+        for executor in self._executors[:2]:
+            await asyncio.get_running_loop().run_in_executor(executor, int)
         await self._dispatcher.close()
         await self._brokers.close()
         await self._committer.close()

@@ -287,9 +287,11 @@ class ScheduleStore:
     def extend_index(self, index: TickIndex) -> None:
         """Take into an index what was added to its tick since."""
         found = self.ticks.get(index.tick)
-        if found is not None and index.end < found.size:
+        size = 0 if found is None else found.size
+        if index.end < size:
             file = TickFile(self._files, index.tick, self._listener)
-            index.add(file.entries(index.end, end=found.size))
+            index.add(file.entries(index.end, end=size))
+            index.end = size  # what is damaged at the end is not told again
 
     def gather(self, tick: int, places: Places) -> Gathered:
         """Return messages of a tick, which are of one partition. May be called from any thread."""

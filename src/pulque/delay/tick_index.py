@@ -244,6 +244,12 @@ class TickIndex:
         return not bool((self.states <= RowState.TAKEN).any())
 
     @property
+    def coming(self) -> int:
+        """How many messages wait for their time, or are on their way."""
+        states = self.states
+        return int(np.count_nonzero((states <= RowState.TAKEN) & (states != RowState.STUCK)))
+
+    @property
     def waiting(self) -> Rows:
         """The rows that are neither dispatched nor on their way, nor taken back."""
         return np.flatnonzero(self.states <= RowState.STUCK)

@@ -7,7 +7,8 @@ from random import Random
 
 import pytest
 
-from pulque.errors import ErrorCode
+from pulque.delay import housekeeping, live
+from pulque.errors import ErrorCode, NotAllowedError
 from pulque.storage.files import File
 from pulque.storage.schedule_log import tick_named
 from pulque.testing.clock import ManualClock
@@ -358,3 +359,48 @@ async def test_files_of_removed_segments_are_written_again(
     clock.set_now_ms(due)
     await eventually(lambda: len(brokers.accepted) == 24)
     assert len(set(brokers.bodies)) == 24
+
+
+@pytest.mark.parametrize("is_stuck", [False, True])
+async def test_many_messages_that_are_over_or_stuck_keep_no_tick_out(
+    start_delay: StartDelay,
+    clock: ManualClock,
+    brokers: FakeBrokers,
+    monkeypatch: pytest.MonkeyPatch,
+    is_stuck: bool,  # noqa: FBT001
+) -> None:
+    monkeypatch.setattr(live, "_MOST_COMING", 100)
+    refusal = NotAllowedError("no") if is_stuck else None
+    brokers.refuses = lambda partition, _: refusal if partition == "refused" else None
+    running = await start_delay(files=MemoryFileSystem(), schedule={"tick": "5m"})
+    now = clock.now_ms()
+    await running.send([(b"many", now + SECOND)] * 100, "refused")
+    await running.send([(b"next", now + 5 * 60 * SECOND + SECOND)])
+    clock.advance(2 * SECOND)
+    if is_stuck:
+        await eventually(lambda: running.server.status()["dispatch"]["stuck"]["messages"] == 100)
+    else:
+        await eventually(lambda: len(brokers.accepted) == 100)
+    clock.set_now_ms(now + 5 * 60 * SECOND)
+    clock.advance(3 * SECOND)
+    clock.set_now_ms(now + 5 * 60 * SECOND + 2 * SECOND)
+    await eventually(lambda: b"next" in brokers.bodies)
+
+
+async def test_ticks_that_are_over_leave_the_memory_soon_if_they_are_large(
+    start_delay: StartDelay,
+    clock: ManualClock,
+    brokers: FakeBrokers,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(housekeeping, "_MANY_OVER", 50)
+    running = await start_delay(files=MemoryFileSystem())
+    await running.send([(b"x", clock.now_ms() + SECOND)] * 49)
+    clock.advance(2 * SECOND)
+    await eventually(lambda: len(brokers.accepted) == 49)
+    clock.set_now_ms(clock.now_ms() + 2 * HOUR)
+    clock.advance(5 * SECOND)
+    await asyncio.sleep(0.6)  # two turns of the housekeeper
+    assert checkpoints(running) == 0, "so few can wait for their minute"
+    monkeypatch.setattr(housekeeping, "_MANY_OVER", 49)
+    await eventually(lambda: running.server.status()["removed_ticks"] == 1)
