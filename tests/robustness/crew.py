@@ -11,10 +11,11 @@ import sys
 import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pulque
-from pulque.errors import PulqueError
+from pulque.errors import PulqueError, UsageError
 from pulque.testing.cluster import ClusterProcesses
 from tests.robustness.brokers import wait_until
 from tests.robustness.handling import SUBJECT, is_poison
@@ -120,17 +121,24 @@ def at_work(cluster: ClusterProcesses, folder: Path) -> Iterator[tuple[Crew, Pro
 def dead_letters(cluster: ClusterProcesses) -> dict[int, pulque.Message]:
     """Return the dead letters of all brokers that run."""
     found: dict[int, pulque.Message] = {}
-    partition = f"%dead%{SUBJECT}%crew"
-    for name, broker in cluster.brokers.items():
-        if not broker.is_running:
-            continue
-        with pulque.connect(broker.url, timeout=30) as client:
-            names = {each["name"] for each in client.status()["partitions"]}
-            if partition in names:
-                letters = client.read(
-                    SUBJECT, partition=partition, broker=name, max_messages=10_000
+
+    def is_read(name: str, url: str) -> bool:
+        partition = f"%dead%{SUBJECT}%crew"
+        with pulque.connect(url, timeout=30) as client:
+            if partition not in {each["name"] for each in client.status()["partitions"]}:
+                return True
+            try:
+                letters = list(
+                    client.read(SUBJECT, partition=partition, broker=name, max_messages=10_000)
                 )
-                found |= {int(each.body): each for each in letters}
+            except UsageError:
+                return False  # it was started just now, and no meta server has heard of it
+            found.update({int(each.body): each for each in letters})
+            return True
+
+    for name, broker in cluster.brokers.items():
+        if broker.is_running:
+            wait_until(partial(is_read, name, broker.url), within=30, what=f"{name} is known")
     return found
 
 
