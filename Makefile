@@ -3,14 +3,18 @@
 PYTHON  ?= python3
 WORKERS ?= 2
 ARGS    ?=
+MINUTES ?= 30
 
 VENV    := .venv
 BIN     := $(VENV)/bin
 READY   := $(VENV)/.ready
 PYTEST  := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
+# What tests start beside Python: missing ones are installed, or named in one line.
+PROGRAMS := java strace ip
+
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-fast crash check format acceptance bench coverage pins clean
+.PHONY: help demo test test-slow test-fast explore crash check format acceptance bench coverage pins clean
 
 help: ## List these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,16 +27,22 @@ $(READY): pyproject.toml requirements/dev.txt
 	@touch $@
 
 demo: $(READY) ## Start a broker, send, pull, and show what happened
+	@$(BIN)/python -m tools.programs java
 	@$(BIN)/python examples/demo.py $(ARGS)
 
 test: $(READY) ## Run the tests; results in .acceptance.json and .reports/
+	@$(BIN)/python -m tools.programs $(PROGRAMS)
 	@WORKERS=$(WORKERS) $(BIN)/python -m tools.suite $(ARGS)
 
 test-slow: $(READY) ## Run the tests that take minutes each: clusters of Spark, drivers killed
+	@$(BIN)/python -m tools.programs $(PROGRAMS)
 	$(PYTEST) -m long $(ARGS)
 
 test-fast: $(READY) ## Run the tests that need no server (about a minute)
 	$(PYTEST) -m "not server and not spark and not slow and not long" $(ARGS)
+
+explore: $(READY) ## Run everything random with new seeds for MINUTES=30; failures in .reports/explore/
+	@$(BIN)/python -m tools.explore --minutes $(MINUTES) --workers $(WORKERS) $(ARGS)
 
 crash: $(READY) ## Cut the power at every point, with many more examples
 	PULQUE_HYPOTHESIS_PROFILE=$${PULQUE_HYPOTHESIS_PROFILE:-night} $(PYTEST) --timeout=3600 \
@@ -49,6 +59,7 @@ format: $(READY) ## Format the code and mend what lint can mend
 	$(BIN)/ruff format .
 
 acceptance: $(READY) ## Run every test and count the acceptance items it proves
+	@$(BIN)/python -m tools.programs $(PROGRAMS)
 	@$(BIN)/python -m tools.acceptance $(ARGS)
 
 bench: $(READY) ## Measure against other queues on this machine

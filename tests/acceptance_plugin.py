@@ -4,10 +4,9 @@
     def test_nacks_survive_the_loss_of_every_broker(): ...
 
 An id that the list does not have makes its module or class fail to collect. With
-``--acceptance-report=FILE`` the end of the run writes ``{item id: {test: outcome}}``; a run of
-what failed before (``--last-failed``) changes the outcomes of just these. Under xdist the marks
-travel as user properties of the reports, so that the controller, which sees every report, is the
-only one that writes.
+``--acceptance-report=FILE`` the end of the run writes ``{item id: {test: outcome}}``. Under xdist
+the marks travel as user properties of the reports, so that the controller, which sees every
+report, is the only one that writes.
 """
 
 import json
@@ -27,10 +26,9 @@ _WORST_LAST = ("passed", "skipped", "failed")
 class Outcomes:
     """Gathers reports: up to three for a test (set-up, call, tear-down); the worst counts."""
 
-    def __init__(self, path: Path, *, is_second_try: bool = False) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
         self._outcomes: dict[str, dict[str, str]] = {}
-        self._is_second_try = is_second_try
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         for name, id in report.user_properties:
@@ -42,11 +40,6 @@ class Outcomes:
         tests[test] = max(tests.get(test, outcome), outcome, key=_WORST_LAST.index)
 
     def pytest_sessionfinish(self) -> None:
-        earlier: dict[str, dict[str, str]] = {}
-        if self._is_second_try and self._path.exists():
-            earlier = json.loads(self._path.read_text(encoding="utf-8"))
-        for id, tests in earlier.items():
-            self._outcomes[id] = tests | self._outcomes.get(id, {})
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._path.write_text(
             json.dumps(self._outcomes, indent=1, sort_keys=True), encoding="utf-8"
@@ -67,8 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
     is_worker = hasattr(config, "workerinput")
     if path is not None and not is_worker:
         report = config.invocation_params.dir / path
-        outcomes = Outcomes(report, is_second_try=config.getoption("lf"))
-        config.pluginmanager.register(outcomes)
+        config.pluginmanager.register(Outcomes(report))
 
 
 @pytest.hookimpl(wrapper=True)

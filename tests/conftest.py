@@ -1,14 +1,18 @@
 """What every test has: a seed that can be repeated, hypothesis profiles, the acceptance marks."""
 
 import os
-import re
 import secrets
 import signal
 
 import hypothesis
 import pytest
 
-pytest_plugins = ["tests.acceptance_plugin", "pulque.testing.plugin", "pytester"]
+pytest_plugins = [
+    "tests.acceptance_plugin",
+    "tests.skips",
+    "pulque.testing.plugin",
+    "pytester",
+]
 
 _SEED = "PULQUE_TEST_SEED"
 _PROFILE = "PULQUE_HYPOTHESIS_PROFILE"
@@ -28,16 +32,13 @@ def pytest_configure(config: pytest.Config) -> None:
     # Through the environment, so that the workers of xdist inherit what their controller drew.
     drawn = config.option.hypothesis_seed or str(secrets.randbelow(2**32))
     config.option.hypothesis_seed = os.environ.setdefault(_SEED, drawn)
-    if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(_PlainNames())
 
 
-class _PlainNames:
-    """Takes the group that xdist adds (``test_a@spark``) off again: `--last-failed` knows none."""
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        report.nodeid = re.sub(r"@\w+$", "", report.nodeid)
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark what is random, for `make explore`."""
+    is_property = getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
+    if is_property or "seed" in getattr(item, "fixturenames", ()):
+        item.add_marker("random")
 
 
 def pytest_report_header() -> str:

@@ -186,19 +186,6 @@ def test_a_run_reports_every_marked_test(tmp_path: Path, options: tuple[str, ...
     assert run.report["000-02"] == {"test_sample.py::test_that_passes": "passed"}
 
 
-def test_a_second_try_changes_what_it_ran_and_nothing_else(tmp_path: Path) -> None:
-    first = run_pytest(tmp_path, SAMPLE, "-n", "2").report
-    second = run_pytest(tmp_path, SAMPLE.replace("assert False", "pass"), "--last-failed").report
-
-    mended = "test_sample.py::TestOfAClass::test_that_fails"
-    assert first["000-04"] == {mended: "failed"}
-    assert second == {
-        **first,
-        "000-01": first["000-01"] | {mended: "passed"},
-        "000-04": {mended: "passed"},
-    }
-
-
 @pytest.mark.parametrize("options", [(), ("-n", "2")], ids=["alone", "xdist"])
 def test_an_unknown_id_fails_the_run(tmp_path: Path, options: tuple[str, ...]) -> None:
     source = '@__import__("pytest").mark.accepts("000-01", "000-999")\ndef test_a(): pass\n'

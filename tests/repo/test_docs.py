@@ -93,7 +93,19 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
     assert broken_links(page) == []
 
 
-@pytest.mark.skipif(not JOURNEY.exists(), reason="the journey is not written yet")
+@pytest.mark.accepts("003-62")
+def test_every_decision_says_why_and_at_what_price() -> None:
+    records = sorted((ROOT / "docs/decisions").glob("[0-9]*.md"))
+    parts = ("# ", "\n## Context\n", "\n## Choice\n", "\n## Price\n")
+    texts = {each.name: each.read_text(encoding="utf-8") for each in records}
+
+    assert [int(name[:4]) for name in texts] == list(range(1, len(texts) + 1))
+    assert {name: [p for p in parts if p not in text] for name, text in texts.items()} == {
+        name: [] for name in texts
+    }
+
+
+@pytest.mark.accepts("003-62")
 def test_the_journey_names_files_and_names_that_exist() -> None:
     found = list(mentions(JOURNEY.read_text(encoding="utf-8")))
 

@@ -3,12 +3,9 @@
 import re
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.accepts("004-52")
 def test_what_waiting_for_the_disk_costs_is_measured_and_said() -> None:
     newest = max((ROOT / "bench/results").glob("*.md")).read_text(encoding="utf-8")
     readme = (ROOT / "README.md").read_text(encoding="utf-8")

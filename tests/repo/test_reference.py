@@ -414,7 +414,12 @@ def test_every_error_is_on_the_page() -> None:
 
 def told_classes() -> Iterator[type[PulqueError]]:
     """Yield the class that stands for each code: those of general use are left out."""
-    general = {errors.RejectedError, errors.ProtocolError, errors.LocalProtocolError}
+    general = {
+        errors.ForkedError,
+        errors.LocalProtocolError,
+        errors.ProtocolError,
+        errors.RejectedError,
+    }
     for name in errors.__all__:
         kind = getattr(errors, name)
         if isinstance(kind, type) and issubclass(kind, PulqueError) and kind not in general:

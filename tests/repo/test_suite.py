@@ -1,4 +1,4 @@
-"""`make test` gives what failed a second try, and no more than that."""
+"""`make test` runs each test once: a red test is red."""
 
 import json
 import shutil
@@ -21,25 +21,25 @@ def test_that_fails_once():
     is_first = not seen.exists()
     seen.touch()
     assert not is_first
+"""
+GREEN = """
+import pytest
 
 @pytest.mark.accepts("000-01")
-def test_that_passes():
-    with Path("passes").open("a") as file:
-        file.write("!")
-"""
-ALWAYS = """
-def test_that_fails(): assert False
+def test_that_passes(): pass
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("source", "expected"), [(ONCE, 0), (ONCE + ALWAYS, 1)])
-def test_a_failure_counts_if_it_comes_twice(tmp_path: Path, source: str, expected: int) -> None:
+@pytest.mark.parametrize(("source", "expected"), [(ONCE, "failed"), (GREEN, "passed")])
+def test_a_failure_counts_even_if_it_comes_once(
+    tmp_path: Path, source: str, expected: str
+) -> None:
     for each in ("tools", "docs"):
         shutil.copytree(suite.ROOT / each, tmp_path / each)
     (tmp_path / "conftest.py").write_text('pytest_plugins = ["tests.conftest"]\n')
     (tmp_path / "pytest.ini").write_text(
-        f"[pytest]\npythonpath = {suite.ROOT}\nmarkers =\n    accepts\n    long\n"
+        f"[pytest]\npythonpath = {suite.ROOT}\nmarkers =\n    accepts\n    long\n    random\n"
     )
     (tmp_path / "test_sample.py").write_text(source)
 
@@ -51,12 +51,6 @@ def test_a_failure_counts_if_it_comes_twice(tmp_path: Path, source: str, expecte
         check=False,
     )
 
-    assert ended.returncode == expected, ended.stdout
-    assert ("These needed their second try" in ended.stdout) is (expected == 0)
-    assert (tmp_path / "passes").read_text() == "!", "it was not run again"
-    assert json.loads((tmp_path / ".acceptance.json").read_text()) == {
-        "000-01": {
-            "test_sample.py::test_that_fails_once": "passed",
-            "test_sample.py::test_that_passes": "passed",
-        }
-    }
+    assert ended.returncode == (expected == "failed"), ended.stdout
+    report = json.loads((tmp_path / ".acceptance.json").read_text())
+    assert set(report["000-01"].values()) == {expected}
