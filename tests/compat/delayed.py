@@ -1,7 +1,8 @@
 """What a delay server of each version left behind: ``python -m tests.compat.delayed v1-delay``.
 
 The folder is written once, by a server that is killed, and never again. Some of its messages were
-delivered, cancelled and moved, and its message log was written over files of removed segments.
+delivered, cancelled and moved. ``v1-delay-spares`` is of a release that wrote segments of its
+message log over the files of removed ones.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ SECOND = 1000
 HOUR = 3_600_000
 SECTIONS = {"storage": {"segment_size": "64KiB"}}
 COUNTS = (20, 20, 20, 20, 5)
-"""So many messages fill a segment; the last one ends before the older bytes in its file do."""
+"""So many messages fill a segment; the last one is not full."""
 
 
 def _bodies(turn: int) -> list[bytes]:

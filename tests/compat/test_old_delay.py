@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from pulque.storage.files import OsFileSystem
+from pulque.storage.inspection import data_files
+from pulque.storage.verification import verify
 from pulque.testing.clock import ManualClock
 from tests.compat.delayed import HOUR, LEFT, NOW_MS, SECTIONS, data_file
 from tests.unit.delay.running import FakeBrokers, RunningDelay, eventually
@@ -24,6 +27,8 @@ async def test_what_an_old_delay_server_left_is_delivered_once(
         archive.extractall(tmp_path, filter="data")
     clock = ManualClock(NOW_MS + 10 * 60_000)
     brokers = FakeBrokers(clock)
+    left = OsFileSystem(str(tmp_path / "delay"))
+    assert verify(left, data_files(left)).findings == []
     running = RunningDelay(tmp_path / "delay", clock, brokers, None, SECTIONS)
     await running.start()
     try:
@@ -36,4 +41,5 @@ async def test_what_an_old_delay_server_left_is_delivered_once(
 
     assert sorted(brokers.bodies) == LEFT
     assert brokers.bodies[-1] == b"hour 9", "it was moved to the end"
+    assert not list((tmp_path / "delay").rglob("*.spare"))
     assert "corruption_found" not in capsys.readouterr().out

@@ -34,7 +34,7 @@ class Archive:
 
     @classmethod
     def build(cls, seed: int, *, checkpoints: bool) -> "Archive":
-        files = MemoryFileSystem()
+        files = MemoryFileSystem(random=Random(seed))
         archive = cls(files, Ledger())
         random = Random(seed)
         ids = IdSource(seed)

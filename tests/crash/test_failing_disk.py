@@ -70,7 +70,7 @@ def check_writes_nothing(files: MemoryFileSystem, engine: Engine) -> None:
 
 @pytest.mark.parametrize("actions", [True, False])
 def test_a_failed_sync_is_final(*, actions: bool) -> None:
-    files = MemoryFileSystem()
+    files = MemoryFileSystem(random=Random(1))
     engine = open_with_message(files)
     send(engine)
     if actions:
@@ -91,7 +91,7 @@ def test_a_failed_sync_is_final(*, actions: bool) -> None:
 
 
 def test_a_sync_that_failed_in_a_checkpoint_is_final_too() -> None:
-    files = MemoryFileSystem()
+    files = MemoryFileSystem(random=Random(1))
     engine = open_with_message(files)
     send(engine)
     job = engine.begin_checkpoint({})
@@ -103,7 +103,7 @@ def test_a_sync_that_failed_in_a_checkpoint_is_final_too() -> None:
 
 
 def test_a_sync_for_which_there_was_no_room_is_final() -> None:
-    files = MemoryFileSystem()
+    files = MemoryFileSystem(random=Random(1))
     engine = open_with_message(files)
     send(engine)
     job = engine.begin_sync(actions=False)
@@ -117,7 +117,7 @@ def test_a_sync_for_which_there_was_no_room_is_final() -> None:
 
 @pytest.mark.parametrize("call", [send, lambda e: e.append_action(random_fact(Random(1)))])
 def test_a_failed_write_is_final(call: Callable[[Engine], object]) -> None:
-    files = MemoryFileSystem()
+    files = MemoryFileSystem(random=Random(1))
     engine = open_with_message(files)
     files.fail_after(1, StorageError("input/output error"), part=20)
 
@@ -131,7 +131,7 @@ def test_a_failed_write_is_final(call: Callable[[Engine], object]) -> None:
 
 
 def test_a_checkpoint_whose_own_file_fails_leaves_the_older_one(seed: int) -> None:
-    files = MemoryFileSystem()
+    files = MemoryFileSystem(random=Random(1))
     engine = open_with_message(files)
     checkpoint(engine)
     send(engine)
@@ -148,44 +148,44 @@ def test_a_checkpoint_whose_own_file_fails_leaves_the_older_one(seed: int) -> No
         assert not opened.heard.refused
 
 
+def work_until_it_fails(
+    seed: int, nth: int, cut: Cut, *, in_sync: bool
+) -> tuple[list[MemoryFileSystem], bool]:
+    """Let one sync or write fail and cut the power; check what is left.
+
+    Returns:
+        The disk, what the power cut left of it, and whether anything failed.
+    """
+    files = MemoryFileSystem(random=Random(1))
+    random = Random(f"{seed}/{nth}")
+    workload = Workload.begin(files, random)
+    workload.never_refuse()
+    if in_sync:
+        files.fail_sync_after(nth, StorageError("sync failed"))
+    else:
+        part = random.choice((0, 10, 100, 1000))
+        files.fail_after(nth, StorageError("input/output error"), part=part)
+    has_failed = False
+    try:
+        workload.run(60)
+    except StorageError:
+        has_failed = True
+    # An operation that raised may have written more than the ledger knows.
+    workload.ledger.note(files.operations)
+    survivor = files.after_power_cut(files.operations, cut, random)
+    opened = open_engine(survivor, SMALL, workload.now_ms)
+    workload.ledger.check(opened, files.operations)
+    return [files, survivor], has_failed
+
+
 @pytest.mark.parametrize("cut", [Cut.LOST, Cut.TORN, Cut.KEPT])
 @pytest.mark.accepts("004-06")
 def test_nothing_promised_is_lost_whichever_sync_fails(seed: int, cut: Cut) -> None:
-    failed = 0
-    for nth in NTHS:
-        files = MemoryFileSystem()
-        random = Random(f"{seed}/{nth}")
-        workload = Workload.begin(files, random)
-        workload.never_refuse()
-        files.fail_sync_after(nth, StorageError("sync failed"))
-        try:
-            workload.run(60)
-        except StorageError:
-            failed += 1
-        # An operation that raised may have written more than the ledger knows.
-        workload.ledger.note(files.operations)
-        survivor = files.after_power_cut(files.operations, cut, random)
-        opened = open_engine(survivor, SMALL, workload.now_ms)
-        workload.ledger.check(opened, files.operations)
+    failed = sum(work_until_it_fails(seed, nth, cut, in_sync=True)[1] for nth in NTHS)
     assert failed > len(NTHS) * 0.6
 
 
 @pytest.mark.parametrize("cut", [Cut.LOST, Cut.TORN, Cut.KEPT])
 def test_nothing_promised_is_lost_whichever_write_fails(seed: int, cut: Cut) -> None:
-    failed = 0
-    for nth in NTHS:
-        files = MemoryFileSystem()
-        random = Random(f"{seed}/{nth}")
-        workload = Workload.begin(files, random)
-        workload.never_refuse()
-        part = random.choice((0, 10, 100, 1000))
-        files.fail_after(nth, StorageError("input/output error"), part=part)
-        try:
-            workload.run(60)
-        except StorageError:
-            failed += 1
-        workload.ledger.note(files.operations)
-        survivor = files.after_power_cut(files.operations, cut, random)
-        opened = open_engine(survivor, SMALL, workload.now_ms)
-        workload.ledger.check(opened, files.operations)
+    failed = sum(work_until_it_fails(seed, nth, cut, in_sync=False)[1] for nth in NTHS)
     assert failed > len(NTHS) * 0.6

@@ -155,7 +155,7 @@ def test_a_write_refused_at_any_point_leaves_nothing_behind(part: int) -> None:
     writes = count_writes()
     assert writes > 80
     for nth in range(1, writes + 1, 4 if EFFORT == 1 else 1):
-        files = MemoryFileSystem()
+        files = MemoryFileSystem(random=Random(1))
         script = Script(files)
         files.fail_after(nth, StorageFullError("no room"), part=part)
         script.run()
@@ -168,7 +168,7 @@ def test_a_write_refused_at_any_point_leaves_nothing_behind(part: int) -> None:
 
 
 def count_writes() -> int:
-    files = MemoryFileSystem()
+    files = MemoryFileSystem(random=Random(1))
     script = Script(files)
     before = files.operations
     script.run()
@@ -177,7 +177,7 @@ def count_writes() -> int:
 
 
 def test_a_new_segment_that_is_refused_leaves_the_open_one_open() -> None:
-    files = MemoryFileSystem()
+    files = MemoryFileSystem(random=Random(1))
     script = Script(files)
     script.run()
     engine = script.engine
@@ -195,7 +195,7 @@ class TestReserve:
     RESERVE = 5000
 
     def fill(self) -> tuple[MemoryFileSystem, Engine, int]:
-        files = MemoryFileSystem()
+        files = MemoryFileSystem(random=Random(1))
         options = replace(SMALL, reserve_bytes=self.RESERVE)
         engine = open_engine(files, options, NOW_MS).engine
         files.room = 30_000
@@ -277,7 +277,7 @@ class TestBallast:
     """A little room that is taken up in advance."""
 
     def full(self) -> tuple[MemoryFileSystem, Engine]:
-        files = MemoryFileSystem()
+        files = MemoryFileSystem(random=Random(1))
         options = replace(SMALL, reserve_bytes=100, ballast_bytes=100_000)
         engine = open_engine(files, options, NOW_MS).engine
         engine.append_action(random_fact(Random(1)))
@@ -315,7 +315,7 @@ class TestBallast:
 
 
 def test_the_open_segment_is_never_removed() -> None:
-    engine = open_engine(MemoryFileSystem(), SMALL, NOW_MS).engine
+    engine = open_engine(MemoryFileSystem(random=Random(1)), SMALL, NOW_MS).engine
 
     with pytest.raises(UsageError, match="open segment"):
         engine.remove_oldest()

@@ -295,7 +295,7 @@ HARD_SEGMENTS: dict[str, Callable[[int, int], bytes]] = {
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", HARD_SEGMENTS)
 def test_a_hard_segment_is_searched_once(kind: str) -> None:
-    files = MemoryFileSystem()
+    files = MemoryFileSystem(random=Random(1))
     engine = open_engine(files, OPTIONS, NOW_MS).engine
     base = engine.end
     engine.close()
@@ -320,7 +320,7 @@ HARD_FACTS: dict[str, Callable[[int], bytes]] = {
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", HARD_FACTS)
 def test_hard_facts_are_searched_once(kind: str) -> None:
-    files = MemoryFileSystem()
+    files = MemoryFileSystem(random=Random(1))
     engine = open_engine(files, OPTIONS, NOW_MS).engine
     facts = [random_fact(Random(i)) for i in range(10)]
     for fact in facts[:5]:

@@ -12,7 +12,6 @@ from random import Random
 import pytest
 
 from pulque.testing.files import Cut, MemoryFileSystem
-from pulque.testing.power import Linked
 from tests.crash.ledger import Ledger
 from tests.crash.opening import EFFORT, open_engine
 from tests.crash.workload import SMALL, Workload
@@ -21,36 +20,25 @@ CUTS = (Cut.LOST, Cut.KEPT, Cut.TORN, Cut.TORN, Cut.ZEROED, Cut.GARBAGE)
 SHARES = 12
 LEAST_OPERATIONS = 150
 LEAST_POINTS = LEAST_OPERATIONS * len(CUTS)
-LEAST_REUSED = 3
 ROUNDS = max(1, EFFORT // 10)
 """More than one in the nightly profile."""
 
 
 def run_workload(
-    random: Random, operations: int, spares: int
+    random: Random, operations: int, *, removes_often: bool
 ) -> tuple[MemoryFileSystem, Ledger, Workload]:
-    files = MemoryFileSystem()
+    files = MemoryFileSystem(random=Random(random.getrandbits(64)))
     options = replace(
         SMALL,
         segment_bytes=random.choice((900, 2500, 6000)),
         action_segment_bytes=random.choice((150, 400, 2000)),
-        spare_segments=spares,
     )
     workload = Workload.begin(files, random, options)
-    if spares:
+    if removes_often:
         workload.remove_often()
-    while files.operations - len(workload.ledger.unknown) < operations or times_reused(
-        files
-    ) < LEAST_REUSED * bool(spares):
+    while files.operations - len(workload.ledger.unknown) < operations:
         workload.run(5)
     return files, workload.ledger, workload
-
-
-def times_reused(files: MemoryFileSystem) -> int:
-    """Count how often a spare got the name of a segment."""
-    changes = map(files.operation, range(files.operations))
-    linked = [each.links for each in changes if isinstance(each, Linked) and len(each.links) == 2]
-    return sum(old[1].endswith(".spare") for old, _ in linked)
 
 
 def recover(
@@ -70,9 +58,9 @@ def recover(
     )
 
 
-def cut_everywhere(name: str, operations: int, spares: int = 0) -> int:
+def cut_everywhere(name: str, operations: int, *, removes_often: bool = False) -> int:
     """Cut the power at every point of one workload; return how many points that were."""
-    files, ledger, workload = run_workload(Random(name), operations, spares)
+    files, ledger, workload = run_workload(Random(name), operations, removes_often=removes_often)
     points = 0
     for at in sorted(set(range(files.operations + 1)) - ledger.unknown):
         for draw, cut in enumerate(CUTS):
@@ -109,14 +97,14 @@ def test_everything_promised_survives_at_some_points(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spares", [1, 2, 5])
-def test_segments_that_are_written_again_survive_at_every_point(spares: int, seed: int) -> None:
+def test_what_is_left_of_removed_segments_survives_at_every_point(seed: int) -> None:
     for turn in range(ROUNDS):
-        assert cut_everywhere(f"{seed}/spares/{turn}", 600, spares) >= 600 * len(CUTS)
+        name = f"{seed}/removing/{turn}"
+        assert cut_everywhere(name, 600, removes_often=True) >= 600 * len(CUTS)
 
 
-def test_segments_that_are_written_again_survive_at_some_points(seed: int) -> None:
-    assert cut_everywhere(f"{seed}/spares", 150, 2) >= 800
+def test_what_is_left_of_removed_segments_survives_at_some_points(seed: int) -> None:
+    assert cut_everywhere(f"{seed}/removing", 150, removes_often=True) >= 800
 
 
 def test_there_are_ten_thousand_points() -> None:

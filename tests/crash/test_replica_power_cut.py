@@ -16,6 +16,7 @@ from pulque.storage.replica import ReplicaLogs
 from pulque.testing.files import Cut, MemoryFileSystem
 from tests.crash.opening import EFFORT, Heard, open_engine
 from tests.crash.workload import SMALL, Workload
+from tests.unit.storage.copying import mend
 
 CUTS = (Cut.LOST, Cut.KEPT, Cut.TORN, Cut.TORN, Cut.ZEROED, Cut.GARBAGE)
 
@@ -80,7 +81,7 @@ def checkpoint(leader: Workload) -> bytes:
 
 def live(engine: Engine, random: Random, older: bytes) -> Copied:
     """Copy a leader, with everything that can happen on the way."""
-    copied = Copied(MemoryFileSystem())
+    copied = Copied(MemoryFileSystem(random=random))
     logs = ReplicaLogs(copied.files, SMALL, Heard())
     places: list[tuple[int, int]] = []
     while places[-1:] != [(engine.end, engine.actions.end)]:
@@ -129,7 +130,8 @@ def do_something(
             del places[-2:]
 
 
-def check(copied: Copied, engine: Engine, at: int, cut: Cut, random: Random) -> None:
+def check(copied: Copied, engine: Engine, at: int, cut: Cut, random: Random) -> MemoryFileSystem:
+    """Cut the power, let the follower go on, and return its disk."""
     survivor = copied.files.after_power_cut(at, cut, random)
     logs = ReplicaLogs(survivor, SMALL, Heard())
     messages, actions = copied.promised(at)
@@ -141,6 +143,9 @@ def check(copied: Copied, engine: Engine, at: int, cut: Cut, random: Random) -> 
     heard = Heard()
     logs = ReplicaLogs(survivor, SMALL, heard)
     assert not heard.cuts
+    if logs.has_holes:
+        assert at >= copied.emptied_at
+        mend(engine, logs)
     copy_all(engine, logs, survivor)
     put_checkpoint(engine, logs)
     sync(logs)
@@ -153,23 +158,30 @@ def check(copied: Copied, engine: Engine, at: int, cut: Cut, random: Random) -> 
     assert {name: p.end for name, p in opened.engine.partitions.by_name.items()} == ends
     assert opened.engine.end == engine.end
     assert opened.engine.actions.end >= engine.actions.end  # a full segment is followed by one
+    return survivor
 
 
-@pytest.mark.parametrize("seed", range(max(1, EFFORT // 2)))
-def test_a_follower_survives_a_power_cut_at_any_moment(seed: int) -> None:
-    random = Random(f"replica {seed}")
-    leader = Workload.begin(MemoryFileSystem(), random)
+def lead_and_copy(name: str) -> tuple[Engine, Copied]:
+    """Let a leader work, and a follower copy it."""
+    random = Random(name)
+    leader = Workload.begin(MemoryFileSystem(random=random), random)
     leader.run(20)
     older = checkpoint(leader)
     leader.run(15)
     checkpoint(leader)
     engine = leader.opened.engine
-    copied = live(engine, random, older)
+    return engine, live(engine, random, older)
+
+
+@pytest.mark.parametrize("turn", range(max(1, EFFORT // 2)))
+def test_a_follower_survives_a_power_cut_at_any_moment(turn: int, seed: int) -> None:
+    name = f"replica {seed}/{turn}"
+    engine, copied = lead_and_copy(name)
     for at in range(copied.files.operations + 1):
         for draw, cut in enumerate(CUTS):
             try:
-                check(copied, engine, at, cut, Random(f"{seed}/{at}/{draw}"))
+                check(copied, engine, at, cut, Random(f"{name}/{at}/{draw}"))
             except BaseException as error:
-                error.add_note(f"seed {seed}, {cut} after {at} of {copied.files.operations}")
+                error.add_note(f"workload {name}, {cut} after {at} of {copied.files.operations}")
                 error.add_note(str(copied.files.operation(at - 1)) if at else "the beginning")
                 raise

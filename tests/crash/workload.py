@@ -107,7 +107,7 @@ class Workload:
         self._steps = [step for step in self._steps if step != self._refuse]
 
     def remove_often(self) -> None:
-        """Keep few segments, so that their files are written again soon."""
+        """Keep few segments, so that most cuts are near the removal of one."""
         self._steps += [self._roll] * 2 + [self._remove] * 12
 
     def step(self, step: Callable[[], None]) -> None:

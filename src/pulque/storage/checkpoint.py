@@ -60,7 +60,8 @@ class Checkpoints:
 
     def update(self, changes: Mapping[bytes, bytes | None]) -> None:
         """Take in what changed since the last checkpoint; None removes a value."""
-        for key, value in changes.items():
+        # In order, so that the same history makes the same file.
+        for key, value in sorted(changes.items()):
             if value is None:
                 self._state.pop(key, None)
             else:

@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeVar
 
 from pulque.errors import CorruptionError
 from pulque.model.positions import ConsumeSequence, MessageOffset, PartitionId
+from pulque.storage.damage import Hole
 from pulque.storage.files import FileSystem, WouldBlockError
 from pulque.storage.index import NO_ENTRIES, Entry, OpenIndex, SealedIndex, Table
 from pulque.storage.listener import Listener
@@ -48,6 +49,8 @@ class Span(NamedTuple):
     first_sequence: ConsumeSequence
     end: ConsumeSequence
     pieces: list[Piece]
+    holes: tuple[Hole, ...] = ()
+    """What should lie before or between them, and is in no index."""
 
     @property
     def length(self) -> int:
@@ -119,6 +122,7 @@ class ConsumeLogs:
             WouldBlockError: An index file would have to be read from the disk.
         """
         pieces: list[Piece] = []
+        holes: tuple[Hole, ...] = ()
         first = at = sequence
         messages, room = max_messages, max_bytes
         at_once = _ENTRIES_AT_FIRST
@@ -127,11 +131,14 @@ class ConsumeLogs:
             entries = self._entries(partition.id, at, limit, may_block=may_block)
             at_once = min(at_once * 4, _ENTRIES_AT_ONCE)
             if not entries:
+                holes += (Hole(at, end),)
                 break
             for entry in entries:
                 piece = _piece(entry, at, end, messages, room, is_first=not pieces)
                 if piece is None or (pieces and piece.end - piece.start < entry.count):
-                    return Span(first, at, pieces)
+                    return Span(first, at, pieces, holes)
+                if entry.first_sequence > at:
+                    holes += (Hole(at, entry.first_sequence),)
                 if not pieces:
                     first = ConsumeSequence(entry.first_sequence + piece.start)
                 pieces.append(piece)
@@ -139,8 +146,8 @@ class ConsumeLogs:
                 messages = first + max_messages - at
                 room -= entry.size * (piece.end - piece.start) // entry.count
                 if piece.end < entry.count or messages <= 0 or room <= 0 or at >= end:
-                    return Span(first, at, pieces)
-        return Span(first, at, pieces)
+                    return Span(first, at, pieces, holes)
+        return Span(first, at, pieces, holes)
 
     def at_time(self, partition: Partition, at_ms: int) -> ConsumeSequence:
         """Return the first message stored at or after an instant, or the end."""

@@ -177,6 +177,11 @@ class CopiedLog:
         self._listener.segment_removed(segment.path, segment.end - segment.base)
         return segment
 
+    def remove_beside(self, segment: Segment) -> None:
+        """Remove what was made from a segment, durably."""
+        self._remove(segment, *_BESIDE)
+        self._files.sync_directory(self._directory)
+
     def close(self) -> None:
         """Close all files."""
         for segment in self.segments + self._hidden:

@@ -22,6 +22,7 @@ from pulque.storage.archived import read_archived
 from pulque.storage.checkpoint import Checkpoints
 from pulque.storage.consume_log import ConsumeLogs, Span
 from pulque.storage.copyable import Copyable
+from pulque.storage.damage import Damages
 from pulque.storage.files import Buffer, FileSystem
 from pulque.storage.identity import Identity
 from pulque.storage.index import OpenIndex
@@ -37,7 +38,6 @@ from pulque.storage.recovery import MARK_KEY, Mark, Observer, RecoveredLog, reco
 from pulque.storage.room import Room
 from pulque.storage.search import Search
 from pulque.storage.segment import Segment
-from pulque.storage.spares import Spares
 
 __all__ = ["Engine"]
 
@@ -57,8 +57,7 @@ class Engine(Copyable):
         self._options = options
         self._listener = listener
         self._health = Health()
-        self._spares = Spares(files, options.spare_segments)
-        self._room = Room(files, options, self._spares)
+        self._room = Room(files, options)
         self.identity = Identity.open(files)
         for directory in DIRECTORIES:
             files.make_directory(directory)
@@ -67,15 +66,15 @@ class Engine(Copyable):
         self.partitions = Partitions()
         self._checkpoints = Checkpoints(files, listener)
         state = self._checkpoints.load()
-        self._mark = self._load(state)
-        self._previous_mark = self._mark
+        self._mark = self._previous_mark = self._load(state)
         observer.checkpoint_loaded(state)
         recovered = recover_message_log(files, listener, self.partitions, self._mark, observer)
-        self._log = MessageLog(files, options, listener, recovered.segments, self._spares)
+        self._log = MessageLog(files, options, listener, recovered.segments)
         self._log.resume(recovered.end, recovered.stored_at_ms, self._mark.message_offset)
         self._consume_logs = ConsumeLogs(files, self._log, listener, recovered.indexes)
-        self._reader = RecordReader(self._log, listener)
-        self.search = Search(self._consume_logs, self._log, listener)
+        self.damages = Damages(files, self.partitions, listener, has_copies=options.is_replicated)
+        self._reader = RecordReader(self._log, self.damages)
+        self.search = Search(self._consume_logs, self._log, self.damages)
         """Looks for messages by their tags."""
         self.actions = ActionLog.open(files, options, listener, self._mark.action_offset)
         self._unconfirmed: deque[tuple[MessageOffset, Partition, ConsumeSequence]] = deque()
@@ -294,10 +293,12 @@ class Engine(Copyable):
     def read(self, partition: Partition, span: Span, *, may_block: bool = True) -> list[Buffer]:
         """Return the records of a span, verified, as buffers that follow each other.
 
-        Damaged batches are reported and left out. May be called from any thread.
+        Damaged batches are reported and left out, if no other broker has a copy of them. May be
+        called from any thread.
 
         Raises:
             WouldBlockError: Not ``may_block``, and the disk would have to be asked.
+            CorruptionError: Some of it is damaged, and others have copies.
         """
         return self._reader.read(partition, span, may_block=may_block)
 
@@ -356,9 +357,7 @@ class Engine(Copyable):
         oldest = self._log.segments[0].base
         # The next segment's table keeps the numbering: it must be durable before this one goes.
         steps = self._log.sync_steps() if self._log.synced <= oldest else []
-        sync = self._sync_job(steps, actions=False)
-        spares = None if self._room.is_full else self._spares
-        return RemovalJob(self._files, segment, oldest, sync, spares)
+        return RemovalJob(self._files, segment, oldest, self._sync_job(steps, actions=False))
 
     @property
     def removable_segments(self) -> int:

@@ -145,6 +145,9 @@ class FileSystem(Protocol):
     def free_bytes(self) -> int:
         """Return how much room there is for more."""
 
+    def random_bytes(self, count: int) -> bytes:
+        """Return random bytes, for ids; a simulation returns them from its seed."""
+
 
 class _OsFile:
     """A file of the operating system."""
@@ -364,6 +367,9 @@ class OsFileSystem:
         with _translating(self.root):
             found = os.statvfs(self.root)
         return found.f_bavail * found.f_frsize
+
+    def random_bytes(self, count: int) -> bytes:
+        return os.urandom(count)
 
     def lock(self) -> None:
         """Take the directory for this process, as long as it lives.

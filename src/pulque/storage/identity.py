@@ -1,7 +1,6 @@
 """Whose directory this is, of which format, and how often it was opened."""
 
 import json
-import secrets
 from dataclasses import dataclass
 
 from pulque.errors import DataDirectoryError
@@ -50,7 +49,11 @@ class Identity:
                     f"the directory holds {foreign[0]!r} and no {_FORMAT_FILE}, so it is not a "
                     "data directory of Pulque: choose an empty one"
                 )
-            made = {"format": FORMAT, "system": "pulque", "id": secrets.token_hex(_ID_BYTES)}
+            made = {
+                "format": FORMAT,
+                "system": "pulque",
+                "id": files.random_bytes(_ID_BYTES).hex(),
+            }
             text = json.dumps(made)
             replace(files, _FORMAT_FILE, [text.encode()])
             files.sync_directory("")

@@ -9,7 +9,7 @@ import errno
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -23,16 +23,8 @@ from pulque.model.record import Envelope, RecordType
 from pulque.storage import action_log, checkpoint, message_log
 from pulque.storage.action_log import decode_action, walk_actions
 from pulque.storage.files import FileSystem
-from pulque.storage.layout import MESSAGES, base_of
 from pulque.storage.partitions import TableRow, decode_table
-from pulque.storage.segment import (
-    Damage,
-    Segment,
-    next_record,
-    record_at,
-    walk,
-    was_used_before,
-)
+from pulque.storage.segment import Damage, next_record, open_segment, walk
 
 __all__ = [
     "BatchRecord",
@@ -40,7 +32,6 @@ __all__ = [
     "DataFile",
     "FactRecord",
     "FileKind",
-    "OldBytes",
     "TableRecord",
     "data_files",
     "kind_of",
@@ -88,15 +79,6 @@ class DamagedRange:
     """In the log for a segment, in the file for all others."""
     size: int
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class OldBytes:
-    """What an older segment left in a file that is written again; the next start cuts it off."""
-
-    offset: int
-    """Where the log ends, as far as its records say."""
-    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +162,7 @@ def read_messages(
     path: str,
     base: int,
     names: dict[PartitionId, PartitionName] | None = None,
-) -> Iterator[BatchRecord | TableRecord | DamagedRange | OldBytes]:
+) -> Iterator[BatchRecord | TableRecord | DamagedRange]:
     """Yield what a segment of the message log holds.
 
     Args:
@@ -190,17 +172,14 @@ def read_messages(
         names: Partitions that earlier segments told of; those of this one are added.
     """
     names = {} if names is None else names
-    with _segment(files, path, base) as segment:
+    with closing(files.open(path, writable=False)) as file:
+        segment = open_segment(path, file, base)
         offset = segment.base
-        is_last = _end_at_next(files, segment)
         while offset < segment.end:
             for item in walk(segment, MessageOffset(offset)):
                 if isinstance(item, Damage):
                     after = next_record(segment, MessageOffset(item.offset + 1))
                     end = segment.end if after is None else int(after.offset)
-                    if is_last and after is None and _is_old(segment, item.offset):
-                        yield OldBytes(item.offset, end - item.offset)
-                        return
                     yield DamagedRange(item.offset, end - item.offset, item.reason)
                     offset = end
                     break
@@ -213,8 +192,8 @@ def read_messages(
 
 def read_facts(files: FileSystem, path: str, base: int) -> Iterator[FactRecord | DamagedRange]:
     """Yield what a segment of the action log holds."""
-    with _segment(files, path, base) as segment:
-        data = segment.read(segment.base, segment.end - segment.base)
+    with closing(files.open(path, writable=False)) as file:
+        data = file.read(file.size(), 0)
     for at, size, fact in walk_actions(data, base):
         if fact is None:
             yield DamagedRange(base + at, size, "facts cannot be read")
@@ -223,32 +202,6 @@ def read_facts(files: FileSystem, path: str, base: int) -> Iterator[FactRecord |
             yield FactRecord(ActionOffset(base + at), size, decode_action(fact))
         except ValueError as problem:
             yield DamagedRange(base + at, size, str(problem))
-
-
-@contextmanager
-def _segment(files: FileSystem, path: str, base: int) -> Iterator[Segment]:
-    file = files.open(path, writable=False)
-    try:
-        yield Segment(path, file, base, base + file.size())
-    finally:
-        file.close()
-
-
-def _end_at_next(files: FileSystem, segment: Segment) -> bool:
-    """Let a segment end where the next one begins; say whether there is none.
-
-    A file that was used before may be longer, if the power failed.
-    """
-    bases = [base_of(name, "log") for name in files.list(MESSAGES)]
-    later = [base for base in bases if base is not None and base > segment.base]
-    if later and was_used_before(segment):
-        segment.end = min(segment.end, *later)
-    return not later
-
-
-def _is_old(segment: Segment, offset: int) -> bool:
-    """Say whether bytes that are no record may be older than the segment."""
-    return was_used_before(segment) and record_at(segment, offset) is None
 
 
 def _record(

@@ -15,7 +15,6 @@ from pulque.storage.listener import Listener
 from pulque.storage.rebuild import entries_of
 from pulque.storage.recovery import Mark
 from pulque.storage.segment import Segment
-from pulque.storage.spares import Spares
 
 __all__ = [
     "CheckpointJob",
@@ -152,38 +151,25 @@ class RemovalJob:
     """Removes the files of a segment that was forgotten; ``run`` may be called from any thread.
 
     The log goes last, so that no file is left without its log. Whoever still reads has the file
-    open and goes on reading, unless it becomes a spare. Jobs run in the order they were given out.
+    open and goes on reading. Jobs run in the order they were given out.
     """
 
-    def __init__(
-        self,
-        files: FileSystem,
-        segment: Segment,
-        oldest: int,
-        sync: SyncJob,
-        spares: Spares | None = None,
-    ) -> None:
+    def __init__(self, files: FileSystem, segment: Segment, oldest: int, sync: SyncJob) -> None:
         self._files = files
         self._base = segment.base
         self._oldest = oldest
         self._sync = sync
-        self._spares = spares
 
     def run(self) -> None:
         """Sync what follows, write down which segment is the oldest now, and remove the files."""
         self._sync.run()
         is_noted = self._note_oldest()
-        for suffix in ("index", "keys", "open"):
-            self._remove(segment_path(self._base, suffix))
-        # Without room for the note there is none for spares.
-        if not (is_noted and self._spares is not None and self._spares.keep(self._base)):
-            self._remove(segment_path(self._base))
+        for suffix in ("index", "keys", "open", "log"):
+            path = segment_path(self._base, suffix)
+            if self._files.exists(path):
+                self._files.remove(path)
         if not is_noted:
             self._note_oldest()
-
-    def _remove(self, path: str) -> None:
-        if self._files.exists(path):
-            self._files.remove(path)
 
     def _note_oldest(self) -> bool:
         try:

@@ -8,16 +8,14 @@ Syncing happens in steps, so that a thread can wait for the disk while the log g
 ``sync_steps`` (here), the steps (in the thread), ``finish_sync`` (here).
 """
 
-import secrets
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import suppress
 from operator import attrgetter
 from typing import Any
 
 from pulque.errors import StorageError
-from pulque.model.positions import ConsumeSequence, Epoch, MessageOffset, PartitionId
+from pulque.model.positions import ConsumeSequence, MessageOffset, PartitionId
 from pulque.model.record import (
     ENVELOPE_SIZE,
     Envelope,
@@ -32,14 +30,12 @@ from pulque.storage.layout import MESSAGES, segment_path
 from pulque.storage.listener import Listener
 from pulque.storage.options import StorageOptions
 from pulque.storage.partitions import Partition, TableRow, encode_table
-from pulque.storage.segment import Segment, drawn_epoch
-from pulque.storage.spares import Spares
+from pulque.storage.segment import Segment
 
 __all__ = ["DIRECTORY", "Appended", "MessageLog", "SyncJob", "segment_path"]
 
 DIRECTORY = MESSAGES
 _base = attrgetter("base")
-_MOST = 2**32 - 1
 _new_entry = tuple.__new__
 """Without the keywords of a named tuple's own constructor, which cost as much again."""
 
@@ -117,10 +113,8 @@ class MessageLog:
         options: StorageOptions,
         listener: Listener,
         segments: list[Segment],
-        spares: Spares,
     ) -> None:
         self._files = files
-        self._spares = spares
         self._options = options
         self._listener = listener
         self._epoch = options.epoch
@@ -145,8 +139,6 @@ class MessageLog:
         self.last_stored_at_ms = stored_at_ms
         self.synced = MessageOffset(synced)
         self._names_changed = 1
-        drawn = drawn_epoch(self.segments[-1]) if self.segments else None
-        self._epoch = self._options.epoch if drawn is None else drawn
 
     @property
     def open_segment(self) -> Segment:
@@ -177,17 +169,12 @@ class MessageLog:
         path = segment_path(base)
         # Never before the last batch, so that a search by time may trust it.
         opened_at_ms = max(now_ms, self.last_stored_at_ms)
-        spare = self._spares.take(path)
-        file = spare or self._files.open(path, create=True)
-        before = self._epoch
-        self._epoch = self._options.epoch if spare is None else Epoch(1 + secrets.randbelow(_MOST))
+        table = self._table_record(rows, opened_at_ms)
+        file = self._files.open(path, create=True)
         try:
-            if spare is None:
-                file.truncate(0)
-            table = self._table_record(rows, opened_at_ms, file.size())
+            file.truncate(0)
             file.write(table, 0)
         except StorageError:
-            self._epoch = before
             file.close()
             self._files.remove(path)
             # Else a power cut could bring it back, and the log has gone on in the old segment.
@@ -195,7 +182,6 @@ class MessageLog:
             raise
         self.last_stored_at_ms = opened_at_ms
         self.end = MessageOffset(base + sum(map(len, table)))
-        self._cut_old_bytes()
         # A new list each time: readers in other threads go on with the old one.
         self.segments = [*self.segments, Segment(path, file, base, self.end, opened_at_ms)]
         self.batches = 0
@@ -300,21 +286,8 @@ class MessageLog:
 
     def close(self) -> None:
         """Close all files."""
-        self._cut_old_bytes()
         for segment in self.segments:
             segment.file.close()
-
-    def _cut_old_bytes(self) -> None:
-        """Let the open segment's file end where the segment does.
-
-        That is not synced and may fail: recovery knows what lies there.
-        """
-        if self._options.spare_segments and self.segments:
-            segment = self.open_segment
-            size = segment.end - segment.base
-            with suppress(StorageError):
-                if segment.file.size() > size:
-                    segment.file.truncate(size)
 
     def _take_back(self, lost: list[Appended]) -> None:
         segment = self.open_segment
@@ -325,7 +298,7 @@ class MessageLog:
         # Else a power cut could bring back a batch whose sender was told that it is not stored.
         segment.file.sync()
 
-    def _table_record(self, rows: list[TableRow], now_ms: int, used_bytes: int = 0) -> list[bytes]:
+    def _table_record(self, rows: list[TableRow], now_ms: int) -> list[bytes]:
         table = encode_table(rows)
         envelope = Envelope(
             RecordType.PARTITION_TABLE,
@@ -334,7 +307,7 @@ class MessageLog:
             self.synced,
             self._epoch,
             PartitionId(0),
-            ConsumeSequence(used_bytes),
+            ConsumeSequence(0),
             now_ms,
             len(rows),
         )

@@ -173,6 +173,21 @@ class MessageTable:
         data = np.concatenate([table.data for table in tables])
         return cls(header, columns, data, _even(columns["size"]))
 
+    def check_parts(self) -> None:
+        """Check that each message is as long as its parts.
+
+        Raises:
+            InvalidBatchError: The key, order key, tags and headers of one are longer.
+        """
+        total = np.zeros(len(self), np.int64)
+        for name, column in self.columns.items():
+            if name.endswith("_size"):
+                total += column
+        if (total > self.columns["size"]).any():
+            raise InvalidBatchError(
+                "key, order key, tags and headers of a message are longer than the message"
+            )
+
     def filled(self, name: str) -> _Ints:
         """Return a column, made of what stands for nothing if there is none."""
         return _or_default(self.columns.get(name), name, len(self), self.created_at_ms)

@@ -31,8 +31,5 @@ class StorageOptions:
     """Whether what is not archived yet must be kept, whatever its age."""
     epoch: Epoch = _ALONE
     """The leadership that records are written under; 0 where there is no authority to ask."""
-    spare_segments: int = 0
-    """So many files of removed segments are kept to be written again; for logs that nobody else
-    reads, and nobody at all once a segment is removed."""
     is_replicated: bool = False
     """Whether others copy the logs: then only ``Engine.confirm`` confirms messages."""

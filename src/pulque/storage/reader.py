@@ -11,8 +11,8 @@ import numpy as np
 from pulque.model.batch import HEADER_SIZE, Codec, slice_batch, verify_crc
 from pulque.model.record import ENVELOPE_SIZE, Envelope, cut_envelope, read_envelope
 from pulque.storage.consume_log import Piece, Span
+from pulque.storage.damage import Damages
 from pulque.storage.files import Buffer
-from pulque.storage.listener import Listener
 from pulque.storage.message_log import MessageLog
 from pulque.storage.partitions import Partition
 
@@ -26,18 +26,22 @@ _CODEC_AT = 6
 class RecordReader:
     """Reads records of the message log. May be used from any thread."""
 
-    def __init__(self, log: MessageLog, listener: Listener) -> None:
+    def __init__(self, log: MessageLog, damages: Damages) -> None:
         self._log = log
-        self._listener = listener
+        self._damages = damages
 
     def read(self, partition: Partition, span: Span, *, may_block: bool = True) -> list[Buffer]:
         """Return the records of a span, verified, as buffers that follow each other.
 
-        Damaged batches are reported and left out. May be called from any thread.
+        Damaged batches are reported and left out, if no other broker has a copy of them. May be
+        called from any thread.
 
         Raises:
             WouldBlockError: Not ``may_block``, and the disk would have to be asked.
+            CorruptionError: Some of it is damaged, and others have copies.
         """
+        for hole in span.holes:
+            self._damages.hole(partition, self._path_near(span), hole)
         buffers: list[Buffer] = []
         cache = self._log.cache
         pieces = span.pieces
@@ -59,6 +63,11 @@ class RecordReader:
             at = stop
         return buffers
 
+    def _path_near(self, span: Span) -> str:
+        """Return the segment that a span is in, or the last one."""
+        offset = span.pieces[0].entry.offset if span.pieces else self._log.end
+        return (self._log.segment_of(offset) or self._log.open_segment).path
+
     def _read_run(
         self, partition: Partition, pieces: list[Piece], *, may_block: bool
     ) -> list[Buffer]:
@@ -77,9 +86,7 @@ class RecordReader:
             envelope = read_envelope(data, at)
             problem = problem_with(envelope, view[at + ENVELOPE_SIZE : end], piece, partition)
             if problem is not None:
-                self._listener.corruption_found(
-                    segment.path, piece.entry.offset, piece.entry.size, problem
-                )
+                self._damages.batch(partition, segment.path, piece.entry, problem)
             elif piece.is_whole:
                 buffers.append(view[at:end])
             else:

@@ -28,13 +28,14 @@ def entries_of(segment: Segment, end: int, listener: Listener) -> OpenIndex:
         if offset >= end:
             break
         if not isinstance(item, Damage):
-            problem = _take_in(*item, index, is_first=offset == segment.base)
+            has_starts = offset == segment.base and segment.has_own_table
+            problem = _take_in(*item, index, has_starts=has_starts)
         if problem:
             listener.corruption_found(segment.path, offset, min(size, end - offset), problem)
     return index
 
 
-def _take_in(envelope: Envelope, content: bytes, index: OpenIndex, *, is_first: bool) -> str:
+def _take_in(envelope: Envelope, content: bytes, index: OpenIndex, *, has_starts: bool) -> str:
     """Add what a record says; return what is wrong with it, if anything."""
     if envelope.type is RecordType.BATCH:
         if len(content) < HEADER.size or not envelope.count:
@@ -44,7 +45,7 @@ def _take_in(envelope: Envelope, content: bytes, index: OpenIndex, *, is_first: 
     rows = decode_table(content)
     if rows is None:
         return BAD_TABLE
-    if is_first:
+    if has_starts:
         index.starts.update((partition, sequence) for partition, _, sequence in rows)
         index.is_complete = True
     return ""

@@ -1,9 +1,9 @@
-"""Checks records of a log before a follower keeps them, and finds the first that is damaged.
+"""Checks records of a log before a follower keeps them, and finds those that are damaged.
 
 Each record costs the same few steps, whatever lies around it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from struct import Struct
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from pulque.storage.partitions import Partition, decode_table
 from pulque.storage.rebuild import BAD_TABLE
 from pulque.storage.segment import Damage, Segment, walk
 
-__all__ = ["MessageCheck", "Whole", "first_bad_action", "whole_actions"]
+__all__ = ["BadRange", "MessageCheck", "Whole", "first_bad_action", "whole_actions"]
 
 _FACT_HEAD = Struct("<II")
 
@@ -31,11 +31,25 @@ class Whole(NamedTuple):
     """Of the partitions that their tables tell of, by id."""
 
 
-class MessageCheck:
-    """Checks records of the message log, one behind the other."""
+class BadRange(NamedTuple):
+    """Bytes of the message log that are not what was written."""
 
-    def __init__(self) -> None:
+    offset: int
+    end: int
+    """Where the next whole record begins, or its segment ends."""
+
+
+class MessageCheck:
+    """Checks records of the message log, one behind the other.
+
+    Args:
+        forgets: Whether a new segment's table says all; else records of earlier ones are checked,
+            too.
+    """
+
+    def __init__(self, *, forgets: bool = True) -> None:
         self._seeds: dict[int, int] = {}
+        self._forgets = forgets
 
     def begin(self, partitions: Iterable[Partition]) -> None:
         """Take note of the partitions that records may be of."""
@@ -67,33 +81,55 @@ class MessageCheck:
 
     def keep(self, whole: Whole, *, is_new: bool) -> None:
         """Take note of what the tables said; a new segment's says all."""
-        if is_new:
+        if is_new and self._forgets:
             self._seeds = {}
         self._seeds.update(whole.seeds)
 
-    def first_bad(self, segments: list[Segment], start: int) -> int | None:
-        """Return where the log is not whole from ``start`` on; before it, only seams count."""
+    def bad_ranges(self, segments: list[Segment], start: int) -> Iterator[BadRange]:
+        """Yield where the log is not whole from ``start`` on; before it, only seams count.
+
+        Where a segment is missing or short, the range reaches to the end of the log.
+        """
         expected = segments[0].base if segments else 0
+        tail: BadRange | None = None
         for segment in segments:
             if segment.base != expected or segment.end == segment.base:
-                return min(segment.base, expected)
-            bad = self._first_bad_in(segment, max(start, segment.base))
-            if bad is not None:
-                return bad
+                # A torn end of the segment before belongs to what is missing behind it.
+                begin = min(segment.base, expected) if tail is None else tail.offset
+                yield BadRange(begin, segments[-1].end)
+                return
+            if tail is not None:
+                yield tail
+                tail = None
+            for bad in self._bad_in(segment, max(start, segment.base)):
+                if bad.end < segment.end:
+                    yield bad
+                else:
+                    tail = bad
             expected = segment.end
-        return None
+        if tail is not None:
+            yield tail
 
-    def _first_bad_in(self, segment: Segment, start: int) -> int | None:
+    def _bad_in(self, segment: Segment, start: int) -> Iterator[BadRange]:
+        """Yield the damaged parts of a segment; neighbours are one."""
+        bad: BadRange | None = None
         for item in walk(segment, MessageOffset(start)):
             if isinstance(item, Damage):
-                return item.offset
-            envelope, content = item
-            seeds: dict[int, int] = {}
-            if self._problem_of(envelope, content, segment.base, envelope.offset, seeds):
-                return envelope.offset
-            if seeds:
-                self.keep(Whole(0, seeds), is_new=envelope.offset == segment.base)
-        return None
+                offset, end, is_bad = int(item.offset), int(item.end), True
+            else:
+                envelope, content = item
+                offset, end = int(envelope.offset), envelope.offset + envelope.size
+                seeds: dict[int, int] = {}
+                is_bad = bool(self._problem_of(envelope, content, segment.base, offset, seeds))
+                if seeds and not is_bad:
+                    self.keep(Whole(0, seeds), is_new=offset == segment.base)
+            if is_bad:
+                bad = BadRange(offset if bad is None else bad.offset, end)
+            elif bad is not None:
+                yield bad
+                bad = None
+        if bad is not None:
+            yield bad
 
     def _problem_of(
         self, envelope: Envelope, content: bytes, base: int, offset: int, seeds: dict[int, int]

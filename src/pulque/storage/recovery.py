@@ -8,9 +8,6 @@ are no record are one of two things:
   The range is reported and passed over; everything before and after stays readable, and
   numbering goes on.
 
-Where a file was another segment's before, older records lie behind the end of the log. They are
-cut off as well, but nobody has to hear of it: nothing was lost.
-
 The same judgement serves every segment, as a later segment is always synced after an earlier.
 A segment whose beginning is torn goes as a whole, so that every segment begins with its table.
 """
@@ -25,7 +22,7 @@ from pulque.errors import StorageFullError
 from pulque.model.batch import HEADER, BatchHeader, verify_crc
 from pulque.model.names import PartitionName
 from pulque.model.positions import ConsumeSequence, MessageOffset, PartitionId
-from pulque.model.record import ENVELOPE_SIZE, Envelope, RecordType, read_envelope
+from pulque.model.record import ENVELOPE_SIZE, Envelope, RecordType
 from pulque.storage.files import FileSystem
 from pulque.storage.index import ENTRY_SIZE, Entry, OpenIndex, write_sealed_index
 from pulque.storage.layout import (
@@ -39,7 +36,7 @@ from pulque.storage.layout import (
 from pulque.storage.listener import Listener
 from pulque.storage.partitions import Partition, Partitions, TableRow, decode_table
 from pulque.storage.rebuild import BAD_TABLE, entries_of, entry_of
-from pulque.storage.segment import Damage, Segment, record_at, walk, was_used_before
+from pulque.storage.segment import Damage, Segment, open_segment, record_at, walk
 
 __all__ = ["Mark", "Observer", "RecoveredLog", "recover_message_log"]
 
@@ -150,6 +147,9 @@ class _Recovery:
                 self._take_in(at)
             at += 1
         end = self._segments[-1].end if self._segments else 0
+        if self._segments and self._segments[-1].epoch is not None:
+            # Its file may go on with older bytes, and what is written now has another epoch.
+            self._is_open = False
         missing = self._mark.message_offset - end
         if missing > 0:
             self._is_open = False
@@ -176,13 +176,8 @@ class _Recovery:
         for name in names:
             path = f"{MESSAGES}/{name}"
             if (base := base_of(name, "log")) is not None:
-                file = self._files.open(path)
-                segment = Segment(path, file, base, base + file.size())
-                head = record_at(segment, base)
-                if head is not None:
-                    segment.opened_at_ms = head.stored_at_ms
-                self._segments.append(segment)
-            elif name.endswith(".tmp"):
+                self._segments.append(open_segment(path, self._files.open(path), base))
+            elif name.endswith(".tmp") or base_of(name, "spare") is not None:
                 self._files.remove(path)
         bases = {segment.base for segment in self._segments}
         for name in names:
@@ -201,18 +196,10 @@ class _Recovery:
         for before, after in zip(self._segments, self._segments[1:], strict=False):
             size = after.base - before.end
             if size < 0:
-                if not self._may_be_longer(before, after):
-                    self._report([before], after.base, -size, "the next segment begins earlier")
+                self._report([before], after.base, -size, "the next segment begins earlier")
                 before.end = after.base
             elif size > 0 and after.base <= self._mark.message_offset:
                 self._report([before], before.end, size, "the log ends before its time")
-
-    def _may_be_longer(self, segment: Segment, following: Segment) -> bool:
-        """Say whether older records may lie in a file behind where the next segment begins."""
-        if record_at(segment, segment.base) is not None:
-            return was_used_before(segment)
-        # Perhaps its table was never written. Above the mark, the walk says what that means.
-        return following.base > self._mark.message_offset
 
     def _is_below_mark(self, at: int) -> bool:
         """Say whether a segment was sealed when the checkpoint was written."""
@@ -244,7 +231,7 @@ class _Recovery:
             if not problem:
                 continue
             if not self._was_durable(at, offset):
-                return self._cut(at, offset, is_torn=self._is_torn(at, item))
+                return self._cut(at, offset)
             self._report([segment], offset, end - offset, problem)
             if not isinstance(item, Damage):
                 self._pass_over(item[0])
@@ -331,19 +318,7 @@ class _Recovery:
                 elif item[0].synced <= item[0].offset:
                     yield item[0].synced
 
-    def _is_torn(self, at: int, item: tuple[Envelope, bytes] | Damage) -> bool:
-        """Say whether anything of ours is behind the end of the log, and not only older bytes."""
-        segment = self._segments[at]
-        if not isinstance(item, Damage) or item.end < self._segments[-1].end:
-            return True
-        if record_at(segment, item.offset) is not None:
-            return True
-        if item.offset > segment.base:
-            return not was_used_before(segment)
-        head = read_envelope(segment.read(segment.base, ENVELOPE_SIZE))
-        return isinstance(head, str) or head.offset > segment.base
-
-    def _cut(self, at: int, offset: MessageOffset, *, is_torn: bool = True) -> bool:
+    def _cut(self, at: int, offset: MessageOffset) -> bool:
         """Cut the log; say whether anything is left of the segment."""
         segment = self._segments[at]
         lost = self._segments[-1].end - offset
@@ -363,8 +338,7 @@ class _Recovery:
             segment.file.sync()
             segment.end = offset
         self._files.sync_directory(MESSAGES)
-        if is_torn:
-            self._listener.tail_cut(segment.path, offset, lost)
+        self._listener.tail_cut(segment.path, offset, lost)
         return kept > at
 
     # -- indexes -----------------------------------------------------------------------------
@@ -380,7 +354,7 @@ class _Recovery:
             entries = self._read_open(path)
             self._saved_base = None if entries is None else segment.base
         if entries is not None:
-            table = _table_of(segment)
+            table = _table_of(segment) if segment.has_own_table else None
             starts = {partition_id: sequence for partition_id, _, sequence in table or ()}
             index = OpenIndex(starts, is_complete=table is not None)
             index.load(entries)

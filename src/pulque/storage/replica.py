@@ -4,11 +4,14 @@ A follower keeps no state of consumption; it checks what it is sent, writes it a
 offsets into segments of the same names, and holds copies of the leader's checkpoints. When it is
 made the leader, an engine opens the same directory and recovers, as after any restart.
 
-Opening judges what is there. Other than an engine's recovery, it cuts at the first damage,
-whatever the records say: how far the log was on disk when they were written is the *leader's*
-disk. What is cut is copied again. But a directory that was known to have had more is not whole
-until it has as much again: it must not be made the leader meanwhile. Its files are left alone
-until a leader says how to go on: perhaps nobody else has what lies behind the damage.
+Opening judges what is there. Other than an engine's recovery, it cuts at the first damage behind
+what is known to have been on disk, whatever the records say: how far the log was on disk when they
+were written is the *leader's* disk. What is cut is copied again. But a directory that was known to
+have had more is not whole until it has as much again: it must not be made the leader meanwhile.
+Its files are left alone until a leader says how to go on.
+
+Messages that had been on disk and are damaged now are not cut away together with what lies behind
+them: perhaps nobody else has that. Only the damaged ranges are copied again, over what is there.
 
 All methods belong to one thread. Work that waits for the disk is handed out as a job.
 """
@@ -37,7 +40,7 @@ from pulque.storage.layout import (
 from pulque.storage.listener import Listener
 from pulque.storage.options import StorageOptions
 from pulque.storage.partitions import Partitions
-from pulque.storage.received import MessageCheck, first_bad_action, whole_actions
+from pulque.storage.received import BadRange, MessageCheck, first_bad_action, whole_actions
 from pulque.storage.recovery import Mark
 from pulque.storage.segment import Segment
 
@@ -48,8 +51,9 @@ class ReplicaLogs:
     """Both logs of a follower, and the leader's checkpoints."""
 
     def __init__(self, files: FileSystem, options: StorageOptions, listener: Listener) -> None:
-        del options  # sizes are the leader's to choose
         self._files = files
+        # More than a leader needs to take messages: it should not be full at once.
+        self._room_needed = options.reserve_bytes + options.reserve_bytes // 2
         self._listener = listener
         self._health = Health()
         self.identity = Identity.open(files)
@@ -72,14 +76,25 @@ class ReplicaLogs:
         self._known = read_known(files)
         self._has_hidden = True
         """Whether something may be here that counts as gone."""
+        self._mending = MessageCheck()
+        self.has_holes = False
+        """Whether messages that had been on disk are damaged, and others lie behind them."""
         self._judge()
+
+    def has_room(self) -> bool:
+        """Look whether a leader on this disk would take messages, and not only for a moment."""
+        return self._files.free_bytes() >= self._room_needed
 
     # -- what is here ------------------------------------------------------------------------
 
     @property
     def is_whole(self) -> bool:
         """Whether all is here that is known to have been on disk once."""
-        return self.message_end >= self._known.messages and self.action_end >= self._known.actions
+        return (
+            not self.has_holes
+            and self.message_end >= self._known.messages
+            and self.action_end >= self._known.actions
+        )
 
     @property
     def is_empty(self) -> bool:
@@ -200,6 +215,75 @@ class ReplicaLogs:
         self._actions.hide_all()
         self._has_hidden = True
         self._carry_out()
+
+    # -- mending -----------------------------------------------------------------------------
+
+    def find_damage(self) -> list[BadRange]:
+        """Return where the message log is damaged; all of it is read. From any thread."""
+        check = MessageCheck(forgets=False)
+        found = list(check.bad_ranges(self._messages.segments, 0))
+        self._mending = check
+        return found
+
+    def drop_damaged_actions(self) -> None:
+        """Cut the action log where it is damaged first, durably; it is copied again from there."""
+        self._health.check()
+        bad = first_bad_action(self._actions.segments, self._actions.begin, self._known.actions)
+        if bad is not None:
+            self._known = self._known.joined(self.message_synced, self.action_synced)
+            with self._noting():
+                write_known(self._files, self._known, is_durable=True)
+            self._checkpoints.hide_beyond(self.message_end, bad)
+            self._actions.hide(bad)
+            self._has_hidden = True
+            self._carry_out()
+
+    def drop_indexes(self) -> None:
+        """Have all indexes made again."""
+        for segment in self._messages.segments[:-1]:
+            with self._noting():
+                self._messages.remove_beside(segment)
+            self._unindexed.add(segment.base)
+        self._indexing = None
+
+    def segment_end(self, offset: int) -> int:
+        """Return where the segment of messages ends that an offset lies in; 0 if none does."""
+        segments = self._messages.segments
+        return next((each.end for each in segments if each.base <= offset < each.end), 0)
+
+    def mend(self, base: int, offset: int, data: Buffer) -> int:
+        """Write the leader's bytes over damaged ones, durably; return where they end.
+
+        A power cut meanwhile leaves what was damaged damaged. A record that is not complete, and
+        what the segment here does not reach, is left out. It waits for the disk.
+
+        Args:
+            base: The segment that they lie in.
+            offset: Where they begin.
+            data: The bytes.
+
+        Raises:
+            CorruptionError: A record is not what was written either; nothing is changed.
+            UsageError: There is no such segment here, or no whole record.
+            StorageError: The disk failed.
+        """
+        self._health.check()
+        found = next((each for each in self._messages.segments if each.base == base), None)
+        content = bytes(data) if found is None else bytes(data)[: found.end - offset]
+        whole = self._mending.whole(content, base, offset)
+        if found is None or not whole.size:
+            raise UsageError(f"{len(content)} bytes at {offset} of segment {base} mend nothing")
+        with self._noting():
+            # First what was made of the damaged bytes: nothing would tell later that it is wrong.
+            self._messages.remove_beside(found)
+            found.file.write((memoryview(content)[: whole.size],), offset - base)
+            found.file.sync()
+        for check in (self._mending, self._check):  # what is copied next may need a mended table
+            check.keep(whole, is_new=False)
+        self._unindexed.add(base)
+        if self._indexing is found:
+            self._indexing = None
+        return offset + whole.size
 
     # -- syncing -----------------------------------------------------------------------------
 
@@ -333,17 +417,22 @@ class ReplicaLogs:
     def _hide_damage(self, start: Start | None) -> None:
         mark, partitions = start or Start(Mark(), Partitions())
         self._check.begin(partitions.by_id.values())
-        bad = self._check.first_bad(self._messages.segments, mark.message_offset)
+        cut: int | None = None
+        for bad in self._check.bad_ranges(self._messages.segments, mark.message_offset):
+            if bad.offset >= self._known.messages or bad.end >= self.message_end:
+                cut = bad.offset
+                break
+            self.has_holes = True
         oldest = read_oldest(self._files)
         if oldest is not None and not self.is_empty and oldest < self._messages.begin:
             self._messages.hide_all()
-        elif bad is not None:
-            self._messages.hide(bad)
-        bad = first_bad_action(self._actions.segments, mark.action_offset, self._known.actions)
+        elif cut is not None:
+            self._messages.hide(cut)
+        damaged = first_bad_action(self._actions.segments, mark.action_offset, self._known.actions)
         if start is not None and self._actions.begin > mark.action_offset:
             self._actions.hide_all()
-        elif bad is not None:
-            self._actions.hide(bad)
+        elif damaged is not None:
+            self._actions.hide(damaged)
 
     def _has(self, mark: Mark) -> bool:
         return mark.message_offset <= self.message_end and mark.action_offset <= self.action_end

@@ -1,18 +1,14 @@
 """How much room there is on the disk, and who may still have some.
 
 Sends are refused while less than the reserve is left, so that our own messages never fill the
-disk; before that, files go that are there only to be written again. That is only a rule: it does
-not bind somebody else's files. So there is ballast, a file without meaning that takes up a little
-room in advance; when a fact finds none, the ballast is thrown away, and pulling and settling go on
-for a while.
+disk. That is only a rule: it does not bind somebody else's files. So there is ballast, a file
+without meaning that takes up a little room in advance; when a fact finds none, the ballast is
+thrown away, and pulling and settling go on for a while.
 """
-
-import os
 
 from pulque.errors import StorageError, StorageFullError
 from pulque.storage.files import FileSystem
 from pulque.storage.options import StorageOptions
-from pulque.storage.spares import Spares
 
 __all__ = ["Room"]
 
@@ -25,9 +21,8 @@ _NEEDED_TO_START = 1024 * 1024
 class Room:
     """Looks at the disk now and then. Lives in one thread."""
 
-    def __init__(self, files: FileSystem, options: StorageOptions, spares: Spares) -> None:
+    def __init__(self, files: FileSystem, options: StorageOptions) -> None:
         self._files = files
-        self._spares = spares
         self._reserve = options.reserve_bytes
         self._ballast = options.ballast_bytes
         self._has_ballast = self._found() == self._ballast > 0
@@ -49,12 +44,9 @@ class Room:
     def check(self) -> None:
         """Look at the disk."""
         self._unchecked = 0
-        self.is_full = self._is_short() and (not self._spares.throw() or self._is_short())
+        self.is_full = self._files.free_bytes() - self.promised < self._reserve
         if not self.is_full and not self._has_ballast:
             self._take_ballast()
-
-    def _is_short(self) -> bool:
-        return self._files.free_bytes() - self.promised < self._reserve
 
     def refuse(self) -> StorageFullError:
         """Return why there is no room for a message."""
@@ -75,7 +67,7 @@ class Room:
         if not self._ballast:
             return
         # Not zeros: some file systems give them no room. One piece again and again will do.
-        piece = os.urandom(_PIECE)
+        piece = self._files.random_bytes(_PIECE)
         try:
             file = self._files.open(_BALLAST, create=True)
         except StorageError:

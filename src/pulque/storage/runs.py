@@ -15,9 +15,9 @@ from pulque.model.batch import HEADER_SIZE, Codec, Flag, layout_of
 from pulque.model.checksum import before_crc
 from pulque.model.record import ENVELOPE_SIZE, read_envelope
 from pulque.storage.consume_log import Piece
+from pulque.storage.damage import Damages
 from pulque.storage.feed import Loaded
 from pulque.storage.index import Entry, Table
-from pulque.storage.listener import Listener
 from pulque.storage.partitions import Partition
 from pulque.storage.reader import problem_with
 
@@ -110,11 +110,14 @@ class Run(NamedTuple):
         return np.frombuffer(b"".join(columns), _TAG_BITS), edges
 
 
-def read_run(loaded: Loaded, listener: Listener, partition: Partition) -> Run | None:
+def read_run(loaded: Loaded, damages: Damages, partition: Partition) -> Run | None:
     """Return the batches of a stretch; damaged ones are reported and left out.
 
     Returns:
         None if nothing is left.
+
+    Raises:
+        CorruptionError: Some are damaged, and other brokers have copies.
     """
     (entries, _), data, segment, _ = loaded
     if segment is None:
@@ -131,7 +134,7 @@ def read_run(loaded: Loaded, listener: Listener, partition: Partition) -> Run | 
         entry = Entry._make(damaged)
         record = bytes(data[entry.offset - first :][: entry.size])
         reason = _problem(record, entry, partition)
-        listener.corruption_found(segment.path, entry.offset, entry.size, reason)
+        damages.batch(partition, segment.path, entry, reason)
     return run.only(is_good) if is_good.any() else None
 
 

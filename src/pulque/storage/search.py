@@ -14,10 +14,11 @@ import numpy as np
 
 from pulque.model.positions import ConsumeSequence
 from pulque.storage.consume_log import ConsumeLogs
+from pulque.storage.damage import Damages, Hole
 from pulque.storage.feed import Feed
 from pulque.storage.files import Buffer
 from pulque.storage.gathering import Gathering, Matches, matches_of
-from pulque.storage.listener import Listener
+from pulque.storage.index import Table
 from pulque.storage.message_log import MessageLog
 from pulque.storage.partitions import Partition
 from pulque.storage.runs import Bits, Marks, Numbers, Run, read_run
@@ -82,10 +83,11 @@ class Found(NamedTuple):
 class Search:
     """Looks through consume logs. May be used from any thread."""
 
-    def __init__(self, logs: ConsumeLogs, log: MessageLog, listener: Listener) -> None:
+    def __init__(self, logs: ConsumeLogs, log: MessageLog, damages: Damages) -> None:
         self._logs = logs
+        self._log = log
         self._feed = Feed(log)
-        self._listener = listener
+        self._damages = damages
 
     def find(
         self,
@@ -103,6 +105,7 @@ class Search:
 
         Raises:
             WouldBlockError: Not ``may_block``, and the disk would have to be asked.
+            CorruptionError: Some of it is damaged, and other brokers have copies.
         """
         limit = partition.confirmed if end is None else min(end, partition.confirmed)
         at = ConsumeSequence(min(max(sequence, partition.start), limit))
@@ -113,6 +116,7 @@ class Search:
                 partition.id, at, min(_ENTRIES_AT_ONCE, entries), may_block=may_block
             )
             table = table[table["first_sequence"] < limit]
+            self._check_holes(partition, at, limit, table)
             if not len(table):
                 break
             entries -= len(table)
@@ -120,7 +124,7 @@ class Search:
             sizes = np.cumsum(candidates["size"], dtype=np.int64)
             fitting = int(np.searchsorted(sizes, size)) + 1
             for loaded in self._feed.load(candidates[:fitting], may_block=may_block):
-                run = read_run(loaded, self._listener, partition)
+                run = read_run(loaded, self._damages, partition)
                 if run is not None and not harvest.take(run, test):
                     return harvest.found(harvest.stopped_at)
             if fitting < len(candidates):
@@ -129,6 +133,21 @@ class Search:
             last = table[-1]
             at = ConsumeSequence(int(last["first_sequence"]) + int(last["count"]))
         return harvest.found(at)
+
+    def _check_holes(
+        self, partition: Partition, at: ConsumeSequence, limit: ConsumeSequence, table: Table
+    ) -> None:
+        """Report sequences that should be here and that no entry has."""
+        firsts = table["first_sequence"].astype(np.int64)
+        befores = np.concatenate(([at], firsts[:-1] + table["count"][:-1]))[: len(firsts)]
+        holes = [
+            Hole(int(befores[index]), int(firsts[index]))
+            for index in np.flatnonzero(firsts > befores)
+        ]
+        if not len(table):
+            holes = [Hole(at, limit)]
+        for hole in holes:
+            self._damages.hole(partition, self._log.open_segment.path, hole)
 
     def close(self) -> None:
         """End the threads that read."""

@@ -1,10 +1,7 @@
 """One file of a log, and the walk over the records in it.
 
-A file may have been another segment's before (``pulque.storage.spares``): then bytes of older
-records lie behind the end of the segment, until it is sealed and cut there. Its first record, a
-partition table, says so: its ``first_sequence``, which tables have no other use for, is how long
-the file was. The records of such a segment have an epoch that was drawn by lot, all the same one:
-what a message of long ago holds, be it made to look like a record, is none of them.
+An earlier release let delay servers write new segments over the files of removed ones
+(decision 0024). ``open_segment`` finds where such a segment ends.
 """
 
 import re
@@ -18,11 +15,10 @@ from pulque.storage.files import File
 __all__ = [
     "Damage",
     "Segment",
-    "drawn_epoch",
     "next_record",
+    "open_segment",
     "record_at",
     "walk",
-    "was_used_before",
 ]
 
 _WINDOW = 4 * 1024 * 1024
@@ -34,7 +30,7 @@ _LOW_BITS = 24
 class Segment:
     """One file of a log: the bytes from ``base`` to ``end`` of the whole log."""
 
-    __slots__ = ("base", "end", "file", "opened_at_ms", "path")
+    __slots__ = ("base", "end", "epoch", "file", "opened_at_ms", "path")
 
     def __init__(self, path: str, file: File, base: int, end: int, opened_at_ms: int = 0) -> None:
         self.path = path
@@ -44,10 +40,57 @@ class Segment:
         self.opened_at_ms = opened_at_ms
         """When the first record was written; messages in it are not older, those before it
         not younger. 0 if the record is damaged."""
+        self.epoch: Epoch | None = None
+        """The epoch of all its records, if the file may hold records of another segment, too."""
+
+    @property
+    def has_own_table(self) -> bool:
+        """Whether the table that it begins with is its own.
+
+        In a file that was written twice, a power cut may have kept the new envelope and the older
+        table: its crc matches, and its sequences are too low.
+        """
+        return self.epoch is None
 
     def read(self, offset: int, size: int, *, may_block: bool = True) -> bytes:
         """Return bytes of the log that lie in this segment."""
         return self.file.read(size, offset - self.base, may_block=may_block)
+
+
+def open_segment(path: str, file: File, base: int) -> Segment:
+    """Return the segment that lies in a file of the message log.
+
+    A file that an earlier release used twice holds bytes of an older segment behind the end of
+    the newer one, where nobody cut it off: after a kill, or where a power cut undid the cut. The
+    table at the beginning of such a segment has a ``first_sequence``, which is 0 in all others,
+    and all its records have the same random epoch. The segment ends with the last of them: what
+    a message of the older segment holds may look like a record, but cannot know that epoch. If
+    there is still a record of an earlier offset at the beginning, nothing of the segment was
+    written.
+    """
+    segment = Segment(path, file, base, base + file.size())
+    head = read_envelope(segment.read(base, ENVELOPE_SIZE))
+    if not isinstance(head, Envelope):
+        return segment
+    if head.offset < base:
+        segment.end = base
+    elif head.offset == base:
+        segment.opened_at_ms = head.stored_at_ms
+        if head.first_sequence:
+            segment.epoch = head.epoch
+            segment.end = _end_of_epoch(segment)
+    return segment
+
+
+def _end_of_epoch(segment: Segment) -> int:
+    """Return where the last record ends that has the segment's epoch, be it whole or not."""
+    end = segment.base
+    for item in walk(segment, MessageOffset(segment.base)):
+        if not isinstance(item, Damage):
+            end = item[0].offset + item[0].size
+        elif record_at(segment, item.offset) is not None:
+            end = item.end
+    return end
 
 
 class Damage:
@@ -97,18 +140,14 @@ def next_record(segment: Segment, start: MessageOffset) -> Envelope | None:
 def record_at(segment: Segment, offset: int) -> Envelope | None:
     """Return the envelope that stands at ``offset`` and says so, be its record whole or not."""
     found = read_envelope(segment.read(offset, ENVELOPE_SIZE))
-    return found if isinstance(found, Envelope) and found.offset == offset else None
+    if isinstance(found, Envelope) and _is_of(segment, found, offset):
+        return found
+    return None
 
 
-def was_used_before(segment: Segment) -> bool:
-    """Say whether older records may lie behind a segment's end, as its first record tells."""
-    return drawn_epoch(segment) is not None
-
-
-def drawn_epoch(segment: Segment) -> Epoch | None:
-    """Return the epoch that all records of a segment have whose file was used before."""
-    head = record_at(segment, segment.base)
-    return head.epoch if head is not None and head.first_sequence else None
+def _is_of(segment: Segment, envelope: Envelope, offset: int) -> bool:
+    """Return whether the envelope at ``offset`` is one of the segment's records."""
+    return envelope.offset == offset and segment.epoch in (None, envelope.epoch)
 
 
 class _Window:
@@ -116,13 +155,8 @@ class _Window:
 
     def __init__(self, segment: Segment) -> None:
         self.segment = segment
-        self.epoch = drawn_epoch(segment)
         self.data = b""
         self.offset = 0
-
-    def is_ours(self, envelope: Envelope) -> bool:
-        """Say whether an envelope is of this segment, and not left by an older one."""
-        return self.epoch is None or envelope.epoch == self.epoch
 
     def at(self, offset: int, size: int) -> tuple[bytes, int]:
         """Return a buffer and the place in it where ``size`` bytes from ``offset`` on lie.
@@ -142,7 +176,7 @@ def _record_at(window: _Window, offset: int) -> tuple[Envelope, bytes] | Damage:
     envelope = read_envelope(data, at)
     if isinstance(envelope, str):
         return Damage(offset, end, envelope)
-    if envelope.offset != offset or not window.is_ours(envelope):
+    if not _is_of(window.segment, envelope, offset):
         return Damage(offset, end, f"a record of offset {envelope.offset} lies here")
     missing = offset + envelope.size - end
     if missing <= 0:
@@ -168,10 +202,9 @@ def _next_record(window: _Window, offset: int) -> int:
             if at > last:
                 break
             envelope = read_envelope(data, at)
-            if not isinstance(envelope, Envelope) or not window.is_ours(envelope):
-                continue
-            if envelope.offset == window.offset + at:
-                return window.offset + at
+            place = window.offset + at
+            if isinstance(envelope, Envelope) and _is_of(window.segment, envelope, place):
+                return place
         offset = window.offset + last + 1
     return end
 

@@ -1,8 +1,7 @@
 """Walks all files of a data directory, checks every crc, and compares derived with truth.
 
 Two things are no damage: a *torn tail*, which was being written when the broker was killed and
-which the next start cuts off, and a missing index, which the next start makes again. Nor are
-bytes of older records behind the end of a segment whose file was used before.
+which the next start cuts off, and a missing index, which the next start makes again.
 """
 
 from collections.abc import Iterator
@@ -23,7 +22,6 @@ from pulque.storage.inspection import (
     DamagedRange,
     DataFile,
     FileKind,
-    OldBytes,
     TableRecord,
     read_facts,
     read_messages,
@@ -32,7 +30,7 @@ from pulque.storage.key_file import PartHead, pack_part, read_heads
 from pulque.storage.key_rows import collect
 from pulque.storage.layout import segment_path
 from pulque.storage.recovery import Mark
-from pulque.storage.segment import Segment, was_used_before
+from pulque.storage.segment import open_segment
 
 __all__ = ["Finding", "Verified", "verify"]
 
@@ -89,6 +87,7 @@ class _Verification:
         self._check_seams(FileKind.MESSAGES)
         for each in self._of(FileKind.MESSAGES):
             self._check_messages(each)
+        self._check_end()
         self._check_seams(FileKind.ACTIONS)
         for each in self._of(FileKind.ACTIONS):
             self._check_facts(each)
@@ -123,23 +122,32 @@ class _Verification:
     def _check_seams(self, kind: FileKind) -> None:
         """Each segment begins where the one before it ends."""
         for before, after in zip(self._of(kind), self._of(kind)[1:], strict=False):
-            end = before.base + self._size(before)
-            if end != after.base and not (end > after.base and self._may_be_longer(before)):
+            end = self._end(before)
+            if end != after.base:
                 what = "missing" if end < after.base else "too many"
                 size = abs(after.base - end)
                 self._find(
                     before, min(end, after.base), size, f"{size} bytes at its end are {what}"
                 )
 
-    def _may_be_longer(self, each: DataFile) -> bool:
-        """Say whether older records may lie behind the end of a segment."""
+    def _end(self, each: DataFile) -> int:
+        """Return where in its log a file ends."""
         if each.kind is not FileKind.MESSAGES:
-            return False
+            return each.base + self._size(each)
         file = self._files.open(each.path, writable=False)
         try:
-            return was_used_before(Segment(each.path, file, each.base, each.base + file.size()))
+            return open_segment(each.path, file, each.base).end
         finally:
             file.close()
+
+    def _check_end(self) -> None:
+        """What the checkpoint covers was on disk when it was written."""
+        for last in self._of(FileKind.MESSAGES)[-1:]:
+            end = self._end(last)
+            missing = self._mark.message_offset - end
+            if missing > 0:
+                self._find(last, end, missing, "the end of the log is missing")
+                self._indexes[last.base] = None
 
     def _check_messages(self, each: DataFile) -> None:
         self._count(each)
@@ -151,10 +159,6 @@ class _Verification:
                     # What follows may be numbered from anywhere.
                     self._expected.clear()
                     index = None
-                case OldBytes(offset, size):
-                    if offset < self._mark.message_offset:
-                        self._find(each, offset, size, "the end of the log is missing")
-                        index = None
                 case TableRecord(envelope):
                     self._highest_synced = max(self._highest_synced, envelope.synced)
                 case BatchRecord(envelope, partition, batch):
@@ -267,7 +271,7 @@ class _Verification:
         """Make the parts of a key index again, and compare them with what there is."""
         opened = self._files.open(log, writable=False)
         try:
-            segment = Segment(log, opened, each.base, each.base + opened.size())
+            segment = open_segment(log, opened, each.base)
             for head in heads:
                 found = file.read(head.size, head.place)
                 made = collect(segment, head.begin, min(head.end, segment.end), self._names.get)

@@ -19,6 +19,7 @@ __all__ = [
     "follower",
     "led",
     "logs_in",
+    "mend",
     "opened_logs",
     "power_cut",
     "record_ends",
@@ -109,3 +110,12 @@ def record_ends(engine: Engine) -> list[int]:
         offset += len(engine.message_bytes(offset, 1).data)
         found.append(offset)
     return found
+
+
+def mend(engine: Engine, logs: ReplicaLogs) -> None:
+    """Copy again what is damaged, as a follower does."""
+    for bad in logs.find_damage():
+        at, end = bad.offset, min(bad.end, logs.segment_end(bad.offset))
+        while at < end:
+            at = logs.mend(*engine.message_bytes(at, 400))
+    logs.has_holes = False

@@ -45,6 +45,7 @@ class CountingFiles:
         self.sync_directory = files.sync_directory
         self.sync_files = files.sync_files
         self.free_bytes = files.free_bytes
+        self.random_bytes = files.random_bytes
 
     def open(self, path: str, *, create: bool = False, writable: bool = True) -> File:
         file = self._files.open(path, create=create, writable=writable)

@@ -7,9 +7,10 @@ import pytest
 from pulque.errors import CorruptionError, StorageError, StorageFullError, UsageError
 from pulque.model.leadership import EpochStart
 from pulque.model.positions import ActionOffset, Epoch, MessageOffset
-from pulque.testing.files import MemoryFileSystem
+from pulque.testing.files import Cut, MemoryFileSystem
 from tests.crash.opening import Heard
 from tests.unit.storage.copying import (
+    act,
     checkpoint,
     copy,
     copy_checkpoint,
@@ -39,6 +40,23 @@ class TestCopying:
         logs = opened_logs(power_cut(files))
         assert (logs.message_end, logs.action_end) == (engine.end, engine.actions.end)
         assert logs.start_count == 2
+
+    @pytest.mark.parametrize("cut", Cut)
+    def test_a_checkpoint_survives_a_power_cut_once_it_is_copied(self, cut: Cut) -> None:
+        engine = led()
+        files = MemoryFileSystem()
+        logs = opened_logs(files)
+        for _ in range(3):  # what only the first one needs goes with the third
+            store(engine, "p0", b"more")
+            act(engine)
+            checkpoint(engine)
+            copy(engine, logs)
+            copy_checkpoint(engine, logs)
+
+        left = opened_logs(power_cut(files, cut))
+        assert left.checkpoint == engine.newest_checkpoint
+        assert left.is_whole
+        assert (left.message_end, left.action_end) == (engine.end, engine.actions.end)
 
     def test_a_record_that_is_not_complete_is_left_for_the_next_time(self) -> None:
         engine = led()

@@ -3,6 +3,7 @@
 import pytest
 
 from pulque.errors import CorruptionError, UsageError
+from pulque.storage.replica import ReplicaLogs
 from pulque.testing.files import Cut, MemoryFileSystem
 from tests.unit.storage.copying import (
     act,
@@ -13,13 +14,22 @@ from tests.unit.storage.copying import (
     follower,
     led,
     logs_in,
+    mend,
     opened_logs,
     power_cut,
+    record_ends,
     sync,
 )
 from tests.unit.storage.storing import opened, store
 
 CHECKPOINT = "checkpoints/{:020d}.checkpoint"
+
+
+def index(logs: ReplicaLogs) -> None:
+    """Make all indexes that are missing."""
+    while (job := logs.begin_index()) is not None:
+        job.run()
+        logs.finish_index(job)
 
 
 class TestJudging:
@@ -50,10 +60,116 @@ class TestJudging:
             logs = opened_logs(files)
             assert not logs.is_whole
             assert logs_in(files) == damaged, "nobody said that there is another copy"
+        mend(engine, logs)
         copy(engine, logs)
         assert logs.is_whole
         assert logs_in(files) == whole
         assert opened_logs(files).is_whole
+
+    @pytest.mark.parametrize("is_known_by", ["what was noted", "a checkpoint"])
+    def test_nothing_is_cut_behind_damage_that_is_mended(self, is_known_by: str) -> None:
+        """Nobody else may have what lies behind it."""
+        engine = led()
+        files, logs = follower(engine)
+        logs.note_synced()
+        if is_known_by == "a checkpoint":
+            checkpoint(engine)
+            copy_checkpoint(engine, logs)
+        whole = logs_in(files)
+        ends = record_ends(engine)
+        path = engine.segments[0].path
+        flip(files, path, ends[2] - 1)
+        logs = opened_logs(files)
+        assert logs.message_end == engine.end
+        logs.cut(engine.end, engine.actions.end)
+
+        (bad,) = logs.find_damage()
+        assert (bad.offset, bad.end) == (ends[1], ends[2])
+        found = engine.message_bytes(bad.offset, 1)
+        broken = bytearray(found.data)
+        broken[-1] ^= 1
+        with pytest.raises(CorruptionError):
+            logs.mend(found.base, found.offset, bytes(broken))
+        with pytest.raises(UsageError):
+            logs.mend(found.base, found.offset, found.data[:-1])
+        assert {p for p, c in logs_in(files).items() if c != whole[p]} == {path}
+        assert logs.mend(*found) == bad.end
+        assert logs_in(files) == whole
+        assert not logs.find_damage()
+
+    @pytest.mark.parametrize("cut", list(Cut))
+    def test_what_was_mended_survives_a_power_cut(self, cut: Cut) -> None:
+        engine = led()
+        files, logs = follower(engine)
+        logs.note_synced()
+        whole = logs_in(files)
+        flip(files, engine.segments[0].path, 20)
+        files.open(engine.segments[0].path).sync()
+        logs = opened_logs(files)
+        mend(engine, logs)
+
+        left = power_cut(files, cut)
+        assert logs_in(left) == whole
+        assert opened_logs(left).is_whole
+
+    def test_a_torn_end_in_front_of_what_is_missing_is_cut_and_not_mended(self) -> None:
+        """There is nothing whole to mend it with: it is copied again with what follows."""
+        engine = led()
+        files, logs = follower(engine)
+        logs.note_synced()
+        files.open(engine.segments[0].path).truncate(engine.segments[0].end - 10)
+        logs = opened_logs(files)
+        assert not logs.has_holes
+
+        logs.cut(logs.message_end, logs.action_end)
+        copy(engine, logs)
+        assert logs.is_whole
+        assert logs_in(files) == logs_in(follower(engine)[0])
+
+    def test_after_a_damaged_partition_table_was_mended_copying_goes_on(self) -> None:
+        engine = opened(MemoryFileSystem())
+        store(engine, "p0", b"one")
+        table = engine.end
+        store(engine, "new", b"first")
+        store(engine, "p0", b"another")
+        files, logs = follower(engine)
+        logs.note_synced()
+        segment = engine.segments[-1]
+        flip(files, segment.path, table - segment.base + 50)
+        logs = opened_logs(files)
+        assert [bad.offset for bad in logs.find_damage()] == [table]
+        mend(engine, logs)
+
+        store(engine, "new", b"second")
+        copy(engine, logs)
+        assert logs.is_whole
+        assert logs_in(files) == logs_in(follower(engine)[0])
+
+    def test_an_index_that_was_made_of_damaged_bytes_goes_with_them(self) -> None:
+        engine = led()
+        files, logs = follower(engine)
+        logs.note_synced()
+        flip(files, engine.segments[0].path, record_ends(engine)[1] + 20)
+        logs = opened_logs(files)
+        index(logs)
+        made = {p: c for p, c in files.contents().items() if p.endswith((".index", ".keys"))}
+
+        mend(engine, logs)
+        assert f"messages/{0:020d}.index" not in files.contents()
+        index(logs)
+        again = {p: c for p, c in files.contents().items() if p.endswith((".index", ".keys"))}
+        assert {p for p in again if again[p] != made[p]} == {
+            f"messages/{0:020d}.index",
+        }
+
+    @pytest.mark.parametrize("cut", list(Cut))
+    def test_what_was_emptied_is_missed_after_a_power_cut_too(self, cut: Cut) -> None:
+        files, logs = follower(led())
+        assert logs.message_synced > 0
+        logs.empty()
+        logs = opened_logs(power_cut(files, cut))
+        assert logs.is_empty
+        assert not logs.is_whole
 
     def test_what_was_here_beyond_all_that_the_leader_has_is_of_no_account(self) -> None:
         shorter, longer = led(3), led(9)

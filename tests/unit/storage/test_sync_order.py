@@ -1,16 +1,22 @@
 """Things become durable in an order in which a power cut between any two of them does no harm."""
 
+import errno
+import os
 from collections.abc import Callable
+from pathlib import Path
+from random import Random
 
 import pytest
 
+from pulque.errors import StorageError, StorageFullError
 from pulque.model.actions import ConsumerLost, SubscriptionId
 from pulque.model.batch import read_header
 from pulque.model.names import PartitionName
 from pulque.storage.engine import Engine
-from pulque.testing.files import MemoryFileSystem
+from pulque.storage.files import OsFileSystem
+from pulque.testing.files import Cut, MemoryFileSystem
 from pulque.testing.power import DirectorySynced, Linked, Node, Synced
-from tests.unit.storage.storing import opened, packed, store
+from tests.unit.storage.storing import opened, packed, partition_of, store
 
 FACT = ConsumerLost(SubscriptionId(1), "silent", 5)
 
@@ -237,3 +243,71 @@ def test_names_that_retention_removed_are_synced_with_the_next_batch(times: int)
         engine.remove_oldest().run()
 
     assert steps(files, lambda: sync(engine)) == ["sync messages/"]
+
+
+@pytest.mark.parametrize("cut", list(Cut))
+def test_numbering_goes_on_wherever_the_power_fails_while_a_segment_is_removed(cut: Cut) -> None:
+    files = MemoryFileSystem()
+    engine = opened(files)
+    store(engine, "orders", b"0", b"1")
+    sync(engine)
+    engine.roll(1)
+    before = files.operations
+    engine.remove_oldest().run()
+
+    for at in range(before, files.operations + 1):
+        left = opened(files.after_power_cut(at, cut, Random(1)))
+        assert partition_of(left, "orders").end == 2, f"{cut} after {files.operation(at - 1)}"
+
+
+def test_a_segment_that_could_not_be_begun_never_comes_back() -> None:
+    """The log has gone on in the segment before it: two would have the same offsets."""
+    files = MemoryFileSystem()
+    engine = opened(files)
+    store(engine, "orders", b"0")
+    sync(engine)
+    files.fail_after(1, StorageFullError("no room"))
+
+    def roll() -> None:
+        with pytest.raises(StorageFullError):
+            engine.roll(1)
+
+    assert steps(files, roll) == ["sync messages/"]
+    store(engine, "orders", b"1")
+    sync(engine)
+    for seed in range(20):
+        left = opened(files.after_power_cut(files.operations, Cut.TORN, Random(seed)))
+        assert partition_of(left, "orders").end == 2
+
+
+def test_a_directory_of_the_real_file_system_is_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody can see that without a power cut, but for the call itself."""
+    synced: list[int] = []
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        synced.append(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    files = OsFileSystem(str(tmp_path))
+    files.make_directory("messages")
+    synced.clear()
+    files.sync_directory("messages")
+
+    assert synced == [(tmp_path / "messages").stat().st_ino]
+
+
+def test_a_directory_that_cannot_be_synced_is_a_failure_of_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    files = OsFileSystem(str(tmp_path))
+    monkeypatch.setattr(os, "fsync", fail)
+
+    with pytest.raises(StorageError, match="sync failed"):
+        files.sync_directory("")
