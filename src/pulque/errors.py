@@ -18,6 +18,7 @@ __all__ = [
     "DisconnectedError",
     "ErrorCode",
     "FencedError",
+    "ForkedError",
     "InvalidBatchError",
     "InvalidNameError",
     "InvalidRequestError",
@@ -96,22 +97,31 @@ class PulqueError(Exception):
     Attributes:
         code: The number of this error on the wire.
         retryable: Whether the same call may succeed later, unchanged.
+        outcome_known: Whether it is certain that nothing was changed: a message whose send
+            failed is not stored. An error of one call may differ from its class.
     """
 
     code: ClassVar[ErrorCode] = ErrorCode.UNKNOWN
     retryable: ClassVar[bool] = False
+    outcome_known: bool = False
 
 
 class UsageError(PulqueError):
     """The caller broke a rule of the API; the code must be fixed."""
 
     code = ErrorCode.USAGE
+    outcome_known = True
+
+
+class ForkedError(UsageError):
+    """A child of fork used what its parent made; the child must make its own."""
 
 
 class ConfigError(PulqueError):
     """The settings are wrong; the text names the setting."""
 
     code = ErrorCode.CONFIG
+    outcome_known = True
 
 
 class ProtocolError(PulqueError):
@@ -123,6 +133,8 @@ class ProtocolError(PulqueError):
 class LocalProtocolError(ProtocolError):
     """We were asked to send what the protocol does not allow."""
 
+    outcome_known = True
+
 
 class RemoteProtocolError(ProtocolError):
     """The peer sent what the protocol does not allow."""
@@ -132,6 +144,7 @@ class RejectedError(PulqueError):
     """The broker said no; the connection lives on."""
 
     code = ErrorCode.INVALID_REQUEST
+    outcome_known = True
 
 
 class InvalidRequestError(RejectedError):
@@ -205,6 +218,7 @@ class NotLeaderError(RejectedError):
 
     code = ErrorCode.NOT_LEADER
     retryable = True
+    outcome_known = False
 
 
 class StaleEpochError(RejectedError):
@@ -285,12 +299,14 @@ class OverloadedError(UnavailableError):
     """The broker has more to do than it may buffer; nothing was stored."""
 
     code = ErrorCode.OVERLOADED
+    outcome_known = True
 
 
 class SpoolFullError(UnavailableError):
     """A producer's spool keeps as much as it may; the message was not taken in."""
 
     code = ErrorCode.SPOOL_FULL
+    outcome_known = True
 
 
 class StorageError(PulqueError):
@@ -304,6 +320,7 @@ class StorageFullError(StorageError):
 
     code = ErrorCode.STORAGE_FULL
     retryable = True
+    outcome_known = True
 
 
 class DataDirectoryError(StorageError):

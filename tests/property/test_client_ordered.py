@@ -338,6 +338,49 @@ def test_an_answer_of_a_lock_that_is_gone_comes_while_another_is_asked_for() -> 
     assert core.token == 2
 
 
+def test_a_partition_that_comes_back_waits_for_the_handler_that_still_works_on_it() -> None:
+    broker = LockingBroker()
+    consumer = owner(broker)
+    core = consumer.core
+    running = core.take(broker.now)
+    assert running is not None
+    core.upkept(LockLostError("another has it"))
+    broker.now += 1.0
+    broker.holder = ""  # and has released it
+    lock = core.next_route()
+    assert lock is not None
+    answer = broker.handle(lock)
+    assert not isinstance(answer, PulqueError)
+    core.routed(answer)
+    pulled = broker.handle(core.next_pull(9, 1.0))
+    assert isinstance(pulled, Pulled)
+    core.pulled(pulled)
+    assert core.window.has_ready(broker.now)
+
+    assert core.take(broker.now) is None, "two handlers would work on one key"
+    running.ack()
+    again = core.take(broker.now)
+    assert again is not None
+    assert again.body == running.body
+
+
+def test_a_partition_is_not_given_back_before_the_broker_knows_what_ended_here() -> None:
+    broker = LockingBroker()
+    consumer = owner(broker)
+    core = consumer.core
+    core.is_leaving = True
+    while (running := core.window.take(broker.now)) is not None:
+        running.ack()
+    settles = core.next_settles()
+    assert settles
+    assert core.window.is_idle
+
+    assert not core.is_drained, "the next owner would handle it again"
+    for settle in settles:
+        core.settle_answered(settle, broker.handle(settle))
+    assert core.is_drained
+
+
 # ── what the meta server says ──────────────────────────────────────────────────────────────
 
 

@@ -199,7 +199,7 @@ def test_nobody_serves_a_subject_whose_route_is_empty() -> None:
 
 def test_without_a_host_a_partition_is_at_home() -> None:
     table = RouteTable()
-    here = PartitionRoute(PartitionName("orders"), "broker", "", 0, is_writable=True)
+    here = PartitionRoute(PartitionName("orders"), "broker", "", 0, sends=1)
     table.take_in(RouteKey("orders"), Route(Pattern("orders"), 1, (here,)))
     (target,) = table.targets["orders"]
     assert (target.place, target.address, target.slots) == (HOME, None, ALL_SLOTS)

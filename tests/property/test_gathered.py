@@ -6,6 +6,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pulque.client.delivered import batches_of
+from pulque.client.received import ReceivedBatch
 from pulque.errors import CorruptionError, InvalidBatchError, RemoteProtocolError
 from pulque.model.gathered import Gathered, pack_gathered, read_gathered
 from pulque.model.message import Message, StoredBatch
@@ -52,6 +53,7 @@ def test_a_record_gives_back_what_was_put_in(
     first, count = FIRST - before, before + places[-1] + 1 + after
 
     (batch,) = batches_of(PARTITION, delivered(record_of(chosen), first, count))
+    assert isinstance(batch, ReceivedBatch)
 
     messages = [Message(batch, index) for index in range(batch.start, batch.end)]
     alone = messages_of(packed([draft for draft, _, _ in chosen]))
@@ -72,6 +74,7 @@ def test_a_part_ends_where_it_is_cut(
 ) -> None:
     count = len(chosen)
     (whole,) = batches_of(PARTITION, delivered(record_of(chosen), FIRST, 100_000))
+    assert isinstance(whole, ReceivedBatch)
     start = data.draw(st.integers(0, count - 1))
     end = data.draw(st.integers(start + 1, count))
     part = whole.window(start, end)

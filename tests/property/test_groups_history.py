@@ -158,7 +158,7 @@ class World:
         def refuse(error: PulqueError) -> None:
             answer.set_exception(error)
 
-        inside.parts.puller.pull(request, object(), answer.set_result, refuse)
+        inside.parts.puller.pull(request, object(), answer.set_result, refuse, lambda _: None)
         pulled = await answer
         self.held[who] = []
         matched = 0

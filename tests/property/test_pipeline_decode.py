@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulque.errors import InvalidBatchError
-from pulque.model.batch import HEADER_SIZE, seal, seed_of
+from pulque.model.batch import HEADER_SIZE, seed_of
 from pulque.model.message import Message, StoredBatch
 from pulque.model.names import PartitionName, subject_of
 from pulque.model.positions import ConsumeSequence
@@ -90,13 +90,18 @@ def test_some_columns_are_these_columns(
     assert found.to_pylist() == [{name: each[name] for name in columns} for each in rows]
 
 
-def test_a_key_that_is_no_text_is_shown_as_well_as_can_be() -> None:
-    batch = packed([Draft(b"one", key="k"), Draft(b"two", key="ok")])
-    at = batch.index(b"kone")
-    broken = seal(batch[4:at] + b"\xff" + batch[at + 1 :], seed_of(NAMES[0]))
+@pytest.mark.parametrize("column", ["key", "order_key", "tags", "headers"])
+def test_text_that_is_not_utf_8_is_refused(column: str) -> None:
+    """What a consumer rejects is not altered to make a row of it."""
+    draft = Draft(b"one", key="key", order_key="order", tags=("tag",), headers=(("name", "text"),))
+    batch = packed([draft, Draft(b"two", key="ok")])
     places = np.array([(0, 0, 0, 2, 0, 0)], PLACE)
+    at = batch.index({"order_key": b"order", "headers": b"text"}.get(column, column[:3].encode()))
+    broken = batch[:at] + b"\xff" + batch[at + 1 :]
 
-    assert decode(Placed(broken, places, NAMES), ["key"]).to_pydict() == {"key": ["\ufffd", "ok"]}
+    with pytest.raises(InvalidBatchError, match="is not UTF-8"):
+        decode(Placed(broken, places, NAMES), [column])
+    assert decode(Placed(broken, places, NAMES), ["body"]).num_rows == 2
 
 
 @pytest.mark.parametrize("size", [0, 2, 400])
@@ -109,10 +114,11 @@ def test_sizes_that_do_not_add_up_are_refused(size: int) -> None:
         decode(Placed(wrong, places, NAMES), ["body"])
 
 
-def test_a_header_without_a_value_is_refused() -> None:
+@pytest.mark.parametrize("encoded", [b"name_value", b"\0ame_value", b"name\0a\0\0b"])
+def test_a_header_without_a_name_or_a_value_is_refused(encoded: bytes) -> None:
     batch = packed([Draft(b"body", headers=(("name", "value"),))])
-    broken = batch.replace(b"name\0value", b"name_value")
+    broken = batch.replace(b"name\0value"[: len(encoded)], encoded)
     places = np.array([(0, 0, 0, 1, 0, 0)], PLACE)
 
-    with pytest.raises(InvalidBatchError, match="no value"):
+    with pytest.raises(InvalidBatchError, match="no name, or no value"):
         decode(Placed(broken, places, NAMES), ["headers"])

@@ -50,7 +50,6 @@ def test_the_same_again_is_a_heartbeat() -> None:
 @pytest.mark.parametrize(
     "again",
     [
-        server(port=7451),
         server(incarnation=2),
         server(state=ServerState.FULL),
         server(state=ServerState.LEAVING),

@@ -102,6 +102,9 @@ def test_two_partitions_become_four_and_two_again() -> None:
         ("orders#4", "b", (768, 1024)),
     ]
     assert [each.is_closed for each in four] == [True, True, False, False, False, False]
+    # What is added goes where it is told to; the first part of each stays where its range was.
+    spread = split(SUBJECT, placed, 4, ["c", "d"])
+    assert [each.broker_group for each in spread[2:]] == ["a", "c", "b", "d"]
     assert [(each.partition, each.slots, each.parents) for each in two[6:]] == [
         ("orders#5", (0, 512), (2, 3)),
         ("orders#6", (512, 1024), (4, 5)),

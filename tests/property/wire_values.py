@@ -20,7 +20,7 @@ from pulque.model.leadership import EpochStart, Leadership
 from pulque.model.names import ConsumerId, Group, PartitionName, Pattern
 from pulque.model.ordered import Allotted, ConsumeStrategy, OrderStrategy
 from pulque.model.positions import Tenure
-from pulque.model.routes import PartitionRoute, Role, RouteKind, Slots
+from pulque.model.routes import ALONE, PartitionRoute, Role, RouteKind, Slots
 from pulque.model.routes import Route as RouteOfSubject
 from pulque.wire.adopt import Origin
 from pulque.wire.clients import ConnectedClient, ConnectedConsumer
@@ -174,7 +174,7 @@ routes = st.builds(
             broker_group=text,
             host=text,
             port=u16,
-            is_writable=st.booleans(),
+            sends=st.sampled_from([0, 1, ALONE]),
             slots=slots,
         )
     ),
@@ -403,7 +403,7 @@ REQUESTS: dict[type[Request], st.SearchStrategy[Request]] = {
         action_offset=u64,
         message_synced=u64,
         action_synced=u64,
-        is_ready=st.booleans(),
+        ready=st.sampled_from([0, 1, 3]),
         max_bytes=u32,
         wait_ms=u32,
     ),

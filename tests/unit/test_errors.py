@@ -6,6 +6,7 @@ from pulque import errors
 from pulque.errors import (
     CorruptionError,
     ErrorCode,
+    ForkedError,
     InvalidRequestError,
     LocalProtocolError,
     ProtocolError,
@@ -13,6 +14,7 @@ from pulque.errors import (
     RejectedError,
     RemoteProtocolError,
     StorageError,
+    UsageError,
     error_from_wire,
 )
 
@@ -26,6 +28,7 @@ SHARED = {
     ProtocolError: RemoteProtocolError,
     LocalProtocolError: RemoteProtocolError,
     CorruptionError: StorageError,
+    ForkedError: UsageError,
 }
 """What cannot be told on the wire, and what it arrives as."""
 

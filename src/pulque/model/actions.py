@@ -15,6 +15,7 @@ from pulque.model.positions import ConsumeSequence, PartitionId, PullSequence, T
 
 __all__ = [
     "ALL_OF_THEM",
+    "EXPIRED",
     "GROUP_DECIDES",
     "NO_RETRY",
     "Action",
@@ -232,3 +233,5 @@ Action = (
     | Skipped
     | PartitionClosed
 )
+EXPIRED = "expired"
+"""The reason, with ``NO_RETRY``, of what expired before it was handed out."""

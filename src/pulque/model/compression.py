@@ -9,7 +9,13 @@ from typing import Any
 from pulque.errors import InvalidBatchError, UsageError
 from pulque.model.batch import Codec
 
-__all__ = ["compress", "decompress"]
+__all__ = ["check_compressed", "compress", "decompress"]
+
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_ZSTD_HEAD = 18
+"""The longest header of a zstd frame."""
+_LZ4_RATIO = 255
+"""A byte of an lz4 block stands for at most so many."""
 
 
 def compress(records: bytes, codec: Codec) -> bytes:
@@ -36,6 +42,34 @@ def decompress(records: bytes, codec: int, size: int) -> bytes:
     if len(plain) != size:
         raise InvalidBatchError(f"records decompress to {len(plain)} bytes, not to {size}")
     return plain
+
+
+def check_compressed(records: bytes | memoryview, codec: int, size: int) -> None:
+    """Refuse records that cannot decompress to ``size`` bytes, by their first bytes alone.
+
+    Needs no compression library. What passes may still be damaged further behind.
+
+    Raises:
+        InvalidBatchError: They cannot.
+    """
+    if codec == Codec.ZSTD and _zstd_size(bytes(records[:_ZSTD_HEAD])) != size:
+        raise InvalidBatchError(f"records are not a zstd frame of {size} bytes")
+    if codec == Codec.LZ4 and not 0 < size <= _LZ4_RATIO * len(records):
+        raise InvalidBatchError(f"records of {len(records)} bytes are not lz4 of {size} bytes")
+
+
+def _zstd_size(head: bytes) -> int | None:
+    """Return the content size that the header of a zstd frame declares (RFC 8878)."""
+    if len(head) < 6 or not head.startswith(_ZSTD_MAGIC):
+        return None
+    descriptor = head[4]
+    is_single = bool(descriptor & 0x20)
+    width = (1 if is_single else 0, 2, 4, 8)[descriptor >> 6]
+    at = 5 + (not is_single) + (0, 1, 2, 4)[descriptor & 3]
+    field = head[at : at + width]
+    if not width or len(field) < width:
+        return None
+    return int.from_bytes(field, "little") + (256 if width == 2 else 0)
 
 
 def _decompress_lz4(records: bytes, size: int) -> bytes:

@@ -4,24 +4,49 @@
 an index into it. A consumer that looks at nothing but bodies pays for nothing else.
 """
 
+import json
 from functools import lru_cache
 from itertools import accumulate
 from operator import gt
 from struct import Struct
+from typing import Any, NoReturn
 
-from pulque.errors import InvalidBatchError
+from pulque.errors import InvalidBatchError, PulqueError
 from pulque.model.batch import Flag, layout_of, read_header
 from pulque.model.compression import decompress
 from pulque.model.gathered import Gathered
 from pulque.model.names import PartitionName, Subject, subject_of
 from pulque.model.positions import ConsumeSequence
 
-__all__ = ["Message", "StoredBatch", "tags_in"]
+__all__ = [
+    "Message",
+    "PayloadError",
+    "StoredBatch",
+    "check_message",
+    "check_messages",
+    "parse_json",
+    "tags_in",
+    "unreadable_in",
+]
 
 # An operation on the enum itself costs more than all else in the access of a field.
 _TAGS, _KEYS, _DUE = int(Flag.TAGS), int(Flag.KEYS), int(Flag.DUE)
 _CREATED, _EXPIRES, _ATTEMPTS = int(Flag.CREATED), int(Flag.EXPIRES), int(Flag.ATTEMPTS)
 _ORDER_KEYS, _HEADERS = int(Flag.ORDER_KEYS), int(Flag.HEADERS)
+_PARTS = _KEYS | _ORDER_KEYS | _TAGS | _HEADERS
+
+
+class PayloadError(PulqueError):
+    """The body of a message is not what its reader asks for."""
+
+
+def parse_json(body: bytes) -> Any:
+    """Return the value that a body has as JSON, or raise ``ValueError``; NaN is none."""
+    return json.loads(body, parse_constant=_refuse)
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
 
 
 class StoredBatch:
@@ -40,6 +65,7 @@ class StoredBatch:
         "broker_group",
         "data",
         "first_sequence",
+        "group",
         "header",
         "partition",
         "places",
@@ -68,6 +94,8 @@ class StoredBatch:
         self.stored_at_ms = stored_at_ms
         self.broker_group = ""
         """Who has it, where its reader knows."""
+        self.group = ""
+        """The group that it was delivered to, if any."""
         self.places: tuple[int, ...] | None = None
         """How far each message is behind the first, if they do not follow each other."""
         self.stored_times: tuple[int, ...] | None = None
@@ -188,6 +216,17 @@ class Message:
             starts = batch.body_starts()
         return batch.data[starts[index] : batch.starts[index + 1]]
 
+    def json(self) -> Any:
+        """Return what the body holds as JSON.
+
+        Raises:
+            PayloadError: The body is no JSON.
+        """
+        try:
+            return parse_json(self.body)
+        except (ValueError, RecursionError) as problem:
+            raise PayloadError(f"the body of {self.id} is no JSON: {problem}") from problem
+
     @property
     def subject(self) -> Subject:
         """The subject it was sent to, also where it comes from a retry partition."""
@@ -202,6 +241,11 @@ class Message:
     def broker_group(self) -> str:
         """Who keeps it; empty where that is not known."""
         return self._batch.broker_group
+
+    @property
+    def group(self) -> str:
+        """The group that it was delivered to; empty for a message that was read without one."""
+        return self._batch.group
 
     @property
     def sequence(self) -> ConsumeSequence:
@@ -284,6 +328,61 @@ class Message:
             f"<{type(self).__name__} {self.id} {self.partition}/{self.sequence} "
             f"attempt={self.attempt} {len(self.body)} bytes>"
         )
+
+
+def check_messages(batch: StoredBatch) -> None:
+    """Decode every part of every message, as a consumer may.
+
+    Raises:
+        InvalidBatchError: One cannot be decoded.
+    """
+    batch.body_starts()
+    for index in range(len(batch)):
+        check_message(Message(batch, index))
+
+
+def check_message(message: Message) -> None:
+    """Decode every part of a message, as a consumer may.
+
+    Raises:
+        InvalidBatchError: One cannot be decoded.
+    """
+    message.body, message.key, message.order_key, message.tags, message.headers  # noqa: B018
+
+
+def unreadable_in(batch: StoredBatch, start: int, end: int) -> dict[int, str]:
+    """Return the indices in ``start..end`` of messages that cannot be decoded, each with why.
+
+    A batch without keys, tags and headers costs nothing, one whose texts are ASCII little.
+    """
+    flags = batch.header.flags
+    if not flags & _PARTS:
+        return {}
+    try:
+        bodies = batch.body_starts()
+    except InvalidBatchError as error:  # then no message has a body
+        return dict.fromkeys(range(start, end), str(error))
+    data, starts = batch.data, batch.starts
+    texts = b"".join([data[starts[i] : bodies[i]] for i in range(start, end)])
+    if texts.isascii() and (not flags & _HEADERS or _are_headers(batch, bodies, start, end)):
+        return {}
+    found: dict[int, str] = {}
+    for index in range(start, end):
+        try:
+            check_message(Message(batch, index))
+        except InvalidBatchError as error:
+            found[index] = str(error)
+    return found
+
+
+def _are_headers(batch: StoredBatch, bodies: list[int], start: int, end: int) -> bool:
+    """Return whether all headers of messages ``start..end`` are names with values."""
+    data, sizes = batch.data, batch.column("headers_size")
+    for encoded in {data[bodies[i] - sizes[i] : bodies[i]] for i in range(start, end)}:
+        texts = encoded.split(b"\0") if encoded else ()
+        if len(texts) % 2 or not all(texts[::2]):
+            return False
+    return True
 
 
 def tags_in(encoded: bytes) -> tuple[str, ...]:

@@ -77,6 +77,7 @@ _RULE = (
 
 def parse_subject(text: str) -> Subject:
     """Return ``text`` as a subject, or raise ``InvalidNameError``."""
+    _check_type(text, "subject")
     if is_pattern(text):
         raise InvalidNameError(
             f"subject {_shown(text)} is not allowed: {_RULE}; a pattern can be subscribed to, "
@@ -91,6 +92,11 @@ def parse_pattern(text: str) -> Pattern:
     Raises:
         InvalidNameError: It is neither.
     """
+    if not isinstance(text, str):
+        raise InvalidNameError(
+            f"subject is {_shown(text)}; one subject or pattern as a str is allowed: order.* "
+            "covers all subjects that begin with 'order.'"
+        )
     if text == EVERYTHING:
         return Pattern(text)
     prefix = text.removesuffix(".*")
@@ -140,6 +146,7 @@ def parse_group(text: str) -> Group:
 
 def parse_owner(text: str) -> Group:
     """Return ``text`` as a group, or as the group that one consumer is: ``#consumer``."""
+    _check_type(text, "group")
     if text.startswith("#"):
         return Group(f"#{parse_consumer_id(text[1:])}")
     return parse_group(text)
@@ -147,6 +154,7 @@ def parse_owner(text: str) -> Group:
 
 def parse_consumer_id(text: str) -> ConsumerId:
     """Return ``text`` as a consumer id, or raise ``InvalidNameError``."""
+    _check_type(text, "consumer id")
     if _CONSUMER_ID.fullmatch(text) is None or ".." in text:
         raise InvalidNameError(f"consumer id {_shown(text)} is not allowed: {_RULE}, and @ : /")
     return ConsumerId(text)
@@ -270,12 +278,21 @@ def _check_level(partition: str, number: str) -> None:
 
 
 def _parse(text: str, kind: str) -> str:
+    _check_type(text, kind)
     if _NAME.fullmatch(text) is None or ".." in text:
         raise InvalidNameError(f"{kind} {_shown(text)} is not allowed: {_RULE}")
     return text
 
 
-def _shown(text: str) -> str:
+def _check_type(text: object, kind: str) -> None:
+    if not isinstance(text, str):
+        raise InvalidNameError(f"{kind} is {_shown(text)}; a str is allowed")
+
+
+def _shown(text: object) -> str:
     """Make a foreign name safe to print: quoted, escaped, cut."""
     shown = ascii(text)
-    return shown if len(shown) <= 60 else f"{shown[:57]}... ({len(text)} characters)"
+    if len(shown) <= 60:
+        return shown
+    length = len(text) if isinstance(text, str) else len(shown)
+    return f"{shown[:57]}... ({length} characters)"

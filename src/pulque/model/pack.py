@@ -40,6 +40,8 @@ DEFAULT_PRIORITY = DEFAULT_LEVEL
 MAX_ATTEMPT = 0xFFFF
 ONCE_HEADER = "pulque.once"
 """On a message that is delivered once: whatever becomes of it, it does not come again."""
+SYSTEM_PREFIX = "pulque."
+"""Header names that begin with this belong to the system."""
 NEVER = 0
 """As an instant of expiry: none."""
 _MAX_INSTANT = 2**63 - 1
@@ -70,6 +72,8 @@ def encode_tags(tags: Iterable[str]) -> bytes:
         UsageError: A tag is empty, holds a NUL, is not text, or there are too many.
     """
     items = (tags,) if isinstance(tags, str) else tuple(tags)
+    if not all(isinstance(tag, str) for tag in items):
+        raise UsageError(f"tags is {items!r}; a str each is allowed")
     if len(items) > MAX_TAGS:
         raise UsageError(f"{len(items)} tags on one message; at most {MAX_TAGS} are allowed")
     if any(not tag or "\0" in tag for tag in items):
@@ -209,6 +213,13 @@ class BatchPacker:
         parts_size = len(key) + len(tags) + len(headers)
         self._parts_size += parts_size
         return parts_size + len(order_key)
+
+    def cut(self, length: int) -> None:
+        """Remove all messages from index ``length`` on, also one that was added in part."""
+        del self.bodies[length:]
+        del self.order_keys[length:]
+        for column in self._columns.values():
+            del column[length:]
 
     def encode(
         self,
@@ -366,6 +377,8 @@ def encode_key(text: str, kind: str) -> bytes:
 
 
 def _encode(text: str, kind: str) -> bytes:
+    if not isinstance(text, str):
+        raise UsageError(f"{kind} is {text!r}; a str is allowed")
     try:
         return text.encode()
     except UnicodeEncodeError as problem:

@@ -13,8 +13,7 @@
 has a crc of its own. ``offset`` repeats where the record lies, so that bytes of a log inside a
 message's body can never be taken for the log itself. ``synced`` is how far the log was known to
 be on disk when the record was appended: damage found below that mark by a later record is
-corruption, not a torn tail, and is never cut away. A table has no first sequence; where it begins
-a segment whose file was written before, it says there how long that file was.
+corruption, not a torn tail, and is never cut away.
 """
 
 from enum import IntEnum

@@ -8,6 +8,7 @@ from pulque.model.ordered import OrderStrategy
 
 __all__ = [
     "ALL_SLOTS",
+    "ALONE",
     "SLOTS",
     "PartitionRoute",
     "Role",
@@ -39,6 +40,8 @@ class RouteKind(IntEnum):
     """What the broker that is asked has itself, level and retry partitions included."""
     FOLLOWERS = 3
     """Who copies what serves the subject: where consumers say that they live, too."""
+    PLACED = 4
+    """All that may have messages of the subject; the host is empty where the broker is away."""
 
 
 class Slots(NamedTuple):
@@ -49,6 +52,8 @@ class Slots(NamedTuple):
 
 
 ALL_SLOTS = Slots(0, SLOTS)
+ALONE = 3
+"""Not 2: whoever knows only of yes and no looks at the lowest bit, or at all of them."""
 
 
 class PartitionRoute(NamedTuple):
@@ -62,10 +67,22 @@ class PartitionRoute(NamedTuple):
     host: str
     """Empty for the address that was asked at."""
     port: int
-    is_writable: bool = True
-    """Whether messages may be sent there now; consumers pull from it in any case."""
+    sends: int = 1
+    """Whether messages may be sent there now: 0 for no, 1 for yes, ``ALONE`` for yes where its
+    broker group has no followers, while others of the subject have some. Consumers pull from it
+    in any case."""
     slots: Slots = ALL_SLOTS
     """Which order keys belong there: those with ``crc32c(key) % 1024`` within."""
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether messages may be sent there now."""
+        return self.sends > 0
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether what must be on several disks goes to other broker groups of the subject."""
+        return self.sends == ALONE
 
 
 class Route(NamedTuple):

@@ -29,6 +29,8 @@ __all__ = [
     "is_short",
     "replace_leader",
     "route_of_followers",
+    "set_min_in_sync",
+    "without",
 ]
 
 
@@ -45,7 +47,7 @@ class Candidate(NamedTuple):
     token: str
     """Of its process."""
     message_end: int
-    """How far its message log reaches."""
+    """How far its logs reach, both together."""
     is_fit: bool
     """Whether its logs are whole."""
     is_alive: bool = True
@@ -174,6 +176,24 @@ def change_in_sync(row: Leadership, in_sync: Collection[str]) -> Leadership:
     return row._replace(version=row.version + 1, in_sync=tuple(sorted(set(in_sync))))
 
 
+def without(row: Leadership, gone: Collection[str]) -> Leadership | None:
+    """Return the same leadership without followers that left; None if none was in sync."""
+    rest = [each for each in row.in_sync if each == row.leader or each not in gone]
+    return change_in_sync(row, rest) if len(rest) < len(row.in_sync) else None
+
+
+def set_min_in_sync(row: Leadership, leader: Candidate, min_in_sync: int) -> Leadership | None:
+    """Return the same leadership as its leader is told to lead it; None if that is the same.
+
+    Only the process that leads decides: what others are told counts when they lead.
+    """
+    if (leader.directory, leader.token) != (row.leader, row.token):
+        return None
+    if not min_in_sync or min_in_sync == row.min_in_sync:
+        return None
+    return row._replace(version=row.version + 1, min_in_sync=min_in_sync)
+
+
 def asked(
     row: Leadership, asker: Candidate, candidates: Iterable[Candidate]
 ) -> tuple[Leadership, str] | None:
@@ -225,7 +245,7 @@ def route_of_followers(
     else:
         places = [(each.partition, each.broker_group) for each in placed]
     found_there = tuple(
-        PartitionRoute(partition, group, there.host, there.port, is_writable=False, slots=NO_SLOTS)
+        PartitionRoute(partition, group, there.host, there.port, sends=0, slots=NO_SLOTS)
         for partition, group in places
         for there in followers.get(group, ())
     )

@@ -22,6 +22,7 @@ __all__ = [
     "Change",
     "Heard",
     "check_cluster",
+    "check_directory",
     "check_owner",
     "clock_warning",
     "decide",
@@ -98,7 +99,8 @@ def decide(known: Server | None, asked: Server, *, is_alive: bool) -> Change:
 
     Raises:
         NotAllowedError: Another living server has this name.
-        FencedError: A later start on the same directory registered before.
+        FencedError: A later start on the same directory registered before, or as many starts of
+            a copy.
     """
     if known is None or known.is_removed:
         return Change.NEW
@@ -112,8 +114,14 @@ def decide(known: Server | None, asked: Server, *, is_alive: bool) -> Change:
     if asked.incarnation < known.incarnation:
         raise FencedError(
             f"{asked.name} registers with incarnation {asked.incarnation}, and "
-            f"{known.incarnation} did before from {known.address}: this process is the older one"
+            f"{known.incarnation} did before from {known.address}: this process is the older one, "
+            f"or its data directory {asked.directory} is an older copy. Stop the other one first, "
+            "or give this one an empty data directory and another name"
         )
+    is_twin = asked.incarnation == known.incarnation and asked.address != known.address
+    if is_twin and is_alive and known.state is not ServerState.LEAVING:
+        # A process keeps its address, and every start has a number of its own.
+        raise FencedError(_in_use(asked, known))
     return Change.NOTHING if known == asked else Change.STATE
 
 
@@ -154,6 +162,43 @@ def check_owner(
             [each for each in others if is_living(each, heard, now_ms)],
             "which lives: give this broker a group of its own, or set replication.copies to 2 "
             "or more on both",
+        )
+
+
+def check_directory(
+    servers: Iterable[Server],
+    asked: Server,
+    heard: Heard,
+    now_ms: int,
+    leaderships: Mapping[str, Leadership],
+) -> None:
+    """Refuse a broker whose data directory is another's, or of another broker group.
+
+    A server that has another name now has left, or been silent, under the one before.
+
+    Raises:
+        NotAllowedError: It is.
+    """
+    if asked.role is not Role.BROKER or not asked.directory:
+        return
+    same = [
+        each
+        for each in servers
+        if each.role is Role.BROKER and each.directory == asked.directory and not each.is_removed
+    ]
+    for each in same:
+        if each.name != asked.name and is_living(each, heard, now_ms):
+            raise NotAllowedError(_in_use(asked, each))
+    groups = {each.broker_group for each in same}
+    groups.update(
+        row.broker_group for row in leaderships.values() if asked.directory in row.in_sync
+    )
+    groups.discard(asked.broker_group)
+    for group in sorted(groups):
+        raise NotAllowedError(
+            f"data directory {asked.directory} of {asked.name} has the messages of broker group "
+            f"{group}, and {asked.name} is of broker group {asked.broker_group}: set "
+            f"cluster.group to {group}, or give it an empty data directory"
         )
 
 
@@ -242,6 +287,15 @@ def is_living(server: Server, heard: Heard, now_ms: int) -> bool:
     )
 
 
+def _in_use(asked: Server, other: Server) -> str:
+    return (
+        f"data directory {asked.directory} of {asked.name} at {asked.address} is in use by "
+        f"{other.name} at {other.address}, which lives: one of them is a copy. Give each broker a "
+        "data directory of its own, an empty one for a new broker; if this one only got another "
+        "name or address, stop the other process first"
+    )
+
+
 def _serves(server: Server) -> bool:
     return server.state in {ServerState.READY, ServerState.FULL}
 
@@ -260,5 +314,7 @@ def _check_leader(asked: Server, row: Leadership, others: Iterable[Server]) -> N
     shown = f"{leader.name} at {leader.address}" if leader else f"data directory {row.leader}"
     raise NotAllowedError(
         f"broker group {asked.broker_group} is led by {shown} in epoch {row.epoch}: {asked.name} "
-        "may only follow; set replication.copies to 2 or more"
+        "may only follow. If it stands alone, set replication.copies to 2 or more; if it was "
+        "elected since, the meta servers' database was restored from an older backup: put the "
+        "newer one back"
     )

@@ -5,12 +5,13 @@ no chance in it: what spreads the retries of a thousand messages that failed tog
 from their ids.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import google_crc32c
 
-from pulque.model.actions import NO_RETRY
+from pulque.model.actions import EXPIRED, NO_RETRY
 from pulque.model.names import PartitionName
 from pulque.model.positions import ConsumeSequence
 from pulque.rules.consumption import Redelivery
@@ -23,6 +24,11 @@ __all__ = [
     "FIRST_HEADER",
     "ORIGIN_HEADER",
     "REASON_HEADER",
+    "UNREADABLE_BATCH_HEADER",
+    "UNREADABLE_BODY_HEADER",
+    "UNREADABLE_COUNT_HEADER",
+    "UNREADABLE_HEADER",
+    "UNREADABLE_SIZE_HEADER",
     "DeadLetter",
     "Decision",
     "Failed",
@@ -32,6 +38,8 @@ __all__ = [
     "decide",
     "is_expired",
     "parse_position",
+    "parse_sequences",
+    "show_sequences",
 ]
 
 ORIGIN_HEADER = "pulque.origin"
@@ -46,6 +54,17 @@ DUE_HEADER = "pulque.due"
 """When a message that waited was due, in milliseconds since 1970."""
 DEAD_HEADER = "pulque.dead"
 """Why a message is not delivered any more."""
+UNREADABLE_HEADER = "pulque.unreadable"
+"""On a dead letter whose body is a batch that cannot be decoded: the sequences of the messages
+that it stands for, in the partition of its origin."""
+UNREADABLE_COUNT_HEADER = "pulque.unreadable.count"
+"""How many messages those are."""
+UNREADABLE_BATCH_HEADER = "pulque.unreadable.batch"
+"""Where the batch begins: partition and sequence."""
+UNREADABLE_SIZE_HEADER = "pulque.unreadable.size"
+"""How many bytes the batch has; the body has only the first of them if they are too many."""
+UNREADABLE_BODY_HEADER = "pulque.unreadable.body"
+"""Which dead letter has the bytes, if this one is not the first of its batch."""
 
 _SECOND = 1000
 _MINUTE = 60 * _SECOND
@@ -125,7 +144,7 @@ def decide(redelivery: Redelivery, failed: Failed, policy: RetryPolicy, now_ms: 
     attempt = failed.attempt
     if redelivery.is_failure:
         if redelivery.delay_ms == NO_RETRY:
-            return DeadLetter("rejected")
+            return DeadLetter(EXPIRED if redelivery.reason == EXPIRED else "rejected")
         if attempt >= min(policy.max_attempts, _MAX_ATTEMPT):
             return DeadLetter(f"{attempt} attempts failed")
         delay_ms = (
@@ -138,7 +157,7 @@ def decide(redelivery: Redelivery, failed: Failed, policy: RetryPolicy, now_ms: 
         delay_ms = 0
     due_ms = redelivery.at_ms + delay_ms if delay_ms else now_ms
     if is_expired(failed.expires_at_ms, max(due_ms, now_ms)):
-        return DeadLetter("expired")
+        return DeadLetter(EXPIRED)
     return RetryAt(attempt, due_ms) if due_ms > now_ms else RetryNow(attempt)
 
 
@@ -153,3 +172,22 @@ def parse_position(text: str) -> tuple[PartitionName, ConsumeSequence] | None:
     if not name or not (sequence.isascii() and sequence.isdigit()):
         return None
     return PartitionName(name), ConsumeSequence(int(sequence))
+
+
+def show_sequences(sequences: Iterable[int]) -> str:
+    """Return ascending sequences as text: ``3-5,9``."""
+    runs: list[list[int]] = []
+    for each in sequences:
+        if runs and each == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], each]
+        else:
+            runs.append([each])
+    return ",".join("-".join(map(str, run)) for run in runs)
+
+
+def parse_sequences(text: str) -> list[ConsumeSequence]:
+    """Return the sequences that ``show_sequences`` wrote."""
+    runs = (
+        (first, last or first) for first, _, last in (r.partition("-") for r in text.split(","))
+    )
+    return [ConsumeSequence(n) for first, last in runs for n in range(int(first), int(last) + 1)]

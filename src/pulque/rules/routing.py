@@ -8,7 +8,7 @@ nobody sends to them, and consumers pull from them until they are empty.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from zlib import crc32
 
@@ -16,7 +16,7 @@ from pulque.errors import UnavailableError
 from pulque.model.cluster import Placement, Serving
 from pulque.model.names import PartitionName, Pattern, Subject
 from pulque.model.ordered import OrderStrategy
-from pulque.model.routes import SLOTS, PartitionRoute, Route, Slots
+from pulque.model.routes import ALONE, SLOTS, PartitionRoute, Route, Slots
 from pulque.rules.ranges import check_count
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "place_on",
     "route_of_delays",
     "route_of_pattern",
+    "route_of_placed",
     "route_of_subject",
     "version_of",
 ]
@@ -95,7 +96,7 @@ def place_on(subject: Subject, broker_groups: Sequence[str]) -> tuple[Placement,
     return tuple(placed)
 
 
-def route_of_subject(
+def route_of_subject(  # noqa: PLR0913  # what a route follows from
     subject: Subject,
     placed: Iterable[Placement],
     serving: Mapping[str, Serving],
@@ -103,29 +104,54 @@ def route_of_subject(
     is_read_only: bool = False,
     order: OrderStrategy = OrderStrategy.BEST_EFFORT,
     away: Mapping[str, Serving] | None = None,
+    copied: Collection[str] = (),
 ) -> Route:
     """Return who serves a subject now; broker groups that nobody reaches are left out.
 
     Not so where order is strict: there nobody else may take the messages of their order keys, so
     they are named as ``away`` knows them, as taking none.
+
+    Args:
+        subject: Which one.
+        placed: All its partitions.
+        serving: Who can be reached, by broker group.
+        is_read_only: Whether it takes no sends.
+        order: What a failure may do to its order.
+        away: Where broker groups were last.
+        copied: The broker groups that have followers.
     """
+    places = list(placed)
+    is_copied = any(each.broker_group in copied for each in places if not each.is_closed)
     found = []
-    for partition, group, slots, is_closed, _ in placed:
+    for partition, group, slots, is_closed, _ in places:
         there = serving.get(group)
         if there is None and away is not None and order is OrderStrategy.STRICT:
             there = away.get(group)
         if there is not None:
             is_writable = there.is_writable and not is_read_only and not is_closed
             keys = NO_SLOTS if is_closed else slots
-            found.append(
-                PartitionRoute(partition, group, there.host, there.port, is_writable, keys)
-            )
+            is_alone = is_writable and is_copied and group not in copied
+            sends = ALONE if is_alone else int(is_writable)
+            found.append(PartitionRoute(partition, group, there.host, there.port, sends, keys))
     return _route(Pattern(subject), found, order)
 
 
 def route_of_pattern(pattern: Pattern, serving: Mapping[str, Serving]) -> Route:
     """Return who may have subjects of a pattern: every broker group, now or later."""
     return _route(pattern, _each(pattern, serving))
+
+
+def route_of_placed(
+    pattern: Pattern, placed: Iterable[Placement], serving: Mapping[str, Serving]
+) -> Route:
+    """Return all partitions that may have messages; those of absent brokers have no host."""
+    found = []
+    for partition, group, slots, is_closed, _ in placed:
+        there = serving.get(group) or Serving(group, "", 0, is_writable=False)
+        is_writable = there.is_writable and not is_closed
+        keys = NO_SLOTS if is_closed else slots
+        found.append(PartitionRoute(partition, group, there.host, there.port, is_writable, keys))
+    return _route(pattern, found)
 
 
 def route_of_delays(subject: Pattern, delays: Mapping[str, Serving]) -> Route:
@@ -140,9 +166,15 @@ def version_of(
 
     Every meta server comes to the same number by itself.
     """
-    found = [tuple(each) for each in partitions]
-    if not found:
+    routes = list(partitions)
+    if not routes:
         return 0
+    # With True and False, as long as that is all there is to tell: meta servers of the version
+    # before come to the same number then.
+    found = [
+        (*each[:4], each.sends if each.is_alone else each.is_writable, each.slots)
+        for each in routes
+    ]
     content = repr((found, int(order)) if order else found)
     digest = blake2b(content.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") or 1

@@ -1,7 +1,8 @@
 """Integers, strings and lists to bytes and back.
 
 A reader checks every length against what is there before it takes it, and that nothing is left
-at the end: a payload that lies is refused as a whole.
+at the end: a payload that lies is refused as a whole. A list that is longer than allowed is
+refused before any of its entries is built.
 """
 
 from collections.abc import Iterable
@@ -9,13 +10,14 @@ from functools import lru_cache
 from struct import Struct, error
 from typing import Any
 
-from pulque.errors import LocalProtocolError, RemoteProtocolError
+from pulque.errors import InvalidRequestError, LocalProtocolError, RemoteProtocolError
 
 __all__ = ["Reader", "Writer"]
 
 _U16 = Struct("<H")
 _U32 = Struct("<I")
 _MAX_TEXT = 0xFFFF
+_ANY_COUNT = 0xFFFF
 
 
 @lru_cache(maxsize=4096)
@@ -100,16 +102,45 @@ class Reader:
 
     def text(self) -> str:
         """Take a string."""
-        (size,) = self.unpack(_U16)
+        at, data = self._at + 2, self._data
+        if at > len(data):
+            self.unpack(_U16)
+        end = at + _U16.unpack_from(data, self._at)[0]
+        self._at = at
+        if end > len(data):
+            self.take(end - at)
         try:
-            return str(self.take(size), "utf-8")
+            text = str(data[at:end], "utf-8")
         except UnicodeDecodeError as problem:
             raise RemoteProtocolError(f"a text is not UTF-8: {problem}") from None
+        self._at = end
+        return text
 
-    def count(self) -> int:
-        """Take the length of a list."""
+    def count(self, what: str = "entries", *, most: int = _ANY_COUNT, least_size: int = 0) -> int:
+        """Take the length of a list, and check it before anything of the list is built.
+
+        Args:
+            what: What the entries are, for people.
+            most: How many are allowed.
+            least_size: How many bytes an entry has at least.
+
+        Raises:
+            InvalidRequestError: There are more than are allowed; the connection may go on.
+            RemoteProtocolError: There are more than there are bytes for.
+        """
         count: int = self.unpack(_U16)[0]
+        self.check_count(count, what, most=most, least_size=least_size)
         return count
+
+    def check_count(self, count: int, what: str, *, most: int, least_size: int) -> None:
+        """Check the length of a list whose entries come next, as ``count`` does."""
+        if count * least_size > len(self._data) - self._at:
+            raise RemoteProtocolError(
+                f"{count} {what} announced at {self._at} of a payload of {len(self._data)}, and "
+                f"each has at least {least_size} bytes"
+            )
+        if count > most:
+            raise InvalidRequestError(f"{count} {what}; at most {most} are allowed")
 
     def blob(self) -> memoryview:
         """Take bytes after their length, as a view."""
@@ -131,6 +162,57 @@ class Reader:
         except (error, UnicodeDecodeError):
             pass  # said below what is wrong
         return found + [(self.text(), bytes(self.blob())) for _ in range(count - len(found))]
+
+    def named_numbers(self, count: int, form: Struct) -> list[tuple[Any, ...]]:
+        """Take so many strings, each with numbers behind it: ``text``, then ``unpack``."""
+        data, at, size = self._data, self._at, form.size
+        found: list[tuple[Any, ...]] = []
+        try:
+            for _ in range(count):
+                end = at + 2 + _U16.unpack_from(data, at)[0]
+                numbers = form.unpack_from(data, end)
+                found.append((str(data[at + 2 : end], "utf-8"), *numbers))
+                self._at = at = end + size
+        except (error, UnicodeDecodeError):
+            pass  # said below what is wrong
+        return found + [(self.text(), *self.unpack(form)) for _ in range(count - len(found))]
+
+    def numbers_named(self, count: int, form: Struct) -> list[tuple[Any, ...]]:
+        """Take so many times numbers with a string behind them: ``unpack``, then ``text``."""
+        data, at, size, length = self._data, self._at, form.size, len(self._data)
+        found: list[tuple[Any, ...]] = []
+        try:
+            for _ in range(count):
+                numbers = form.unpack_from(data, at)
+                begin = at + size + 2
+                end = begin + _U16.unpack_from(data, at + size)[0]
+                if end > length:
+                    break
+                found.append((*numbers, str(data[begin:end], "utf-8")))
+                self._at = at = end
+        except (error, UnicodeDecodeError):
+            pass  # said below what is wrong
+        return found + [(*self.unpack(form), self.text()) for _ in range(count - len(found))]
+
+    def names_between(self, count: int, first: Struct, last: Struct) -> list[tuple[Any, ...]]:
+        """Take so many times numbers, two strings, and numbers again."""
+        data, at, before, behind = self._data, self._at, first.size, last.size
+        found: list[tuple[Any, ...]] = []
+        try:
+            for _ in range(count):
+                begin = at + before + 2
+                middle = begin + _U16.unpack_from(data, begin - 2)[0]
+                end = middle + 2 + _U16.unpack_from(data, middle)[0]
+                numbers = last.unpack_from(data, end)
+                names = str(data[begin:middle], "utf-8"), str(data[middle + 2 : end], "utf-8")
+                found.append((*first.unpack_from(data, at), *names, *numbers))
+                self._at = at = end + behind
+        except (error, UnicodeDecodeError):
+            pass  # said below what is wrong
+        return found + [
+            (*self.unpack(first), self.text(), self.text(), *self.unpack(last))
+            for _ in range(count - len(found))
+        ]
 
     def end(self) -> None:
         """Check that nothing is left."""

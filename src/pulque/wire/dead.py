@@ -4,11 +4,15 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import ClassVar, Self
 
+from pulque.model.pack import MAX_HEADERS
 from pulque.model.positions import ConsumeSequence
 from pulque.wire.codec import Reader, Writer
 from pulque.wire.opcodes import Opcode
 
-__all__ = ["Dead", "DeadListed", "Resend", "Resent"]
+__all__ = ["MAX_RESENT", "Dead", "DeadListed", "Resend", "Resent"]
+
+MAX_RESENT = 1000
+"""How many dead letters one request may resend."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +85,13 @@ class Resend:
     def read(cls, source: Reader) -> Self:
         """Take the fields."""
         subject, group = source.text(), source.text()
-        sequences = tuple(source.unpack(cls._sequence)[0] for _ in range(source.count()))
+        count = source.count("dead letters to resend", most=MAX_RESENT, least_size=8)
+        sequences = tuple([source.unpack(cls._sequence)[0] for _ in range(count)])
         (replaces_body,) = source.unpack(cls._flag)
         body = bytes(source.blob())
         (replaces_headers,) = source.unpack(cls._flag)
-        headers = tuple((source.text(), source.text()) for _ in range(source.count()))
+        count = source.count("headers", most=MAX_HEADERS, least_size=4)
+        headers = tuple([(source.text(), source.text()) for _ in range(count)])
         return cls(subject, group, sequences, replaces_body, body, replaces_headers, headers)
 
 

@@ -106,9 +106,8 @@ class Cancel:
     @classmethod
     def read(cls, source: Reader) -> Self:
         """Take the fields."""
-        return cls(
-            tuple([Ticket(_read_id(source), *source.unpack(_DUE)) for _ in range(source.count())])
-        )
+        count = source.count("messages to cancel", most=MAX_LISTED, least_size=12)
+        return cls(tuple([Ticket(_read_id(source), *source.unpack(_DUE)) for _ in range(count)]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +147,8 @@ class Reschedule:
     @classmethod
     def read(cls, source: Reader) -> Self:
         """Take the fields."""
-        return cls(
-            tuple([Move(_read_id(source), *source.unpack(_MOVED)) for _ in range(source.count())])
-        )
+        count = source.count("messages to reschedule", most=MAX_LISTED, least_size=20)
+        return cls(tuple([Move(_read_id(source), *source.unpack(_MOVED)) for _ in range(count)]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from pulque.model.groups import (
     BROKERS_CHOICE,
     EVERYTHING,
     FROM_EARLIEST,
+    MAX_DELAYS,
     Filter,
     FilterKind,
     GroupSettings,
@@ -19,6 +20,7 @@ from pulque.model.groups import (
     StartKind,
 )
 from pulque.model.names import Group, Pattern
+from pulque.model.pack import MAX_TAGS
 from pulque.wire.codec import Reader, Writer
 from pulque.wire.opcodes import Opcode
 
@@ -270,7 +272,10 @@ def _write_filter(wanted: Filter, to: Writer) -> None:
 def _read_filter(source: Reader) -> Filter:
     """Take a filter."""
     (kind,) = source.unpack(_KIND)
-    tags = [tuple(source.text() for _ in range(source.count())) for _ in range(2)]
+    tags = [
+        tuple([source.text() for _ in range(source.count("tags", most=MAX_TAGS, least_size=2))])
+        for _ in range(2)
+    ]
     return Filter(known(FilterKind, kind, "a filter of kind"), *tags)
 
 
@@ -284,5 +289,6 @@ def _write_retry(retry: RetrySettings, to: Writer) -> None:
 
 def _read_retry(source: Reader) -> RetrySettings:
     """Take what a group says about its retries."""
-    delays = tuple(source.unpack(_DELAY)[0] for _ in range(source.count()))
+    count = source.count("delays of retries", most=MAX_DELAYS, least_size=4)
+    delays = tuple([source.unpack(_DELAY)[0] for _ in range(count)])
     return RetrySettings(delays, *source.unpack(_ATTEMPTS))

@@ -11,6 +11,7 @@ from pulque.wire.opcodes import Opcode
 
 __all__ = ["ChangeInSync", "HandOver", "HandedOver", "InSyncChanged", "Lead", "Led"]
 
+_MOST_IN_SYNC = 1000
 _ROW = Struct("<IQH")
 
 
@@ -35,7 +36,8 @@ class Lead:
     version: int
     """Of the leadership that it knows; 0 if none."""
     message_end: int
-    """How far its message log reaches."""
+    """How far its logs are on disk, messages and facts together: who comes back with less is not
+    elected."""
     min_in_sync: int
     """What it was told about the group, for the first one to write down."""
     is_fit: bool
@@ -220,4 +222,5 @@ def _write_texts(texts: tuple[str, ...], to: Writer) -> None:
 
 
 def _read_texts(source: Reader) -> tuple[str, ...]:
-    return tuple([source.text() for _ in range(source.count())])
+    count = source.count("brokers in sync", most=_MOST_IN_SYNC, least_size=2)
+    return tuple([source.text() for _ in range(count)])

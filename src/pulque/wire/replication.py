@@ -8,9 +8,21 @@ from pulque.model.leadership import EpochStart
 from pulque.wire.codec import Reader, Writer
 from pulque.wire.opcodes import Opcode
 
-__all__ = ["CheckpointPart", "CopyCheckpoint", "Follow", "Followed", "Replicate", "Replicated"]
+__all__ = [
+    "NO_ROOM",
+    "CheckpointPart",
+    "CopyCheckpoint",
+    "Follow",
+    "Followed",
+    "Replicate",
+    "Replicated",
+]
 
 _EPOCH = Struct("<IQQ")
+
+
+NO_ROOM = 3
+"""Not 2: a leader that knows only of yes and no sees one that is ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +106,7 @@ class Replicate:
     """This is what I have by now; what comes next?"""
 
     opcode: ClassVar[Opcode] = Opcode.REPLICATE
-    _form: ClassVar[Struct] = Struct("<IQQQQ?II")
+    _form: ClassVar[Struct] = Struct("<IQQQQBII")
 
     directory: str
     """The id of the follower's data directory."""
@@ -108,12 +120,23 @@ class Replicate:
     """How much of the message log survives a power cut."""
     action_synced: int
     """How much of the action log does."""
-    is_ready: bool
-    """Whether it could lead, once it has all: it has a checkpoint to begin from."""
+    ready: int
+    """Whether it could lead, once it has all: 0 for no; 1 for yes, it has a checkpoint to begin
+    from; ``NO_ROOM`` for yes, but its disk is full: it would take no messages."""
     max_bytes: int
     """How much to answer with, of each log; one whole record in any case. With 0, nothing."""
     wait_ms: int
     """Answer after this time at the latest, though there is nothing new."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it could lead, once it has all."""
+        return self.ready > 0
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it would take messages then."""
+        return self.ready != NO_ROOM
 
     def write(self, to: Writer) -> None:
         """Append the fields."""
@@ -125,7 +148,7 @@ class Replicate:
             self.action_offset,
             self.message_synced,
             self.action_synced,
-            self.is_ready,
+            self.ready,
             self.max_bytes,
             self.wait_ms,
         )
@@ -263,4 +286,5 @@ def _write_epochs(epochs: tuple[EpochStart, ...], to: Writer) -> None:
 
 
 def _read_epochs(source: Reader) -> tuple[EpochStart, ...]:
-    return tuple([EpochStart(*source.unpack(_EPOCH)) for _ in range(source.count())])
+    count = source.count("epochs", least_size=_EPOCH.size)
+    return tuple(map(EpochStart._make, _EPOCH.iter_unpack(source.take(count * _EPOCH.size))))

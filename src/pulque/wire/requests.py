@@ -7,7 +7,7 @@ it is and never copied. ``decode_request`` is its inverse.
 from dataclasses import dataclass
 from enum import IntEnum
 from struct import Struct
-from typing import ClassVar, Self, get_args
+from typing import ClassVar, NamedTuple, Self, get_args
 
 from pulque.errors import RemoteProtocolError, UnsupportedError
 from pulque.model.positions import Epoch, StartCount, Tenure
@@ -25,13 +25,17 @@ from pulque.wire.ordered import NO_TOKEN, Attend, Close, Lock, Ordered, Skip, Un
 from pulque.wire.registration import Register
 from pulque.wire.replication import CopyCheckpoint, Follow, Replicate
 from pulque.wire.resets import Groups, Reset
-from pulque.wire.routes import Route, Watch
+from pulque.wire.routes import MAX_WATCHED, Route, Watch
 from pulque.wire.stuck import StuckMessages
 
 __all__ = [
     "EARLIEST",
     "FROM_SETTLED",
     "LATEST",
+    "MAX_BATCHES",
+    "MAX_COVERS",
+    "MAX_NACKED",
+    "MAX_WANTED",
     "Acks",
     "Adopt",
     "Attend",
@@ -87,6 +91,14 @@ FROM_SETTLED = -1
 """As the expected pull sequence: whatever follows what I settled."""
 NO_TIME = -1
 """As an instant: not asked for."""
+MAX_BATCHES = 1024
+"""How many batches one send may have."""
+MAX_WANTED = 10_000
+"""How many partitions one pull may name."""
+MAX_COVERS = 1000
+"""How many subjects and patterns one pull may cover."""
+MAX_NACKED = 10_000
+"""How many nacked deliveries one settle may have."""
 
 
 class Acks(IntEnum):
@@ -158,12 +170,14 @@ class Send:
         """Take the fields."""
         acks, timeout_ms, count = source.unpack(cls._head)
         if acks >= len(_ACKS):
-            raise UnsupportedError(f"acks {acks} is unknown; 0 (memory) and 1 (disk) are known")
+            raise UnsupportedError(
+                f"acks {acks} is unknown; 0 (memory), 1 (disk) and 2 (replica) are known"
+            )
+        source.check_count(count, "batches in a send", most=MAX_BATCHES, least_size=6)
         return cls(_ACKS[acks], timeout_ms, tuple(source.named_blobs(count)))
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(NamedTuple):
     """One partition of a pull."""
 
     partition: str
@@ -227,10 +241,12 @@ class Pull:
         """Take the fields."""
         incarnation, messages, size, timeout_ms, start_at = source.unpack(cls._form)
         group, consumer = source.text(), source.text()
-        wanted = tuple(
-            Wanted(source.text(), *source.unpack(cls._expected)) for _ in range(source.count())
+        count = source.count("partitions in a pull", most=MAX_WANTED, least_size=18)
+        wanted = tuple(map(Wanted._make, source.named_numbers(count, cls._expected)))
+        count = source.count(
+            "subjects and patterns that a pull covers", most=MAX_COVERS, least_size=2
         )
-        covers = tuple([source.text() for _ in range(source.count())])
+        covers = tuple([source.text() for _ in range(count)])
         (version,) = source.unpack(cls._version)
         return cls(
             group,
@@ -246,8 +262,7 @@ class Pull:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Nacked:
+class Nacked(NamedTuple):
     """One delivery of a settled range that could not be processed."""
 
     sequence: int
@@ -296,15 +311,9 @@ class Settle:
         partition, group, consumer = source.text(), source.text(), source.text()
         incarnation, epoch, start, first, last, token = source.unpack(cls._form)
         tenure = Tenure(Epoch(epoch), StartCount(start))
-        nacked = tuple(
-            Nacked(*cls._take_nacked(source), reason=source.text()) for _ in range(source.count())
-        )
+        count = source.count("nacked deliveries in a settle", most=MAX_NACKED, least_size=18)
+        nacked = tuple(map(Nacked._make, source.numbers_named(count, cls._nacked)))
         return cls(partition, group, consumer, incarnation, tenure, first, last, nacked, token)
-
-    @classmethod
-    def _take_nacked(cls, source: Reader) -> tuple[int, int]:
-        sequence, delay_ms = source.unpack(cls._nacked)
-        return sequence, delay_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -461,10 +470,15 @@ def encode_request(request: Request, request_id: int, epoch: int) -> list[bytes 
     return [header, *payload.parts]
 
 
-def decode_request(frame: Frame) -> Request:
+def decode_request(frame: Frame, *, max_watched: int = MAX_WATCHED) -> Request:
     """Return what a frame asks.
 
+    Args:
+        frame: Of any opcode.
+        max_watched: How many routes one watch may name.
+
     Raises:
+        InvalidRequestError: A list in it is longer than allowed; the connection may go on.
         UnsupportedError: The opcode or its version is unknown; the connection may go on.
         RemoteProtocolError: The payload is not what the opcode calls for.
     """
@@ -478,7 +492,9 @@ def decode_request(frame: Frame) -> Request:
         )
     reader = Reader(frame.payload)
     try:
-        request = kind.read(reader)
+        request = (
+            Watch.read(reader, max_watched=max_watched) if kind is Watch else kind.read(reader)
+        )
     except ValueError as problem:
         raise RemoteProtocolError(f"{kind.__name__} cannot be read: {problem}") from None
     reader.end()

@@ -86,8 +86,13 @@ class ResetDone:
         """Append the fields."""
         to.count(len(self.rows))
         for row in self.rows:
-            to.text(row.partition)
-            to.pack(self._row, *row[1:])
+            self.write_row(row, to)
+
+    @classmethod
+    def write_row(cls, row: ResetRow, to: Writer) -> None:
+        """Append one row, of an answer that is made in steps."""
+        to.text(row.partition)
+        to.pack(cls._row, *row[1:])
 
     @classmethod
     def read(cls, source: Reader) -> Self:
@@ -176,15 +181,25 @@ class GroupsReport:
         """Append the fields."""
         to.count(len(self.positions))
         for each in self.positions:
-            to.text(each.partition)
-            to.text(each.group)
-            numbers = (each.next_sequence, each.start, each.end, each.pending)
-            to.pack(self._position, each.mode, *numbers)
-            to.count(len(each.consumers))
-            for consumer in each.consumers:
-                to.text(consumer.consumer)
-                to.pack(self._consumer, consumer.held, consumer.silent_ms)
+            self.write_position(each, to)
         to.pack(self._cut, self.is_cut)
+
+    @classmethod
+    def write_position(cls, each: GroupPosition, to: Writer) -> None:
+        """Append one position, of an answer that is made in steps."""
+        to.text(each.partition)
+        to.text(each.group)
+        numbers = (each.next_sequence, each.start, each.end, each.pending)
+        to.pack(cls._position, each.mode, *numbers)
+        to.count(len(each.consumers))
+        for consumer in each.consumers:
+            to.text(consumer.consumer)
+            to.pack(cls._consumer, consumer.held, consumer.silent_ms)
+
+    @classmethod
+    def write_end(cls, to: Writer, *, is_cut: bool) -> None:
+        """Append what follows the positions, of an answer that is made in steps."""
+        to.pack(cls._cut, is_cut)
 
     @classmethod
     def read(cls, source: Reader) -> Self:

@@ -72,6 +72,7 @@ __all__ = [
     "decode_response",
     "encode_error",
     "encode_response",
+    "frame_of",
 ]
 
 ANSWER = 0x80
@@ -451,9 +452,16 @@ def encode_response(response: Response, request_id: int, epoch: int) -> list[byt
     """Return the buffers of a frame that answers with ``response``."""
     payload = Writer()
     response.write(payload)
-    opcode = response.opcode | ANSWER
+    return frame_of(response.opcode, payload, request_id, epoch)
+
+
+def frame_of(
+    opcode: Opcode, payload: Writer, request_id: int, epoch: int
+) -> list[bytes | memoryview]:
+    """Return the buffers of a frame whose answer was written a part at a time."""
+    size = payload.size()
     return [
-        pack_frame_header(opcode, VERSION, payload.size(), request_id, epoch),
+        pack_frame_header(opcode | ANSWER, VERSION, size, request_id, epoch),
         *payload.parts,
     ]
 

@@ -12,12 +12,16 @@ from pulque.wire.codec import Reader, Writer
 from pulque.wire.groups import known
 from pulque.wire.opcodes import Opcode
 
-__all__ = ["ChangedRoute", "KnownRoute", "Route", "Routed", "Watch", "Watched"]
+__all__ = ["MAX_WATCHED", "ChangedRoute", "KnownRoute", "Route", "Routed", "Watch", "Watched"]
+
+MAX_WATCHED = 10_000
+"""How many routes one watch may name, where a server does not say otherwise."""
 
 _KIND = Struct("<B")
+_KINDS: dict[int, RouteKind] = {each.value: each for each in RouteKind}
 _ORDER = Struct("<B")
 _VERSION = Struct("<Q")
-_PLACE = Struct("<H?HH")
+_PLACE = Struct("<HBHH")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +107,12 @@ class Watch:
         to.pack(self._wait, self.wait_ms)
 
     @classmethod
-    def read(cls, source: Reader) -> Self:
+    def read(cls, source: Reader, *, max_watched: int = MAX_WATCHED) -> Self:
         """Take the fields."""
         client, application = source.text(), source.text()
-        listed = tuple([_read_known(source) for _ in range(source.count())])
+        count = source.count("routes in a watch", most=max_watched, least_size=13)
+        rows = source.names_between(count, _KIND, _VERSION)
+        listed = tuple([KnownRoute(_kind_of(each[0]), *each[1:]) for each in rows])
         return cls(client, application, listed, *source.unpack(cls._wait))
 
 
@@ -146,15 +152,12 @@ class Watched:
 
 
 def _read_kind(source: Reader) -> RouteKind:
-    (kind,) = source.unpack(_KIND)
-    return known(RouteKind, kind, "a route of kind")
+    return _kind_of(source.unpack(_KIND)[0])
 
 
-def _read_known(source: Reader) -> KnownRoute:
-    kind = _read_kind(source)
-    subject, group = source.text(), source.text()
-    (version,) = source.unpack(_VERSION)
-    return KnownRoute(kind, subject, group, version)
+def _kind_of(number: int) -> RouteKind:
+    found = _KINDS.get(number)
+    return known(RouteKind, number, "a route of kind") if found is None else found
 
 
 def _write_route(route: RouteOf, to: Writer) -> None:
@@ -166,7 +169,7 @@ def _write_route(route: RouteOf, to: Writer) -> None:
         to.text(each.partition)
         to.text(each.broker_group)
         to.text(each.host)
-        to.pack(_PLACE, each.port, each.is_writable, *each.slots)
+        to.pack(_PLACE, each.port, each.sends, *each.slots)
 
 
 def _read_route(source: Reader) -> RouteOf:
@@ -179,6 +182,6 @@ def _read_route(source: Reader) -> RouteOf:
 
 def _read_partition(source: Reader) -> PartitionRoute:
     partition, broker_group, host = source.text(), source.text(), source.text()
-    port, is_writable, start, end = source.unpack(_PLACE)
+    port, sends, start, end = source.unpack(_PLACE)
     slots = Slots(start, end)
-    return PartitionRoute(PartitionName(partition), broker_group, host, port, is_writable, slots)
+    return PartitionRoute(PartitionName(partition), broker_group, host, port, sends, slots)

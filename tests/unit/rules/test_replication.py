@@ -33,6 +33,19 @@ def test_nothing_is_confirmed_that_one_of_those_in_sync_does_not_have() -> None:
     assert group.confirmed == point(60, 10)
 
 
+def test_what_a_follower_had_before_it_began_anew_confirms_nothing() -> None:
+    group = leader("a")
+    group.synced(point(40))
+    group.heard("a", point(100), point(100), 0, is_ready=True)
+    assert group.confirmed == point(40)
+    group.gone("a")
+
+    assert not group.synced(point(100))
+    assert group.confirmed == point(40)
+    assert group.heard("a", point(70), point(100), 0, is_ready=True)
+    assert group.confirmed == point(70)
+
+
 def test_the_leaders_own_disk_counts() -> None:
     group = leader("a")
 
