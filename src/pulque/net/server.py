@@ -3,16 +3,23 @@
 A connection is a protocol of asyncio, not a task: a thousand idle ones cost memory and nothing
 else. Bytes go from the socket into the frame reader's own buffer. What a slow or dead client can
 cost is bounded: while it does not read its answers we do not read its requests, and past a limit
-it is cut off; a frame that has begun must end in time; of many frames that come at once only so
-many are handled before the others have their turn.
+it is cut off; a frame that has begun must end in time; no connection keeps the event loop for
+longer than ``TURN_MS``.
+
+A connection whose frames take longer stands in the server's backlog. All connections in the
+backlog share one turn of ``TURN_MS`` per round of the event loop, one after the other, so that
+one that asks little is served at once however much others ask. A request that would take longer
+than a turn is handled in steps: see ``Work``.
 """
 
 import asyncio
 import resource
 import traceback
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol, cast
 
 from pulque.clock import Clock
@@ -21,14 +28,23 @@ from pulque.net.sockets import prepare_socket
 from pulque.wire.frame import HANDSHAKE_LIMIT, Frame, FrameReader
 from pulque.wire.responses import encode_error
 
-__all__ = ["Connection", "ConnectionLimits", "FrameServer", "Handler"]
+__all__ = ["TURN_MS", "Connection", "ConnectionLimits", "FrameServer", "Handler", "Work"]
+
+TURN_MS = 5
+"""How long frames of one connection are handled before the event loop goes on."""
+Work = Iterator[None]
+"""A request in steps: each takes well under a turn, and ends with a ``yield``.
+
+Between two steps anything may change. The next frame of the connection is handled after the last
+step. Work is finished although its connection is gone, unless it ends itself then.
+"""
 
 _HIGH_WATER = 1024 * 1024
 _SWEEP_EVERY_S = 1.0
 _STALLED_MS = 30_000
 _QUIET_MS = 2000
 _WORTH_JOINING = 16 * 1024
-_FRAMES_AT_ONCE = 256
+_LONG_MS = 2
 _LINES_PER_SWEEP = 10
 _HTTP_HINT = (
     b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n"
@@ -53,8 +69,11 @@ class ConnectionLimits:
 class Handler(Protocol):
     """What a server does with frames."""
 
-    def handle(self, connection: "Connection", frame: Frame) -> None:
+    def handle(self, connection: "Connection", frame: Frame) -> Work | None:
         """Answer a frame, now or later. The payload must be copied to be kept.
+
+        Returns:
+            The steps of a request that may take long; None if nothing is left to do.
 
         Raises:
             ProtocolError: The connection is to be closed, after an answer that says why.
@@ -96,7 +115,9 @@ class Connection(asyncio.BufferedProtocol):
         self._stalled_at_ms: int | None = None
         self._received_at_ms = self.opened_at_ms
         self._is_behind = False
-        """Frames are handled later than they came."""
+        """Frames are handled later than they came: nothing is read until all are."""
+        self._work: Work | None = None
+        """What is left of the request that is handled now."""
 
     @property
     def waited_ms(self) -> int:
@@ -104,6 +125,11 @@ class Connection(asyncio.BufferedProtocol):
         if not self._is_behind:
             return 0
         return self._server.clock.monotonic_ms() - self._received_at_ms
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether answers reach nobody any more."""
+        return self._is_ending
 
     @property
     def silent_ms(self) -> int:
@@ -204,40 +230,54 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """Take in bytes, and handle the frames that are whole now."""
         self._reader.received(nbytes)
-        self._active_at_ms = self._received_at_ms = self._server.clock.monotonic_ms()
-        self._handle_frames()
+        clock = self._server.clock
+        now_ms = self._active_at_ms = self._received_at_ms = clock.monotonic_ms()
+        if self._is_behind:
+            return
+        # uvloop reads up to 32 times in a row: what takes long must make it stop.
+        if self._handle_frames(now_ms + TURN_MS) or clock.monotonic_ms() >= now_ms + _LONG_MS:
+            self._fall_behind()
 
-    def _handle_frames(self) -> None:
-        """Handle frames, but not for long: what is left waits for the next turn of the loop."""
-        left = _FRAMES_AT_ONCE
-        reader = self._reader
+    def _handle_frames(self, until_ms: int) -> bool:
+        """Handle frames until the turn is over; return whether something is left for another."""
+        clock, reader = self._server.clock, self._reader
+        is_over = False
         self._is_handling = True
-        while left and reader and self._handle_frame():
-            left -= 1
+        while (self._work is not None or reader) and self._handle_next():
+            if clock.monotonic_ms() >= until_ms:
+                is_over = True
+                break
         self._server.handler.pause(self)
         self._is_handling = False
         if self._answers:
             self.write_out()
-        if not reader:
+        if self._work is None and not reader:
             self._frame_began_at_ms = None
-            return
-        if self._frame_began_at_ms is None:
-            self._frame_began_at_ms = self._active_at_ms
-        if not left:
-            self._go_on_later()
-
-    def _handle_frame(self) -> bool:
-        """Handle the next frame; say whether there may be another one."""
-        if self._is_ending or self._is_deaf or self._stalled_at_ms is not None:
             return False
+        if is_over:
+            # What waits for its turn here is not late.
+            self._frame_began_at_ms = None
+        elif self._frame_began_at_ms is None:
+            self._frame_began_at_ms = clock.monotonic_ms()
+        return is_over
+
+    def _handle_next(self) -> bool:
+        """Take the next step of a request, or handle the next frame, if there is one."""
         request_id = 0
         try:
+            if self._work is not None:
+                self._take_step(self._work)
+                return True
+            if self._is_ending or self._is_deaf or self._stalled_at_ms is not None:
+                return False
             frame = self._reader.next_frame()
             if frame is None:
                 return False
             self._frame_began_at_ms = None
             request_id = frame.request_id
-            self._server.handler.handle(self, frame)
+            work = self._server.handler.handle(self, frame)
+            if work is not None:
+                self._put_first(work)
         except ProtocolError as error:
             self.refuse(error)
         except Exception as error:  # noqa: BLE001  # a client must not be able to break the loop
@@ -246,23 +286,41 @@ class Connection(asyncio.BufferedProtocol):
             self.write_out()
         return True
 
-    def _go_on_later(self) -> None:
-        # Nothing may be read before these are handled: the reader's buffer is full of them.
-        if self._transport is not None and not self._is_ending and not self._is_deaf:
-            self._transport.pause_reading()
-            asyncio.get_running_loop().call_soon(self._go_on)
+    def _take_step(self, work: Work) -> None:
+        # Should the step fail, there is no other one.
+        self._work = None
+        for _ in work:
+            self._put_first(work)
+            return
 
-    def _go_on(self) -> None:
-        """Handle what was left, then read again."""
-        transport = self._transport
-        if transport is None or self._is_ending or self._is_deaf:
-            return
-        if self._stalled_at_ms is not None:
-            return
-        transport.resume_reading()
+    def _put_first(self, work: Work) -> None:
+        """Go on with a request before what was taken on while it was handled."""
+        self._work = work if self._work is None else chain(work, self._work)
+
+    def go_on_with(self, work: Work) -> None:
+        """Take on the rest of a request that had to wait for something else."""
+        self._work = work if self._work is None else chain(self._work, work)
+        self._fall_behind()
+
+    def _fall_behind(self) -> None:
+        """Wait for a turn, and read nothing before all that came is handled."""
         self._is_behind = True
-        self._handle_frames()
+        if self._transport is not None and not self._is_ending:
+            self._transport.pause_reading()
+        self._server.go_on_later(self)
+
+    def go_on(self, until_ms: int) -> bool:
+        """Handle more of what has come, then read again; return whether it needs another turn."""
+        if self._handle_frames(until_ms):
+            return True
+        if self._transport is None:
+            self._server.forget(self)
+        if self._stalled_at_ms is not None:
+            return False  # it goes on when the client has read its answers
         self._is_behind = False
+        if self._transport is not None and not self._is_ending and not self._is_deaf:
+            self._transport.resume_reading()
+        return False
 
     def _failed(self, error: Exception, request_id: int) -> None:
         """Say that there is a bug here, without its details."""
@@ -295,7 +353,7 @@ class Connection(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         """Go on where we stopped."""
         self._stalled_at_ms = None
-        self._go_on()
+        self._fall_behind()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the client."""
@@ -304,6 +362,8 @@ class Connection(asyncio.BufferedProtocol):
         self._is_ending = True
         self._answers = []
         self._server.lost(self)
+        if self._work is None:
+            self._server.forget(self)
 
     def overdue(self, now_ms: int) -> str | None:
         """Return why this client has to go, if it has to."""
@@ -314,6 +374,8 @@ class Connection(asyncio.BufferedProtocol):
             stalled_ms = min(_STALLED_MS, limits.idle_ms)
             is_dead = now_ms - self._stalled_at_ms > stalled_ms
             return f"answers were not read for {stalled_ms} ms" if is_dead else None
+        if self._is_behind:
+            return None  # the others' turns and its own are what it waits for
         began = self._frame_began_at_ms
         if began is not None and now_ms - began > limits.frame_ms:
             return f"a frame did not end within {limits.frame_ms} ms"
@@ -344,6 +406,9 @@ class FrameServer:
         self._told: dict[str, int] = {}
         self.connections: set[Connection] = set()
         self._answering: set[Connection] = set()
+        self._backlog: OrderedDict[Connection, None] = OrderedDict()
+        """Connections that wait for their turn, in this order."""
+        self._is_turn_due = False
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.TimerHandle | None = None
         self._is_empty: asyncio.Event | None = None
@@ -371,6 +436,10 @@ class FrameServer:
     async def close(self) -> None:
         """Close all connections once their answers are sent, or after a second."""
         self.stop_listening()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_ANSWERS_S):
+                while self._backlog:  # noqa: ASYNC110  # each turn of the loop is one of theirs
+                    await asyncio.sleep(0)
         for connection in list(self.connections):
             connection.close()
         self._is_empty = asyncio.Event()
@@ -392,6 +461,31 @@ class FrameServer:
         for connection in answering:
             connection.write_out()
 
+    def go_on_later(self, connection: Connection) -> None:
+        """See to it that a connection has its turn."""
+        self._backlog[connection] = None
+        self._take_turns_later()
+
+    def _take_turns_later(self) -> None:
+        if not self._is_turn_due:
+            self._is_turn_due = True
+            asyncio.get_running_loop().call_soon(self._take_turns)
+
+    def _take_turns(self) -> None:
+        """Give the connections of the backlog one turn together, each after the other."""
+        self._is_turn_due = False
+        until_ms = self.clock.monotonic_ms() + TURN_MS
+        try:
+            for _ in range(len(self._backlog)):
+                connection, _ = self._backlog.popitem(last=False)
+                if connection.go_on(until_ms):
+                    self._backlog[connection] = None
+                if self.clock.monotonic_ms() >= until_ms:
+                    break
+        finally:
+            if self._backlog:
+                self._take_turns_later()
+
     def opened(self, connection: Connection, descriptor: int) -> None:
         """Count a connection, or refuse it."""
         count = len(self.connections)
@@ -408,11 +502,14 @@ class FrameServer:
             self._log(event, **fields)
 
     def lost(self, connection: Connection) -> None:
-        """Forget a connection."""
+        """Forget what a connection was waiting for."""
+        self.handler.closed(connection)
+
+    def forget(self, connection: Connection) -> None:
+        """Forget a connection. One that is lost counts until the work it began is done."""
         self.connections.discard(connection)
         if self._is_empty is not None and not self.connections:
             self._is_empty.set()
-        self.handler.closed(connection)
 
     def _sweep(self) -> None:
         now_ms = self.clock.monotonic_ms()

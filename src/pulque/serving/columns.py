@@ -8,13 +8,19 @@ from struct import Struct
 
 import numpy as np
 
-from pulque.model.batch import HEADER_SIZE
+from pulque.model.batch import COLUMNS, HEADER_SIZE, layout_of
 
-__all__ = ["total_and_largest"]
+__all__ = ["do_parts_fit", "total_and_largest"]
 
 _FEW = 48
 _ONE = Struct("<I")
 _SIZES = np.dtype("<u4")
+_PARTS = {c.name: f"<{c.code}" for c in COLUMNS if c.name.endswith("_size")}
+"""How large the key, order key, tags and headers of each message are."""
+_DTYPES = {
+    name: np.dtype(code.replace("H", "u2").replace("I", "u4")) for name, code in _PARTS.items()
+}
+_PART = {name: Struct(code) for name, code in _PARTS.items()}
 
 
 @lru_cache(maxsize=_FEW)
@@ -37,3 +43,17 @@ def total_and_largest(batch: bytes, count: int) -> tuple[int, int]:
         return count * size, size
     column = np.frombuffer(found, _SIZES)
     return int(column.sum(dtype=np.uint64)), int(column.max())
+
+
+def do_parts_fit(batch: bytes, flags: int, count: int) -> bool:
+    """Return whether no message of an uncompressed batch is smaller than its parts."""
+    layout = layout_of(flags)
+    names = [name for name in _PARTS if name in layout.before]
+    if count == 1:
+        starts = [(name, layout.column_start(name, 1)) for name in names]
+        parts = sum(_PART[name].unpack_from(batch, at)[0] for name, at in starts)
+        return bool(parts <= _ONE.unpack_from(batch, HEADER_SIZE)[0])
+    total = np.zeros(count, np.int64)
+    for name in names:
+        total += np.frombuffer(batch, _DTYPES[name], count, layout.column_start(name, count))
+    return bool((total <= np.frombuffer(batch, _SIZES, count, HEADER_SIZE)).all())

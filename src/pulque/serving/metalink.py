@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from pulque.client.aio_connection import AsyncConnection
 from pulque.client.url import Address
-from pulque.errors import PulqueError, RejectedError, RemoteProtocolError
+from pulque.errors import FencedError, PulqueError, RejectedError, RemoteProtocolError
 from pulque.wire.registration import Register, Registered, ServerState
 from pulque.wire.responses import Response
 
@@ -54,6 +54,8 @@ class MetaLink:
         """What the meta server has against this broker."""
         self.is_registered = False
         """Whether it ever accepted this broker."""
+        self.on_fenced: Callable[[FencedError], None] = lambda _: None
+        """Called when another process has the data directory, or a copy of it."""
         self.tried = asyncio.Event()
         """Set when the first attempt is over, well or badly."""
         self._client = f"{role} {name}"
@@ -82,26 +84,32 @@ class MetaLink:
         self._wake.set()
 
     async def leave(self) -> None:
-        """Say that the broker stops, if anybody listens, and close."""
+        """Say that the broker stops, if anybody listens, and close.
+
+        One that was refused says nothing: what it calls itself is another's.
+        """
         connection, self.connection = self.connection, None
         if connection is None:
             return
-        with contextlib.suppress(PulqueError):
-            leaving = self._describe(ServerState.LEAVING)
-            await connection.request(leaving, _LEAVE_S, _registered)
+        if self.is_registered and self.refusal is None:
+            with contextlib.suppress(PulqueError):
+                leaving = self._describe(ServerState.LEAVING)
+                await connection.request(leaving, _LEAVE_S, _registered)
         await connection.close()
 
     async def _beat(self) -> float:
         """Say that the broker is there; return for how long to be silent then."""
+        said: Register | None = None
         try:
             connection = self.connection or await self._connect()
-            answer = await connection.request(
-                self._describe(ServerState.READY), _PATIENCE_S, _registered
-            )
+            said = self._describe(ServerState.READY)
+            answer = await connection.request(said, _PATIENCE_S, _registered)
             self._heard(answer)
         except RejectedError as error:
             self.refusal = error
             self._tell("registration_refused", str(error))
+            if isinstance(error, FencedError) and said is not None:
+                self._fenced(error, said)
             return _LONGEST_S
         except PulqueError as error:
             await self._drop()
@@ -113,6 +121,11 @@ class MetaLink:
         self._wait_s = _SHORTEST_S
         self._tell("cluster_warning", answer.warning)
         return answer.heartbeat_ms / 1000
+
+    def _fenced(self, error: FencedError, said: Register) -> None:
+        """Tell that another process has the directory, unless it is this one, started anew."""
+        if self._describe(ServerState.READY).incarnation == said.incarnation:
+            self.on_fenced(error)
 
     async def _connect(self) -> AsyncConnection:
         connection = await AsyncConnection.open(
