@@ -1,8 +1,18 @@
 """Where answers go: over the connection that a request came on, when there is something to say."""
 
+from pulque.broker.checks import to_retry
 from pulque.errors import PulqueError
 from pulque.net.server import Connection
-from pulque.wire.responses import Outcome, Response, Sent, encode_error, encode_response
+from pulque.wire.codec import Writer
+from pulque.wire.opcodes import Opcode
+from pulque.wire.responses import (
+    Outcome,
+    Response,
+    Sent,
+    encode_error,
+    encode_response,
+    frame_of,
+)
 from pulque.wire.single import encode_single_stored
 
 __all__ = ["Answerer"]
@@ -22,9 +32,13 @@ class Answerer:
         """Send the answer."""
         self._connection.send(encode_response(response, self._request_id, self._epoch))
 
+    def answer_written(self, opcode: Opcode, payload: Writer) -> None:
+        """Send an answer that was written a part at a time."""
+        self._connection.send(frame_of(opcode, payload, self._request_id, self._epoch))
+
     def refuse(self, error: PulqueError) -> None:
-        """Send an error."""
-        self._connection.send([encode_error(error, self._request_id, self._epoch)])
+        """Send an error; of what is damaged here, one that has the client try again."""
+        self._connection.send([encode_error(to_retry(error), self._request_id, self._epoch)])
 
     def put(self, index: int, outcome: Outcome) -> None:
         """Send the outcome of a send that has one batch."""

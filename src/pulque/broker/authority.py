@@ -8,6 +8,7 @@ from typing import TypeVar
 from pulque.client.aio_connection import AsyncConnection
 from pulque.clock import Clock
 from pulque.errors import PulqueError, RemoteProtocolError, UnavailableError
+from pulque.model.leadership import Leadership
 from pulque.serving.metalink import MetaLink
 from pulque.wire.leadership import ChangeInSync, InSyncChanged, Lead, Led
 from pulque.wire.requests import Request
@@ -31,6 +32,8 @@ class Authority:
         question: Makes the question, from the version that is known and how long to wait.
         clock: The broker's.
         warn: Logs an event with its fields.
+        newest: The highest version of the leadership that was heard of before this start.
+        on_newer: Called with every leadership whose version is higher.
     """
 
     def __init__(
@@ -39,6 +42,8 @@ class Authority:
         question: Callable[[int, int], Lead],
         clock: Clock,
         warn: Callable[..., None],
+        newest: int = 0,
+        on_newer: Callable[[Leadership], None] = lambda _: None,
     ) -> None:
         self._links = links
         self._question = question
@@ -46,7 +51,8 @@ class Authority:
         self._warn = warn
         self._told = ""
         self._turn = 0
-        self._newest = 0
+        self._on_newer = on_newer
+        self._newest = newest
         """The highest version of the leadership that anybody told of."""
         self.led: Led | None = None
         """Who leads, as was heard last; None if nobody said so yet."""
@@ -76,7 +82,7 @@ class Authority:
             PulqueError: It is not, or nobody knows whether it is.
         """
         answer = await self._ask(change, 0, _changed)
-        self._newest = max(self._newest, answer.leadership.version)
+        self._hear_of(answer.leadership)
         return answer
 
     def forget(self) -> None:
@@ -86,16 +92,22 @@ class Authority:
     def _known(self) -> tuple[int, int]:
         """Return the version that is known, and for how long to wait for another one."""
         if self.led is None:
-            return 0, _FIRST_WAIT_MS
+            # Not 0: a database that was restored from an older backup is known by it.
+            return self._newest, _FIRST_WAIT_MS
         wait_ms = min(self.led.lease_ms // _BEATS_PER_LEASE, _LONGEST_WAIT_MS)
         return self.led.leadership.version, wait_ms
 
     def _take_in(self, led: Led, sent_ms: int) -> None:
         # A meta server that is behind the others must not bring back what is over.
         if led.leadership.version >= self._newest:
-            self._newest = led.leadership.version
+            self._hear_of(led.leadership)
             self.led, self.heard_ms = led, sent_ms
             self.on_led(led)
+
+    def _hear_of(self, leadership: Leadership) -> None:
+        if leadership.version > self._newest:
+            self._newest = leadership.version
+            self._on_newer(leadership)
 
     async def _ask(self, request: Request, wait_ms: int, convert: Callable[[Response], T]) -> T:
         """Ask one meta server that is connected; each has its turn.

@@ -1,38 +1,50 @@
-"""What a pull may ask for at all."""
+"""What a pull may ask for at all, and how a failed one is refused."""
 
-from pulque.errors import InvalidRequestError, NotAllowedError
+from pulque.errors import (
+    CorruptionError,
+    InvalidRequestError,
+    NotAllowedError,
+    PulqueError,
+    UnavailableError,
+)
 from pulque.model.names import Group, PartitionName, is_retry, owner_of, parse_partition
-from pulque.wire.requests import Pull
+from pulque.wire.requests import MAX_WANTED, Pull
 
-__all__ = ["MOST_PARTITIONS", "check_pull"]
-
-MOST_PARTITIONS = 10_000
-_MOST_COVERS = 1000
+__all__ = ["check_names", "check_pull", "to_retry"]
 
 
-def check_pull(request: Pull, group: Group) -> None:
-    """Refuse a pull that cannot be.
+def check_pull(request: Pull) -> None:
+    """Refuse a pull that cannot be, but for the names in it.
 
     Raises:
-        RejectedError: It asks for nothing, for too much, or for what is another group's.
+        InvalidRequestError: It asks for nothing, or for a partition twice.
     """
-    fewest = 0 if request.covers else 1
-    if not fewest <= len(request.wanted) <= MOST_PARTITIONS:
-        raise InvalidRequestError(
-            f"a pull from {len(request.wanted)} partitions; "
-            f"{fewest} to {MOST_PARTITIONS} are allowed"
-        )
-    if len(request.covers) > _MOST_COVERS:
-        raise InvalidRequestError(
-            f"a pull covers {len(request.covers)} subjects and patterns; "
-            f"at most {_MOST_COVERS} are allowed"
-        )
+    if not request.wanted and not request.covers:
+        raise InvalidRequestError(f"a pull from 0 partitions; 1 to {MAX_WANTED} are allowed")
     if not request.max_messages or not request.max_bytes:
         raise InvalidRequestError("a pull must ask for at least one message and one byte")
     if len({wanted.partition for wanted in request.wanted}) < len(request.wanted):
         raise InvalidRequestError("a pull names a partition twice")
+
+
+def check_names(request: Pull, group: Group) -> None:
+    """Refuse a pull of what is no partition, or another group's.
+
+    Raises:
+        RejectedError: It is.
+    """
     for wanted in request.wanted:
         _check_owner(parse_partition(wanted.partition), group)
+
+
+def to_retry(error: PulqueError) -> PulqueError:
+    """Return how to refuse a read: what is damaged here, another broker of the group may have."""
+    if isinstance(error, CorruptionError):
+        return UnavailableError(
+            f"what is read is damaged on this broker, and another one of its group has to lead: "
+            f"{error}"
+        )
+    return error
 
 
 def _check_owner(name: PartitionName, group: Group) -> None:

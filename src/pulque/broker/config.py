@@ -130,6 +130,11 @@ class LimitsSection(Section):
     max_batch: Annotated[Size, Field(ge=_KIB, le=16 * _MIB)] = Field(
         default=ByteSize(16 * _MIB), description="The largest batch, as it travels."
     )
+    open_records: bool = Field(
+        default=False,
+        description="Whether batches are decompressed and every message is decoded before it is "
+        "stored. It costs work for each message; else only headers and columns are checked.",
+    )
     max_connections: Annotated[Number, Field(ge=1, le=1_000_000)] = Field(
         default=10_000,
         description="Clients at one time; one more is refused.",
@@ -325,8 +330,8 @@ class ReplicationSection(Section):
     min_in_sync: Annotated[Number, Field(ge=1, le=9)] | None = Field(
         default=None,
         description="Messages are taken only while so many brokers of the group, the leader "
-        "among them, have all that was confirmed. If it is not given: 2. The first broker of a "
-        "group that registers decides.",
+        "among them, have all that was confirmed. If it is not given: 2. That of the broker "
+        "which leads holds: give all of a group the same.",
     )
     lag: Annotated[Duration, Field(ge=100 * _MILLISECOND, le=_HOUR)] = Field(
         default=5 * _SECOND,

@@ -7,6 +7,7 @@ broker can lead at once.
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -26,9 +27,11 @@ from pulque.errors import (
 )
 from pulque.serving.sync_thread import SyncThread
 from pulque.storage.jobs import SyncJob
+from pulque.storage.received import BadRange
 from pulque.storage.replica import ReplicaLogs
 from pulque.wire.leadership import Led
 from pulque.wire.replication import (
+    NO_ROOM,
     CheckpointPart,
     CopyCheckpoint,
     Follow,
@@ -49,6 +52,11 @@ _WAITS_PER_LEASE = 5
 _LONGEST_WAIT_MS = 1000
 _CHECKPOINT_MS = 5000
 """A newer checkpoint is fetched at most this often."""
+_OLD_DATABASE = (
+    "If the meta servers' database was restored from an older backup, put the newer one back; if "
+    "there is none, stop all brokers of the group, remove told.json from their data directories, "
+    "and start the one first whose messages count"
+)
 
 
 class Copier:
@@ -62,7 +70,7 @@ class Copier:
         warn: Logs an event with its fields.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0915  # what it keeps track of
         self,
         logs: ReplicaLogs,
         thread: SyncThread,
@@ -87,18 +95,24 @@ class Copier:
         self._checkpoint_ms: int | None = None
         self.is_parting = False
         """Whether this broker is to lead next: once its leader is over, or its promise to it."""
+        self.has_room = True
+        """Whether this broker would take messages, if it led."""
         self.is_damaged = False
-        """Whether what is here is of no use: all is copied anew."""
+        """Whether a log here is damaged: the damaged ranges are copied again first."""
+        self._damage: list[BadRange] | None = None
+        """Where, as far as it is known."""
         self.confirmed = 0
         """What leaders said about what is confirmed: never dropped again."""
+        self.followed: tuple[int, str] = (0, "")
+        """The epoch that this broker followed or led last, and the token of its leader."""
         self.leader_end = self._leader_action_end = 0
         """How far the leader's message log reached then."""
         self.promised_ms = 0
         """Not before then does this broker lead: its leader may count on it."""
 
-    def begin_anew(self) -> None:
-        """Take in that what is here is damaged: all of it is to be copied again."""
-        self.is_damaged = True
+    def mend(self) -> None:
+        """Copy the damaged ranges of the logs again before anything else."""
+        self.is_damaged, self._damage = True, None
         if self._connection is not None:
             self._connection.abort()
 
@@ -111,11 +125,17 @@ class Copier:
         """
         # Of the leader before: what is synced of its log says nothing about this one's.
         await self._idle.wait()
-        address = Address(led.host, led.port)
-        client = f"broker {self._name}"
-        connection = await AsyncConnection.open(address, client=client, timeout=_PATIENCE_S)
+        if self.is_damaged and self._damage is None:
+            connection = await self._open(led)
+            try:
+                await self._leave_sync(connection, led)
+            finally:
+                await connection.close()
+            self._damage = await asyncio.to_thread(self._logs.find_damage)
+        connection = await self._open(led)
         try:
             await self._agree(connection, led)
+            await self._mend(connection, led)
             connection.on_deposed = self._release
             self._led, self._connection = led, connection
             # What is here from before is perhaps only in the page cache.
@@ -129,6 +149,61 @@ class Copier:
             await connection.close()
             await self._idle.wait()
 
+    async def _open(self, led: Led) -> AsyncConnection:
+        address = Address(led.host, led.port)
+        client = f"broker {self._name}"
+        return await AsyncConnection.open(address, client=client, timeout=_PATIENCE_S)
+
+    async def _leave_sync(self, connection: AsyncConnection, led: Led) -> None:
+        """Ask the leader to take this broker out of sync, as one that begins with nothing.
+
+        Raises:
+            UnavailableError: It is still in sync.
+        """
+        leadership, directory = led.leadership, self._logs.identity.id
+        request = Follow(
+            leadership.broker_group, self._name, directory, leadership.epoch, 0, 0, ()
+        )
+        await _ask(connection, request, _PATIENCE_S, _as(Followed))
+
+    async def _mend(self, connection: AsyncConnection, led: Led) -> None:
+        """Copy the damaged ranges again, over what is there; nothing else here is touched.
+
+        Raises:
+            CorruptionError: The leader's bytes are damaged there, too.
+        """
+        logs, damage = self._logs, self._damage
+        if not self.is_damaged or damage is None:
+            return
+        # What the leader's retention removed needs no mending.
+        none = Replicate(logs.identity.id, led.leadership.epoch, 0, 0, 0, 0, 0, 0, 0)
+        logs.remove_before((await _ask(connection, none, _PATIENCE_S, _copied)).message_oldest)
+        if not damage:
+            # It is not the log: an index was made while the log could not be read.
+            logs.drop_indexes()
+        while damage:
+            bad = damage[0]
+            at, end = bad.offset, min(bad.end, logs.segment_end(bad.offset))
+            while at < end:
+                asked = replace(
+                    none,
+                    message_offset=at,
+                    action_offset=logs.action_end,
+                    max_bytes=min(_AT_ONCE, end - at),
+                )
+                self.promised_ms = self._clock.monotonic_ms() + led.lease_ms
+                answer = await _ask(connection, asked, _PATIENCE_S, _copied)
+                at = logs.mend(answer.message_base, answer.message_offset, answer.messages)
+            if end:
+                self._warn(
+                    "damage_mended", leader=led.name, offset=bad.offset, bytes=end - bad.offset
+                )
+            damage.pop(0)
+        logs.drop_damaged_actions()
+        self._begin = (logs.message_end, logs.action_end)
+        logs.has_holes = self.is_damaged = False
+        self._damage = None
+
     async def _part(self, connection: AsyncConnection, led: Led) -> None:
         """Ask for nothing any more, and wait for the leader to say that it is over."""
         await _ask(connection, self._question(led, 0, 0), _PATIENCE_S, _as(Replicated))
@@ -140,20 +215,25 @@ class Copier:
 
     async def _agree(self, connection: AsyncConnection, led: Led) -> None:
         """Find out where to go on, and drop what the leader does not have."""
-        logs, leadership, is_damaged = self._logs, led.leadership, self.is_damaged
+        logs, leadership = self._logs, led.leadership
         if logs.epochs and logs.epochs[-1].epoch > leadership.epoch:
             raise StaleEpochError(
                 f"{led.name} led in epoch {leadership.epoch}, and there was epoch "
                 f"{logs.epochs[-1].epoch} since: what it says is of no use"
+            )
+        if leadership.epoch == self.followed[0] and leadership.token != self.followed[1]:
+            raise NotAllowedError(
+                f"{led.name} leads in epoch {leadership.epoch}, and another process led in that "
+                f"epoch before, whose messages this broker has: it keeps them. {_OLD_DATABASE}"
             )
         request = Follow(
             leadership.broker_group,
             self._name,
             logs.identity.id,
             leadership.epoch,
-            0 if is_damaged else logs.message_end,
-            0 if is_damaged else logs.action_end,
-            () if is_damaged else logs.epochs,
+            logs.message_end,
+            logs.action_end,
+            logs.epochs,
         )
         followed = await _ask(connection, request, _PATIENCE_S, _as(Followed))
         if not followed.is_anew and followed.message_end < min(self.confirmed, logs.message_end):
@@ -161,7 +241,7 @@ class Copier:
             raise NotAllowedError(
                 f"{led.name} leads in epoch {followed.epoch} and has the message log up to "
                 f"{followed.message_end}, and {self.confirmed} bytes of it were confirmed: this "
-                "broker keeps them, and does not follow"
+                f"broker keeps them, and does not follow. {_OLD_DATABASE}"
             )
         lost = logs.message_end - followed.message_end
         if followed.is_anew:
@@ -173,8 +253,7 @@ class Copier:
                 # Nobody was told that it is stored: those in sync did not all have it.
                 self._warn("tail_dropped", leader=led.name, bytes=lost)
             logs.cut(followed.message_end, followed.action_end)
-        if is_damaged:
-            self.is_damaged = False
+        self.followed = (leadership.epoch, leadership.token)
         self._begin = (followed.message_end, followed.action_end)
         self.leader_end = 0
         logs.take_epochs(followed.epochs)
@@ -185,7 +264,7 @@ class Copier:
         if self._failure is not None:
             raise self._failure
         if self.is_damaged:
-            raise UnavailableError("what is here is damaged, and copied anew")
+            raise UnavailableError("what is here is damaged, and is to be mended")
         wait_ms = min(led.lease_ms // _WAITS_PER_LEASE, _LONGEST_WAIT_MS)
         request = self._question(led, _AT_ONCE, wait_ms)
         self.promised_ms = self._clock.monotonic_ms() + led.lease_ms
@@ -208,7 +287,7 @@ class Copier:
             max(logs.action_end, self._begin[1]),
             logs.message_synced,
             logs.action_synced,
-            logs.checkpoint > 0,
+            (1 if self.has_room else NO_ROOM) if logs.checkpoint > 0 else 0,
             max_bytes,
             wait_ms,
         )

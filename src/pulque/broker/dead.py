@@ -34,17 +34,17 @@ from pulque.model.names import (
 )
 from pulque.model.pack import encode_headers
 from pulque.model.positions import ConsumeSequence
-from pulque.rules.retry import FIRST_HEADER, ORIGIN_HEADER
+from pulque.rules.retry import FIRST_HEADER, ORIGIN_HEADER, UNREADABLE_HEADER
 from pulque.serving.commit import Committer
 from pulque.storage.message_log import Appended
 from pulque.storage.partitions import Partition
+from pulque.wire.dead import MAX_RESENT
 from pulque.wire.requests import Dead, Resend
 from pulque.wire.responses import DeadListed, Resent
 
 __all__ = ["DeadLetterOffice"]
 
 T = TypeVar("T")
-_MOST_LETTERS = 1000
 _MOST_RANGES = 10_000
 _OURS = "pulque."
 _START = ConsumeSequence(0)
@@ -162,11 +162,8 @@ class DeadLetterOffice:
     # -- delivering again --------------------------------------------------------------------
 
     def _check_resend(self, request: Resend) -> None:
-        if not 1 <= len(request.sequences) <= _MOST_LETTERS:
-            raise InvalidRequestError(
-                f"{len(request.sequences)} dead letters to resend; "
-                f"1 to {_MOST_LETTERS} are allowed"
-            )
+        if not request.sequences:
+            raise InvalidRequestError(f"0 dead letters to resend; 1 to {MAX_RESENT} are allowed")
         is_edited = request.replaces_body or request.replaces_headers
         if is_edited and len(request.sequences) > 1:
             raise InvalidRequestError(
@@ -220,6 +217,8 @@ class DeadLetterOffice:
         for message in self._extractor.messages(partition, sequences):
             target = retry_partition(subject, group, message.priority)
             try:
+                if UNREADABLE_HEADER in message.headers and not request.replaces_body:
+                    continue  # no handler could make anything of the bytes of a batch
                 edited = request.headers if request.replaces_headers else None
                 headers = _first_headers(message, edited)
                 body = request.body if request.replaces_body else None

@@ -6,11 +6,10 @@ whoever works here pauses often: the event loop never waits long for its turn.
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import NamedTuple
 
 from pulque.errors import InvalidBatchError
-from pulque.model.batch import Codec, Flag, read_header, seed_of
+from pulque.model.batch import Codec, Flag, seed_of
 from pulque.model.gathered import GATHERED_MAGIC, Gathered, read_gathered
 from pulque.model.groups import Filter
 from pulque.model.message import Message, StoredBatch
@@ -23,9 +22,10 @@ from pulque.storage.files import Buffer
 from pulque.storage.partitions import Partition
 from pulque.storage.search import Budget, TagTest
 
-__all__ = ["Extractor", "Packed", "Packing"]
+__all__ = ["Extractor", "Packed", "Packing", "Unreadable", "pack_alone", "unreadable_message"]
 
-_KEYS, _ORDER_KEYS, _TAGS = int(Flag.KEYS), int(Flag.ORDER_KEYS), int(Flag.TAGS)
+_KEYS, _ORDER_KEYS = int(Flag.KEYS), int(Flag.ORDER_KEYS)
+_TAGS, _HEADERS = int(Flag.TAGS), int(Flag.HEADERS)
 _MOST_BYTES = 1024 * 1024
 _NEAR = 16
 """Messages that are not wanted are read along if so few lie between two that are."""
@@ -33,6 +33,20 @@ _MESSAGES_AT_ONCE = 16
 _MOST_WANTED = 500
 _MOST_ENTRIES, _MOST_READ = 65_536, 16 * 1024 * 1024
 _PAUSE_S = 0.0001
+
+
+class Unreadable(NamedTuple):
+    """Messages ``first..end`` of a stored batch, which cannot be decoded."""
+
+    first: ConsumeSequence
+    end: ConsumeSequence
+    batch_first: ConsumeSequence
+    """The sequence of the batch's first message."""
+    raw: bytes
+    """The batch, or as much of it as was read."""
+    problem: str
+    message_id: bytes = b""
+    """Of the message, if it is a single one of a batch that can be decoded."""
 
 
 class Extractor:
@@ -44,7 +58,17 @@ class Extractor:
     def messages(
         self, partition: Partition, sequences: Sequence[ConsumeSequence]
     ) -> Iterator[Message]:
-        """Yield the messages of ascending sequences; those that cannot be had are left out."""
+        """Yield the messages of ascending sequences; those that cannot be read are left out."""
+        found = self.found(partition, sequences)
+        return (each for each in found if isinstance(each, Message))
+
+    def found(
+        self, partition: Partition, sequences: Sequence[ConsumeSequence]
+    ) -> Iterator[Message | Unreadable]:
+        """Yield the messages of ascending sequences, and batches of theirs that do not decode.
+
+        What is not stored any more is left out.
+        """
         decoder = _Decoder(partition.name)
         wanted = set(sequences)
         found = 0
@@ -57,12 +81,13 @@ class Extractor:
                 if not span.pieces:
                     break
                 records = self._engine.read(partition, span)
-                for message in decoder.messages(records, span.first_sequence, span.end):
-                    if message.sequence in wanted:
-                        yield message
-                        found += 1
-                        if found % _MESSAGES_AT_ONCE == 0:
-                            time.sleep(_PAUSE_S)
+                for each in decoder.found(records, span.first_sequence, span.end):
+                    if isinstance(each, Message) and each.sequence not in wanted:
+                        continue
+                    yield each
+                    found += 1
+                    if found % _MESSAGES_AT_ONCE == 0:
+                        time.sleep(_PAUSE_S)
                 at = span.end
 
     def wanted(
@@ -79,8 +104,12 @@ class Extractor:
         budget = Budget(_MOST_WANTED, _MOST_BYTES, _MOST_ENTRIES, _MOST_READ)
         found = self._engine.search.find(partition, first, test, budget, end=end)
         decoder = _Decoder(partition.name)
-        messages = decoder.messages(found.buffers, found.first_sequence, found.end)
-        sequences = [each.sequence for each in messages if _matches(wishes, each)]
+        sequences: list[ConsumeSequence] = []
+        for each in decoder.found(found.buffers, found.first_sequence, found.end):
+            if isinstance(each, Unreadable):
+                sequences += map(ConsumeSequence, range(each.first, each.end))
+            elif _matches(wishes, each):
+                sequences.append(each.sequence)
         # Behind the end of the partition, or of what is left of it, there is nothing to look at.
         is_all = found.examined >= min(end, partition.confirmed) or found.examined <= first
         return end if is_all else found.examined, sequences
@@ -110,51 +139,94 @@ def _runs(
 
 
 class _Decoder:
-    """Reads messages out of served records; those that cannot be read are left out.
+    """Reads messages out of served records.
 
     A compressed batch is served whole for any of its messages, so the last one is kept.
     """
 
     def __init__(self, partition: PartitionName) -> None:
         self._partition = partition
-        self._last: tuple[int, StoredBatch | None] = (-1, None)
+        self._last: tuple[tuple[int, int, int], StoredBatch | str] = ((-1, 0, 0), "")
 
-    def messages(self, records: Iterable[Buffer], first: int, end: int) -> Iterator[Message]:
-        """Yield the messages of sequences ``first..end``."""
+    def found(
+        self, records: Iterable[Buffer], first: int, end: int
+    ) -> Iterator[Message | Unreadable]:
+        """Yield the messages of sequences ``first..end``, and batches that do not decode."""
         data = b"".join(records)
         at = 0
         while at < len(data):
             gathered = read_gathered(data, at) if data.startswith(GATHERED_MAGIC, at) else ""
             if isinstance(gathered, Gathered):
-                found = StoredBatch.gathered(gathered, self._partition)
-                yield from (Message(found, i) for i in range(len(found)))
+                batch = StoredBatch.gathered(gathered, self._partition)
+                yield from (Message(batch, i) for i in range(len(batch)))
                 at += gathered.size
                 continue
             envelope = read_envelope(data, at)
             if not isinstance(envelope, Envelope):
                 return
-            batch = self._batch(envelope, data[at + ENVELOPE_SIZE : at + envelope.size])
+            content = data[at + ENVELOPE_SIZE : at + envelope.size]
             at += envelope.size
-            if batch is not None:
-                start = max(first - batch.first_sequence, 0)
-                for i in range(start, min(end - batch.first_sequence, len(batch))):
-                    yield Message(batch, i)
+            opened = self._open(envelope, content)
+            start = ConsumeSequence(max(first, envelope.first_sequence))
+            stop = ConsumeSequence(min(end, envelope.first_sequence + envelope.count))
+            if isinstance(opened, StoredBatch):
+                before = opened.first_sequence
+                yield from (Message(opened, i - before) for i in range(start, stop))
+            elif start < stop:
+                yield Unreadable(start, stop, envelope.first_sequence, content, opened)
 
-    def _batch(self, envelope: Envelope, content: bytes) -> StoredBatch | None:
-        is_compressed = read_header(content).codec != Codec.NONE
-        if is_compressed and self._last[0] == envelope.offset:
-            return self._last[1]
-        batch: StoredBatch | None = None
-        with suppress(InvalidBatchError):
-            batch = StoredBatch(
+    def _open(self, envelope: Envelope, content: bytes) -> StoredBatch | str:
+        """Return a batch, or why it cannot be decoded."""
+        # Parts of a batch that is not compressed have the offset of the whole.
+        key = (envelope.offset, envelope.first_sequence, envelope.count)
+        last, opened = self._last
+        if last == key:
+            return opened
+        try:
+            opened = StoredBatch(
                 content,
                 partition=self._partition,
                 first_sequence=envelope.first_sequence,
                 stored_at_ms=envelope.stored_at_ms,
             )
-        if is_compressed:
-            self._last = envelope.offset, batch
-        return batch
+            opened.body_starts()  # no message has a body if the parts of one do not fit
+        except InvalidBatchError as error:
+            opened = str(error)
+        self._last = key, opened
+        return opened
+
+
+def unreadable_message(message: Message, problem: str) -> Unreadable:
+    """Return a message, parts of which cannot be decoded, as a batch of its own."""
+    batch, index = message.source()
+    first, end = message.sequence, ConsumeSequence(message.sequence + 1)
+    return Unreadable(first, end, first, pack_alone(message), problem, batch.id_of(index))
+
+
+def pack_alone(message: Message) -> bytes:
+    """Return a batch of a message alone, not compressed."""
+    batch, index = message.source()
+    if len(batch) == 1 and batch.header.codec == Codec.NONE:
+        return batch.data
+    packer = BatchPacker()
+    packer.add_encoded(
+        message.body,
+        key=batch.part(index, _KEYS),
+        order_key=batch.part(index, _ORDER_KEYS),
+        tags=batch.part(index, _TAGS),
+        headers=batch.part(index, _HEADERS),
+        expires_at_ms=message.expires_at_ms,
+        created_at_ms=message.created_at_ms,
+        attempt=message.attempt,
+        message_id=batch.id_of(index),
+        due_at_ms=message.due_at_ms,
+    )
+    return packer.encode(
+        seed=seed_of(message.partition),
+        ids=b"",
+        created_at_ms=message.created_at_ms,
+        priority=message.priority,
+    )
 
 
 class Packed(NamedTuple):
@@ -166,6 +238,8 @@ class Packed(NamedTuple):
     """Of the messages in the partition that they were taken from."""
     due_ms: list[int]
     """When each of them is due, if they go to a waiting partition; else empty."""
+    batch_first: ConsumeSequence | None = None
+    """Where the batch begins that this letter has the bytes of, if it cannot be decoded."""
 
 
 class _Pile:

@@ -5,6 +5,7 @@ import contextlib
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import structlog
 
@@ -88,6 +89,7 @@ class Following:
         self._told = ""
         self.copier = Copier(logs, self._thread, clock, name, log.warning)
         """How far it is."""
+        self.copier.has_room = logs.has_room()
 
     def led(self, led: Led) -> None:
         """Take in who leads; what is under way ends if that is somebody else."""
@@ -194,6 +196,7 @@ class Following:
         while True:
             await asyncio.sleep(_KEEP_S)
             self._logs.note_synced()
+            self.copier.has_room = self._logs.has_room()
             job = self._logs.begin_index()
             # Without room it is made later: the engine that opens these logs would make it, too.
             with contextlib.suppress(StorageFullError):
@@ -255,11 +258,10 @@ class FollowerHandler:
             raise UnsupportedError(
                 f"authentication by {request.mechanism!r} is not known; this broker knows none"
             )
-        welcome = self._welcome()
-        agree(request.min_version, request.max_version)
+        version = agree(request.min_version, request.max_version)
         connection.welcome()
         self._clients.greeted(connection, request.client)
-        answerer.answer(welcome)
+        answerer.answer(replace(self._welcome(), version=version))
 
     def _dispatch(self, connection: Connection, request: Request, answerer: Answerer) -> None:
         match request:

@@ -110,10 +110,8 @@ class Registrar:
                 else:
                     refuse(error)
 
-            if openings or fact is not None:
-                self._committer.sync_facts(synced)
-            else:
-                synced(None)
+            # Also if it is known already: somebody else said it perhaps a moment ago.
+            self._committer.sync_facts(synced)
 
         is_new = fact is not None and self._recorded(group, subject) is None
         if not is_new:
@@ -147,17 +145,16 @@ class Registrar:
         if mode != recorded.mode:
             self._check_switch(mode, group, subject)
         fact = changed(recorded, settings, group, subject)
-        if fact is None:
-            answer(GroupChanged(*recorded))
-            return
-        self._end_order(group, subject, recorded.mode, mode)
-        self._state.record(fact)
-        if fact.settings[:2] != recorded[:2]:
-            self._dismiss(group)
+        if fact is not None:
+            self._end_order(group, subject, recorded.mode, mode)
+            self._state.record(fact)
+            if fact.settings[:2] != recorded[:2]:
+                self._dismiss(group)
+        told = recorded if fact is None else fact.settings
 
         def synced(error: PulqueError | None) -> None:
             if error is None:
-                answer(GroupChanged(*fact.settings))
+                answer(GroupChanged(*told))
             else:
                 refuse(error)
 

@@ -92,6 +92,8 @@ class Leading:
         self._gate = gate
         self._info = info
         self._deposed = deposed
+        self.is_whole = True
+        """Whether no log of this broker was found damaged: else it hands over."""
         self.is_over = False
         """Whether somebody else leads by now: then nobody is served any more."""
         leadership = rule.led.leadership
@@ -102,6 +104,8 @@ class Leading:
         self._told = ("", "")
         self._turn = asyncio.Lock()
         """Of those who want it to hand over."""
+        self._roomy: set[str] = set()
+        """The followers that have room for messages."""
         self._resuming: asyncio.Task[None] | None = None
         self._is_leaving = False
         """Whether it is about to hand over: nobody is served then, lest two lead at once."""
@@ -186,9 +190,15 @@ class Leading:
         if self.in_sync.synced(self.own):
             self._confirm()
 
-    def heard(self, directory: str, synced: LogPoint, *, is_ready: bool) -> None:
+    def heard(
+        self, directory: str, synced: LogPoint, *, is_ready: bool, has_room: bool = True
+    ) -> None:
         """Take note of how far a follower is."""
         now_ms = self.clock.monotonic_ms()
+        if has_room:
+            self._roomy.add(directory)
+        else:
+            self._roomy.discard(directory)
         if self.in_sync.heard(directory, synced, self.end, now_ms, is_ready=is_ready):
             self._confirm()
 
@@ -279,10 +289,12 @@ class Leading:
                 self._end()
             return
         self.tenancy.heard(self._authority.heard_ms)
-        before = self.leadership.in_sync
+        before = self.leadership
         is_more = tell(heard)
-        if before != self.leadership.in_sync:
-            self._info("in_sync_changed", before=len(before), now=len(self.leadership.in_sync))
+        known = self.leadership
+        if before.in_sync != known.in_sync:
+            self._info("in_sync_changed", before=len(before.in_sync), now=len(known.in_sync))
+        if (before.in_sync, before.min_in_sync) != (known.in_sync, known.min_in_sync):
             self._look()
         if is_more:
             self._confirm()
@@ -346,6 +358,19 @@ class Leading:
         self._authority.forget()
         self._end()
         return answer.leadership
+
+    async def make_room(self) -> None:
+        """Have a follower lead that has room for messages, if this broker has none.
+
+        Raises:
+            PulqueError: It does not; this broker goes on leading then.
+        """
+        if not self.engine.is_full or self.is_over:
+            return
+        able = sorted(self.in_sync.counted & self._roomy)
+        if able:
+            self._info("leader_is_full", reason="a follower has room, and is to lead")
+            await self.hand_over(able[0])
 
     async def _resume(self) -> None:
         """Go on leading, once it is certain that what was asked for cannot come true any more.

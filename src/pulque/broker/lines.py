@@ -6,18 +6,19 @@ message nor a new partition has to look at those whom it does not concern.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterable, Iterator
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypeVar
 
 from pulque.broker.places import Place
 from pulque.errors import PulqueError
 from pulque.model.names import ConsumerId, Group, Pattern
+from pulque.net.server import Work
 from pulque.wire.requests import Pull
 from pulque.wire.responses import Pulled
 
-__all__ = ["Lines", "WaitingPull"]
+__all__ = ["Lines", "WaitingPull", "WholePull"]
 
 K = TypeVar("K")
 _AT_ONCE = 16
@@ -31,6 +32,7 @@ class WaitingPull:
     group: Group
     consumer: ConsumerId
     answer: "Callable[[Pulled], None]"
+    """Takes the answer; of a part, the answer to the whole."""
     refuse: "Callable[[PulqueError], None]"
     owner: object
     """Whose connection it came over."""
@@ -50,6 +52,42 @@ class WaitingPull:
     """… and whether there are any."""
     cold_tries: int = 0
     """How often a thread read for it."""
+    whole: "WholePull | None" = None
+    """The pull that this is a part of, if it is."""
+
+
+@dataclass(eq=False, slots=True)
+class WholePull:
+    """A pull that is handled in parts."""
+
+    request: Pull
+    answer: "Callable[[Pulled], None]"
+    refuse: "Callable[[PulqueError], None]"
+    go_on: Callable[[Work], None]
+    """Takes the steps of an answer that is given later."""
+    named: frozenset[str]
+    """The partitions that it names."""
+    places: dict[WaitingPull, list[int]] = field(default_factory=dict)
+    """Its parts, each with where its partitions stand in the request."""
+    favoured: int | None = None
+    """The level that it begins with, where that is not the highest."""
+    is_begun: bool = False
+    """All parts were tried once."""
+    found: tuple[WaitingPull, Pulled] | None = None
+    """Which part answers for the whole, and what."""
+
+    @property
+    def head(self) -> WaitingPull:
+        """The first part: it alone stands for what the pull covers."""
+        return next(iter(self.places))
+
+    def let_go(self) -> None:
+        """Forget the parts, once all are ended: they refer to this pull, and it to them.
+
+        Ten thousand names would else be freed by the next full garbage collection only.
+        """
+        self.places.clear()
+        self.found = None
 
 
 class Lines:
@@ -80,7 +118,7 @@ class Lines:
     def enter(self, waiting: WaitingPull, timer: asyncio.TimerHandle) -> None:
         """Have a pull stand in line."""
         waiting.timer = timer
-        self.waiting += 1
+        self.waiting += _stands_for_pull(waiting)
         for wanted in waiting.request.wanted:
             groups = self._by_partition.setdefault(wanted.partition, {})
             groups.setdefault(waiting.group, {})[waiting] = None
@@ -93,7 +131,7 @@ class Lines:
             return
         waiting.timer.cancel()
         waiting.timer = None
-        self.waiting -= 1
+        self.waiting -= _stands_for_pull(waiting)
         for wanted in waiting.request.wanted:
             groups = self._by_partition.get(wanted.partition)
             if groups is not None:
@@ -129,9 +167,20 @@ class Lines:
             waiting: None
             for place in places
             for waiting in self._by_place.get(place, ())
-            if all(each.partition != partition for each in waiting.request.wanted)
+            if partition not in _named(waiting)
         }
         return list(found)
+
+
+def _stands_for_pull(waiting: WaitingPull) -> bool:
+    """Whether this is to be counted: of the parts of a pull, one is."""
+    return waiting.whole is None or waiting.whole.head is waiting
+
+
+def _named(waiting: WaitingPull) -> Container[str]:
+    if waiting.whole is not None:
+        return waiting.whole.named
+    return [each.partition for each in waiting.request.wanted]
 
 
 def _places_of(waiting: WaitingPull) -> Iterator[Place]:

@@ -11,12 +11,10 @@ from collections.abc import Callable, Iterable, Iterator
 from heapq import merge
 from struct import Struct
 
-from pulque.broker.extract import Extractor
+from pulque.broker.extract import Extractor, pack_alone
 from pulque.errors import InvalidBatchError, InvalidRequestError, UnknownSubjectError
-from pulque.model.batch import Codec, Flag, seed_of
 from pulque.model.message import Message
 from pulque.model.names import owner_of, subject_of
-from pulque.model.pack import BatchPacker
 from pulque.model.positions import ConsumeSequence, PartitionId
 from pulque.model.record import ENVELOPE_SIZE, Envelope, RecordType, read_envelope
 from pulque.storage.engine import Engine
@@ -35,8 +33,6 @@ _AT_ONCE = 8
 _PAUSE_S = 0.0001
 _LARGEST = MAX_PAYLOAD - 64 * 1024
 """A batch that grows beyond it when it is opened cannot be answered with."""
-_KEYS, _ORDER_KEYS, _TAGS = int(Flag.KEYS), int(Flag.ORDER_KEYS), int(Flag.TAGS)
-_HEADERS = int(Flag.HEADERS)
 
 
 class Looking:
@@ -198,7 +194,7 @@ class Looking:
     def _add(self, message: Message) -> bool:
         """Take in a message; say whether there was room for it."""
         try:
-            batch = _packed(message)
+            batch = pack_alone(message)
         except InvalidBatchError:
             return True  # its producer packed nonsense
         if len(batch) > _LARGEST:
@@ -213,32 +209,6 @@ class Looking:
 
     def _is_full(self) -> bool:
         return len(self._found) >= self._request.max_messages or self._room <= 0
-
-
-def _packed(message: Message) -> bytes:
-    """Return a batch of a message alone, not compressed."""
-    batch, index = message.source()
-    if len(batch) == 1 and batch.header.codec == Codec.NONE:
-        return batch.data
-    packer = BatchPacker()
-    packer.add_encoded(
-        message.body,
-        key=batch.part(index, _KEYS),
-        order_key=batch.part(index, _ORDER_KEYS),
-        tags=batch.part(index, _TAGS),
-        headers=batch.part(index, _HEADERS),
-        expires_at_ms=message.expires_at_ms,
-        created_at_ms=message.created_at_ms,
-        attempt=message.attempt,
-        message_id=batch.id_of(index),
-        due_at_ms=message.due_at_ms,
-    )
-    return packer.encode(
-        seed=seed_of(message.partition),
-        ids=b"",
-        created_at_ms=message.created_at_ms,
-        priority=message.priority,
-    )
 
 
 def _write_place(offset: int, index: int) -> bytes:

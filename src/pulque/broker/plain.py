@@ -50,7 +50,9 @@ def storage_options(
 def send_limits(settings: BrokerSettings) -> SendLimits:
     """Return what one send may ask for."""
     limits = settings.limits
-    return SendLimits(limits.max_batch, limits.max_message, limits.max_in_flight)
+    return SendLimits(
+        limits.max_batch, limits.max_message, limits.max_in_flight, limits.open_records
+    )
 
 
 def pull_limits(settings: BrokerSettings) -> PullLimits:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
+from pulque.broker.lines import WholePull
 from pulque.broker.state import BrokerState, PullLimits
 from pulque.errors import ErrorCode, NotAllowedError
 from pulque.model.actions import (
@@ -58,6 +59,9 @@ class Pulling(Protocol):
 
     @property
     def consumer(self) -> ConsumerId: ...
+
+    @property
+    def whole(self) -> WholePull | None: ...
 
 
 class _Wanted(NamedTuple):
@@ -144,6 +148,8 @@ class PullPlanner:
 
         Raises:
             WouldBlockError: Not ``may_block``, and the disk would have to be asked.
+            CorruptionError: Some of it is damaged, and other brokers have copies: nothing is
+                passed over.
             FencedError: A newer incarnation of the consumer was here.
             NotAllowedError: There are too many consumers to remember one more.
         """
@@ -153,9 +159,7 @@ class PullPlanner:
             min(request.max_bytes, self._limits.max_bytes),
         )
         found = self._look(plan, puller)
-        room = self._limits.max_held - sum(
-            each.found.held_count for each in found.values() if each.found is not None
-        )
+        room = self._limits.max_held - self._held(puller, found.values())
         plan.is_at_limit = room <= 0
         complete = [
             index
@@ -227,6 +231,17 @@ class PullPlanner:
                 found[index] = _Wanted(partition, wanted.expected, opening, subscription)
         return found
 
+    def _held(self, puller: Pulling, found: Iterable[_Wanted]) -> int:
+        """Return how much the consumer holds of all that its pull names."""
+        if puller.whole is None:
+            return sum(each.found.held_count for each in found if each.found is not None)
+        named, partitions = puller.whole.named, self._engine.partitions.by_id
+        return sum(
+            each.held_count
+            for each in self._consumption.subscriptions_of(puller.group, puller.consumer)
+            if partitions[each.partition].name in named
+        )
+
     def _may_pull(self, partition: Partition, puller: Pulling, token: int) -> bool:
         """Whether a partition of an ordered group belongs to the consumer now."""
         if not token and puller.group not in self._consumption.settings.ordered:
@@ -249,12 +264,13 @@ class PullPlanner:
                 lambda: {
                     each.level
                     for each in candidates
-                    if self._has_new(found[each.place].partition, group)
+                    if self.has_new(found[each.place].partition, group)
                 },
             )
         return [each.place for each in self._turns.in_order(group, candidates, plan.favoured)]
 
-    def _has_new(self, partition: Partition, group: Group) -> bool:
+    def has_new(self, partition: Partition, group: Group) -> bool:
+        """Whether a partition has messages that nobody of a group was handed yet."""
         state = self._consumption.groups.get((partition.id, group))
         start = partition.start if state is None else state.next_sequence
         return start < partition.confirmed
@@ -387,9 +403,9 @@ class PullPlanner:
             max_bytes=plan.room,
             may_block=may_block,
         )
+        buffers = tuple(self._engine.read(partition, span, may_block=may_block))
         if not span.pieces:
             return 0
-        buffers = tuple(self._engine.read(partition, span, may_block=may_block))
         run = (span.first_sequence, span.length, ALL_OF_THEM, buffers)
         plan.new.append(NewRun(index, subscription, *run))
         plan.take(span.length, buffers)

@@ -1,13 +1,13 @@
 """Runs a broker as a process, until a signal ends it."""
 
 import asyncio
-import signal
 from collections.abc import Callable
 
 from pulque.broker.config import BrokerSettings
 from pulque.broker.replicated import ReplicatedBroker
 from pulque.broker.server import Broker
-from pulque.net.process import allow_descriptors, loop_factory
+from pulque.net.garbage import ShortCollections
+from pulque.net.process import allow_descriptors, loop_factory, stop_on_signals
 from pulque.settings.logs import configure_logging
 
 __all__ = ["run_broker"]
@@ -33,11 +33,11 @@ def run_broker(settings: BrokerSettings, *, on_ready: Callable[[str], None]) -> 
 async def _serve(settings: BrokerSettings, on_ready: Callable[[str], None]) -> None:
     broker = ReplicatedBroker(settings) if settings.replication.is_on else Broker(settings)
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, broker.stop)
+    stop_on_signals(broker.stop)
     loop.set_exception_handler(broker.callback_failed)
     await broker.start()
     try:
+        ShortCollections().begin()
         on_ready(broker.url)
         await broker.stopped()
     finally:

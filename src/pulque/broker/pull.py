@@ -5,16 +5,22 @@ to be asked, a thread does it, and what it found is handed out if nothing has ch
 the event loop itself never waits for the disk. The second writes the facts and applies them. A
 pull that finds nothing waits in line; of a partition that it covers and does not know it is told
 at once.
+
+All of that looks at every partition that the pull names. One that names more than ``PART`` is
+therefore handled as several, its parts, with a turn of the event loop for each: every part is
+tried and stands in line by itself. The first that has something to hand out, or to say, answers
+for the whole; without that, the whole is answered when all parts were tried and its time is up.
 """
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import replace
 from functools import lru_cache
 
-from pulque.broker.checks import MOST_PARTITIONS, check_pull
+from pulque.broker.checks import check_names, check_pull
 from pulque.broker.cold import ColdReads
 from pulque.broker.cold_pull import ColdFound, ColdPull
-from pulque.broker.lines import Lines, WaitingPull
+from pulque.broker.lines import Lines, WaitingPull, WholePull
 from pulque.broker.places import Place
 from pulque.broker.plan import NewRun, PullPlan, PullPlanner
 from pulque.broker.state import BrokerState, PullLimits, Surroundings
@@ -30,6 +36,7 @@ from pulque.model.names import (
     ConsumerId,
     Group,
     effective_group,
+    level_of,
     owner_of,
     parse_consumer_id,
     parse_partition,
@@ -37,17 +44,22 @@ from pulque.model.names import (
     subject_of,
 )
 from pulque.model.positions import PartitionId, PullSequence
+from pulque.net.server import Work
+from pulque.net.steps import in_slices
 from pulque.rules.consumption import check_incarnation
 from pulque.rules.subscription import Subscription
-from pulque.rules.turns import Turns
+from pulque.rules.turns import Candidate, Turns
 from pulque.serving.commit import Synced
 from pulque.storage.files import WouldBlockError
 from pulque.storage.partitions import Partition
-from pulque.wire.requests import LATEST, Pull, Wanted
+from pulque.wire.requests import LATEST, MAX_WANTED, Pull, Wanted
 from pulque.wire.responses import Delivered, State
 from pulque.wire.responses import Pulled as PulledAnswer
 
-__all__ = ["Puller", "WaitingPull"]
+__all__ = ["PART", "Puller", "WaitingPull"]
+
+PART = 256
+"""How many partitions of a pull are looked at in one turn of the event loop."""
 
 _LONGEST_WAIT_MS = 60_000
 _FEW_PARTITIONS = 10
@@ -57,6 +69,7 @@ _MOST_COLD_TRIES = 5
 _COLD_PATIENCE_S = 1.0
 """How long a pull without time to wait may still wait for its turn at the disk."""
 _cover = lru_cache(maxsize=4096)(parse_pattern)
+_NO_PARTITION = PartitionId(0)
 
 
 class Puller:
@@ -95,8 +108,23 @@ class Puller:
         owner: object,
         answer: Callable[[PulledAnswer], None],
         refuse: Callable[[PulqueError], None],
-    ) -> None:
-        """Answer a pull as soon as there is something, at the latest when its time is up."""
+        go_on: Callable[[Work], None],
+    ) -> Work | None:
+        """Answer a pull as soon as there is something, at the latest when its time is up.
+
+        Args:
+            request: What is asked.
+            owner: Whose connection it came over.
+            answer: Takes the answer.
+            refuse: Takes what went wrong later.
+            go_on: Takes the steps of an answer that is given later.
+
+        Returns:
+            The steps of a pull from very many partitions. They raise nothing.
+
+        Raises:
+            RejectedError: It cannot be.
+        """
         consumer = parse_consumer_id(request.consumer)
         now = self._loop.time()
         waiting = WaitingPull(
@@ -109,21 +137,151 @@ class Puller:
             now,
             now + min(request.timeout_ms, self._longest_wait_ms(request)) / 1000,
         )
-        check_pull(request, waiting.group)
+        check_pull(request)
         self._check_waiting(request, owner)
+        if len(request.wanted) > PART:
+            named = frozenset(each.partition for each in request.wanted)
+            return self._pull_in_parts(waiting, WholePull(request, answer, refuse, go_on, named))
+        self._check(waiting)
+        is_new = request.start_at == LATEST and not self._is_here(waiting)
+        self._begin(waiting, at_end=is_new)
+        return None
+
+    def _check(self, waiting: WaitingPull) -> None:
+        """Refuse who may not pull, before anything is done."""
+        check_names(waiting.request, waiting.group)
         self._check_fence(waiting)
-        if (waiting.group, consumer) in self._state.outdated:
+        if (waiting.group, waiting.consumer) in self._state.outdated:
             raise NotAllowedError(
-                f"group {waiting.group} was changed since consumer {consumer} subscribed: it must "
-                "be started anew, with the group's mode and filter of now"
+                f"group {waiting.group} was changed since consumer {waiting.consumer} subscribed: "
+                "it must be started anew, with the group's mode and filter of now"
             )
+
+    def _begin(self, waiting: WaitingPull, *, at_end: bool) -> None:
+        """Answer a pull, or have it stand in line.
+
+        Args:
+            waiting: The pull.
+            at_end: Whether its group is new, and starts at the end.
+        """
         self._look_for_unnamed(waiting)
-        if request.start_at == LATEST:
+        if at_end:
             self._begin_at_end(waiting)
         self._renew_lease(waiting)
         self._lines.add(waiting)
         if not self._try(waiting):
             self._wait(waiting)
+
+    # -- pulls in parts ----------------------------------------------------------------------
+
+    def _pull_in_parts(self, waiting: WaitingPull, whole: WholePull) -> Work:
+        """Begin the parts of a pull, one after the other, until one has an answer."""
+        try:
+            yield from self._divide(waiting, whole)
+            parts = list(whole.places)
+            is_here = waiting.request.start_at != LATEST
+            for part in parts:
+                self._check(part)
+                is_here = is_here or self._is_here(part)
+                yield
+            for part in parts:
+                if part.is_over:
+                    break
+                self._check(part)
+                self._begin(part, at_end=not is_here)
+                yield
+        except PulqueError as error:
+            self._give_up(whole)
+            whole.refuse(error)
+            return
+        except GeneratorExit:
+            self._give_up(whole)  # its connection is gone
+            raise
+        whole.is_begun = True
+        if whole.found is not None:
+            self._end_all(whole)
+            yield from self._answer_whole(whole)
+
+    def _divide(self, waiting: WaitingPull, whole: WholePull) -> Work:
+        """Divide a pull into parts, in the order in which its partitions have their turn."""
+        request, group = waiting.request, waiting.group
+        candidates: list[Candidate] = []
+        for some in in_slices(enumerate(request.wanted)):
+            for place, wanted in some:
+                level = level_of(parse_partition(wanted.partition))
+                found = self._engine.partition(wanted.partition)
+                number = _NO_PARTITION if found is None else found.id
+                candidates.append(Candidate(place, number, level))
+            yield
+        if any(each.level != candidates[0].level for each in candidates):
+            whole.favoured = self._turns.favoured(group, lambda: self._levels(group, candidates))
+        in_order = self._turns.in_order(group, candidates, whole.favoured)
+        yield
+        covers = request.covers
+        for turn in in_slices(in_order, PART):
+            names = tuple([request.wanted[each.place] for each in turn])
+            part = replace(waiting, request=replace(request, wanted=names, covers=covers))
+            part.whole = whole
+            whole.places[part] = [each.place for each in turn]
+            covers = ()
+            yield
+
+    def _levels(self, group: Group, candidates: Iterable[Candidate]) -> set[int]:
+        """Return the levels that have messages for a group."""
+        partitions = self._engine.partitions.by_id
+        return {
+            each.level
+            for each in candidates
+            if each.partition and self._planner.has_new(partitions[each.partition], group)
+        }
+
+    def _answer(self, waiting: WaitingPull, answer: PulledAnswer) -> None:
+        """Answer a pull; if it is a part, the whole."""
+        whole = waiting.whole
+        if whole is None:
+            waiting.answer(answer)
+        elif whole.places:
+            whole.found = waiting, answer
+            if whole.is_begun:
+                whole.go_on(self._answer_whole(whole))
+
+    def _answer_whole(self, whole: WholePull) -> Work:
+        """Answer a pull with what one of its parts has, and where all its partitions are."""
+        if whole.found is None:
+            return
+        part, answer = whole.found
+        places = whole.places[part]
+        told = dict(zip(places, answer.states, strict=True))
+        states: list[State] = []
+        for some in in_slices(enumerate(whole.request.wanted), PART):
+            states += [
+                told.get(place) or self._standing(part, wanted, ErrorCode.NONE)
+                for place, wanted in some
+            ]
+            yield
+        deliveries = [replace(each, index=places[each.index]) for each in answer.deliveries]
+        head = whole.head
+        is_changed = answer.routes_changed or head.routes_changed
+        whole.answer(
+            PulledAnswer(tuple(states), tuple(deliveries), head.routes_version, is_changed)
+        )
+        whole.let_go()
+
+    def _give_up(self, whole: WholePull) -> None:
+        self._end_all(whole)
+        whole.let_go()
+
+    def _end_all(self, whole: WholePull) -> None:
+        for each in whole.places:
+            self._lines.end(each)
+
+    def _end_one(self, waiting: WaitingPull, *, is_told: bool) -> None:
+        """End a pull; if it is a part and has something to tell, all parts of the whole."""
+        self._lines.end(waiting)
+        whole = waiting.whole
+        if whole is not None and (is_told or whole.is_begun):
+            whole.found = None
+            self._end_all(whole)
 
     def wake(self, partitions: list[Partition]) -> None:
         """Serve pulls that wait for messages of these partitions."""
@@ -134,7 +292,9 @@ class Puller:
     def closed(self, owner: object) -> None:
         """Forget the pulls of a connection that is gone."""
         for waiting in self._lines.of_owner(owner):
-            self._lines.end(waiting)
+            self._end_one(waiting, is_told=True)
+            if waiting.whole is not None:
+                waiting.whole.let_go()
 
     def dismiss(self, lost: Collection[tuple[Group, ConsumerId]]) -> None:
         """Answer the waiting pulls of consumers that were lost, with nothing.
@@ -261,7 +421,9 @@ class Puller:
         self._read_cold(waiting)
 
     def _refuse(self, waiting: WaitingPull, error: PulqueError) -> None:
-        self._lines.end(waiting)
+        self._end_one(waiting, is_told=True)
+        if waiting.whole is not None:
+            waiting.whole.let_go()
         waiting.refuse(error)
 
     # -- doing -------------------------------------------------------------------------------
@@ -297,16 +459,25 @@ class Puller:
             return
         if plan.new:
             self._renew_lease(waiting)
-            self._turns.served(waiting.group, plan.favoured, self._partitions_of(plan))
-        self._lines.end(waiting)
+            favoured = plan.favoured if waiting.whole is None else waiting.whole.favoured
+            self._turns.served(waiting.group, favoured, self._partitions_of(plan))
+        self._end_one(waiting, is_told=waiting.routes_changed or not plan.is_empty)
         states = tuple(self._states(waiting, plan))
         answer = PulledAnswer(
             states, tuple(deliveries), waiting.routes_version, waiting.routes_changed
         )
         if is_once:
-            self._sync_facts(lambda error: _answer_synced(waiting, answer, error))
+            self._sync_facts(lambda error: self._answer_synced(waiting, answer, error))
         else:
-            waiting.answer(answer)
+            self._answer(waiting, answer)
+
+    def _answer_synced(
+        self, waiting: WaitingPull, answer: PulledAnswer, error: PulqueError | None
+    ) -> None:
+        if error is None:
+            self._answer(waiting, answer)
+        else:
+            waiting.refuse(error)
 
     def _settle_once(self, waiting: WaitingPull, deliveries: list[Delivered]) -> bool:
         """Settle what is handed out to a group that wants it once; say whether there is any.
@@ -361,16 +532,18 @@ class Puller:
 
     def _states(self, waiting: WaitingPull, plan: PullPlan) -> Iterator[State]:
         for code, wanted in zip(plan.states, waiting.request.wanted, strict=True):
-            partition = self._engine.partition(wanted.partition)
-            found = (
-                self._consumption.subscription(partition.id, waiting.group, waiting.consumer)
-                if partition is not None
-                else None
-            )
-            if found is None:
-                yield State(code, PullSequence(0), PullSequence(0))
-            else:
-                yield State(code, found.settled, found.next_pull)
+            yield self._standing(waiting, wanted, code)
+
+    def _standing(self, waiting: WaitingPull, wanted: Wanted, code: ErrorCode) -> State:
+        partition = self._engine.partition(wanted.partition)
+        found = (
+            self._consumption.subscription(partition.id, waiting.group, waiting.consumer)
+            if partition is not None
+            else None
+        )
+        if found is None:
+            return State(code, PullSequence(0), PullSequence(0))
+        return State(code, found.settled, found.next_pull)
 
     def _plan_nothing(self, waiting: WaitingPull) -> PullPlan:
         plan = PullPlan(0, 0)
@@ -382,7 +555,7 @@ class Puller:
         if len(request.wanted) <= _FEW_PARTITIONS:
             return
         waited_for = sum(len(each.request.wanted) for each in self._lines.of_owner(owner))
-        if waited_for + len(request.wanted) > MOST_PARTITIONS:
+        if waited_for + len(request.wanted) > MAX_WANTED:
             raise OverloadedError(f"this connection waits for {waited_for} partitions already")
 
     def _check_fence(self, waiting: WaitingPull) -> None:
@@ -404,7 +577,9 @@ class Puller:
         covers = [_cover(each) for each in request.covers]
         if known >= places.version:
             return
-        named = {each.partition for each in request.wanted}
+        named: Collection[str] = {each.partition for each in request.wanted}
+        if waiting.whole is not None:
+            named = waiting.whole.named
         waiting.routes_changed = waiting.routes_changed or any(
             name not in named
             for pattern in covers
@@ -417,8 +592,6 @@ class Puller:
         A group that is here already starts at the beginning of what came later: the subject of a
         pattern, or the first message of another priority.
         """
-        if self._is_here(waiting):
-            return
         for wanted in waiting.request.wanted:
             name = parse_partition(wanted.partition)
             if owner_of(name) is None:
@@ -451,10 +624,3 @@ class Puller:
             key = (partition.id, waiting.group)
             if self._consumption.locks.is_held_by(key, waiting.consumer, wanted.token):
                 self._state.lock_times.renew(key, now_ms)
-
-
-def _answer_synced(waiting: WaitingPull, answer: PulledAnswer, error: PulqueError | None) -> None:
-    if error is None:
-        waiting.answer(answer)
-    else:
-        waiting.refuse(error)

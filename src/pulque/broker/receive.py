@@ -2,10 +2,11 @@
 
 Each batch of a send is checked, deduplicated and appended on its own, and has an outcome of its
 own. The work per batch does not grow with the messages in it: the header and the size column
-are read as a whole, the records are never opened.
+are read as a whole, and records are not opened (``check_headers`` has the exception).
 """
 
 from collections.abc import Callable
+from functools import partial
 
 from pulque.broker.newcomers import Newcomers
 from pulque.broker.state import BrokerState, SendLimits, Surroundings
@@ -21,20 +22,29 @@ from pulque.errors import (
 from pulque.model.batch import read_header, seed_of
 from pulque.model.names import DEFAULT_LEVEL, PartitionName, level_of, owner_of, parse_partition
 from pulque.model.positions import ConsumeSequence
-from pulque.serving.batches import check_batch
+from pulque.net.server import Work
+from pulque.serving.batches import check_batch, check_headers
 from pulque.serving.commit import Committer
-from pulque.serving.outcomes import PendingSend, Waiter, outcome_of, refused, tell
+from pulque.serving.outcomes import (
+    PendingSend,
+    Waiter,
+    outcome_of,
+    put_again,
+    refused,
+    take_in_steps,
+    tell,
+    wants_disk,
+)
 from pulque.storage.message_log import Appended
 from pulque.storage.partitions import Partition
-from pulque.wire.requests import Acks, Send
+from pulque.wire.requests import MAX_BATCHES, Send
 from pulque.wire.responses import Outcome, Sent
 from pulque.wire.single import SingleSend
 
-__all__ = ["Receiver"]
+__all__ = ["BATCHES_PER_STEP", "Receiver"]
 
-_MOST_BATCHES = 1024
-_MEMORY = int(Acks.MEMORY)
-_REPLICA = int(Acks.REPLICA)
+BATCHES_PER_STEP = 64
+"""A batch for a new partition takes fifty microseconds."""
 
 
 class Receiver:
@@ -78,30 +88,37 @@ class Receiver:
             owner: Who has more to send at once and says ``pause`` after that; None for nobody.
         """
         batches = request.batches
-        if not 1 <= len(batches) <= _MOST_BATCHES:
-            raise InvalidRequestError(
-                f"a send of {len(batches)} batches; 1 to {_MOST_BATCHES} are allowed"
-            )
+        if not batches:
+            raise InvalidRequestError(f"a send of 0 batches; 1 to {MAX_BATCHES} are allowed")
         pending = PendingSend(len(batches), answer)
-        wants_disk = self._wants_disk(request.acks)
+        to_disk = wants_disk(request.acks, has_followers=self._committer.has_followers)
         for index, (name, batch) in enumerate(batches):
-            self._take_in(name, bytes(batch), pending, index, wants_disk=wants_disk)
+            self._take_in(name, bytes(batch), pending, index, wants_disk=to_disk)
         if owner is None:
             self._committer.schedule()
+
+    def send_in_steps(
+        self,
+        request: Send,
+        answer: Callable[[Sent], None],
+        refusal: Callable[[], PulqueError | None],
+    ) -> Work:
+        """Store the batches of a send, a few at a time, and answer once each has its outcome.
+
+        Args:
+            request: What to store.
+            answer: Called once, after the last step or later.
+            refusal: Says why nothing may be stored any more, if that is so.
+        """
+        to_disk = wants_disk(request.acks, has_followers=self._committer.has_followers)
+        take_in = partial(self._take_in, wants_disk=to_disk)
+        return take_in_steps(request.batches, take_in, answer, refusal, BATCHES_PER_STEP)
 
     def send_single(self, request: SingleSend, waiter: Waiter) -> None:
         """Store the only batch of a send; who sent it says ``pause`` when there are no more."""
         acks, _, name, batch = request
-        self._take_in(name, batch, waiter, 0, wants_disk=self._wants_disk(acks))
-
-    def _wants_disk(self, acks: int) -> bool:
-        """Say whether a send waits for the disk; with followers, that is for theirs as well."""
-        if acks == _REPLICA and not self._committer.has_followers:
-            raise NotAllowedError(
-                'acks is "replica", and this broker has no followers: "disk" and "memory" are '
-                "allowed here"
-            )
-        return acks != _MEMORY
+        to_disk = wants_disk(acks, has_followers=self._committer.has_followers)
+        self._take_in(name, batch, waiter, 0, wants_disk=to_disk)
 
     def pause(self, owner: object) -> None:
         """Take note that a connection has sent all that it had."""
@@ -178,6 +195,7 @@ class Receiver:
             self._gate.check(PartitionName(name))
         seed = seed_of(name) if partition is None else partition.seed
         header = check_batch(batch, seed, self._limits)
+        check_headers(batch, header, self._limits)
         if header.priority != DEFAULT_LEVEL or "#" in name:
             _check_level(header.priority, PartitionName(name))
         now_ms = self._clock.now_ms()
@@ -185,7 +203,7 @@ class Receiver:
             partition = self._state.make_partition(parse_partition(name), now_ms)
         stored = dedup.find(partition.id, header)
         if stored is not None:
-            self._answer_again(partition, stored, waiter, index)
+            self._answer_again(partition, stored, waiter, index, wants_disk=wants_disk)
             return
         if partition.id in self._closed:
             raise StaleRouteError(
@@ -225,20 +243,29 @@ class Receiver:
             tell(waiting, outcome_of(appended, error))
 
     def _answer_again(
-        self, partition: Partition, first: ConsumeSequence, waiter: Waiter, index: int
+        self,
+        partition: Partition,
+        first: ConsumeSequence,
+        waiter: Waiter,
+        index: int,
+        *,
+        wants_disk: bool,
     ) -> None:
-        """Answer a batch that is stored, once it is confirmed."""
+        """Answer a batch that is stored, once it is as durable as this send wants it."""
         unconfirmed = self._unconfirmed.get((partition.id, first))
         if unconfirmed is not None:
+            unconfirmed.wants_disk |= wants_disk
             unconfirmed.waiting.append((waiter, index))
             return
         span = self._engine.span(partition, first, max_messages=1, max_bytes=1)
         stored_at_ms = span.pieces[0].entry.stored_at_ms if span.pieces else 0
-        waiter.put(
+        put_again(
+            waiter,
             index,
             Outcome(
                 ErrorCode.NONE, is_duplicate=True, first_sequence=first, stored_at_ms=stored_at_ms
             ),
+            self._committer.sync_facts if wants_disk else None,
         )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from pulque.broker.gate import Gate
 from pulque.client.url import Address
-from pulque.errors import ConfigError, NotAllowedError
+from pulque.errors import ConfigError, FencedError, NotAllowedError
 from pulque.model.standing import Standing
 from pulque.serving.metalink import Describe, MetaLink
 from pulque.wire.registration import Registered
@@ -47,6 +47,10 @@ class Registration:
             for address in addresses
         ]
         """One for each meta server."""
+        self._fenced: FencedError | None = None
+        self._is_fenced = asyncio.Event()
+        for link in self.links:
+            link.on_fenced = self._on_fenced
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -76,6 +80,19 @@ class Registration:
                 )
         if not self.registered_at:
             self._warn("no_meta_server_yet", meta=[str(link.address) for link in self.links])
+
+    async def watch(self) -> None:
+        """Wait until another process has the data directory, or a copy of it.
+
+        Raises:
+            ConfigError: It has, and only one of them may run.
+        """
+        await self._is_fenced.wait()
+        raise ConfigError(f"this broker stops: {self._fenced}")
+
+    def _on_fenced(self, error: FencedError) -> None:
+        self._fenced = error
+        self._is_fenced.set()
 
     async def close(self) -> None:
         """Say that the broker stops, to all who listen."""

@@ -26,6 +26,7 @@ from pulque.broker.status import cluster_report
 from pulque.client.url import Address
 from pulque.clock import Clock, SystemClock
 from pulque.errors import ConfigError, PulqueError, StorageFullError
+from pulque.model.leadership import Leadership
 from pulque.model.positions import Epoch, Tenure
 from pulque.model.routes import Role
 from pulque.net.server import FrameServer
@@ -33,21 +34,25 @@ from pulque.rules.consumption import Consumption
 from pulque.serving.listener import LoggingListener
 from pulque.serving.supervised import Supervised
 from pulque.storage.epochs import begin_epoch, has_followed
-from pulque.storage.files import OsFileSystem
+from pulque.storage.files import FileSystem, OsFileSystem
 from pulque.storage.known import Known, write_known
+from pulque.storage.listener import Listener
+from pulque.storage.options import StorageOptions
 from pulque.storage.partitions import Partitions
 from pulque.storage.replica import ReplicaLogs
+from pulque.storage.told import Told, read_told, write_told
 from pulque.wire.frame import MAX_PAYLOAD
 from pulque.wire.leadership import Lead, Led
 from pulque.wire.registration import Register, ServerState
 from pulque.wire.responses import Welcome
 from pulque.wire.versions import NEWEST
 
-__all__ = ["ReplicatedBroker"]
+__all__ = ["ReplicatedBroker", "open_logs"]
 
 _TOKEN_BYTES = 8
 _NOTE_S = 1.0
 _FAREWELL_S = 0.1
+_LEAVE_AGAIN_S = 5.0
 
 
 class _Known(NamedTuple):
@@ -56,6 +61,8 @@ class _Known(NamedTuple):
     directory: str
     start: int
     message_end: int
+    synced: int
+    """How far both logs are on disk, together."""
     log_bytes: int
     is_fit: bool
 
@@ -87,8 +94,8 @@ class ReplicatedBroker(Supervised):
         super().__init__(structlog.get_logger(component="broker"), failed="broker_failed")
         self._settings = settings
         self._clock = clock or SystemClock()
-        self._confirmed = 0
-        """How much of the message log was confirmed, for all that this process ever heard."""
+        self._told = Told()
+        """What this broker, in this process or one before, was told of its group."""
         self._is_damaged = False
         """Whether a log of this directory has holes that others' copies do not have."""
         self._leaving: asyncio.Task[None] | None = None
@@ -102,7 +109,7 @@ class ReplicatedBroker(Supervised):
         self._following: Following | None = None
         self._server: FrameServer | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._last = _Known("", 0, 0, 0, is_fit=True)
+        self._last = _Known("", 0, 0, 0, 0, is_fit=True)
         """As it was when the logs were closed last."""
         self._port = settings.listen.port
         self.url = ""
@@ -121,8 +128,14 @@ class ReplicatedBroker(Supervised):
         self._cluster = join_cluster(self._settings, self._files, self._describe, self._log)
         registration = self._cluster.registration
         assert registration is not None  # noqa: S101  # the settings name meta servers
+        self._told = read_told(self._files)
         self._authority = Authority(
-            registration.links, self._question, self._clock, self._log.warning
+            registration.links,
+            self._question,
+            self._clock,
+            self._log.warning,
+            self._told.version,
+            self._hear_of,
         )
         try:
             await self._begin_to_follow()
@@ -133,6 +146,8 @@ class ReplicatedBroker(Supervised):
         self._tasks = [
             asyncio.create_task(self._supervise(self._authority.run())),
             asyncio.create_task(self._supervise(self._run())),
+            asyncio.create_task(self._supervise(self._note_marks())),
+            asyncio.create_task(self._supervise(registration.watch())),
         ]
 
     async def close(self) -> None:
@@ -168,6 +183,11 @@ class ReplicatedBroker(Supervised):
             await self._wait_as_promised(following.copier.promised_ms, led)
             if not self._is_mine(self._authority.led or led):
                 continue
+            if self._had_epoch((self._authority.led or led).leadership.epoch):
+                # Of an older database. As a new process, this one is elected in the next epoch.
+                self._token = secrets.token_hex(_TOKEN_BYTES)
+                self._authority.forget()
+                continue
             await self._lead(self._authority.led or led)
             if self._stop.is_set():
                 return
@@ -181,6 +201,10 @@ class ReplicatedBroker(Supervised):
             known.directory,
             self._token,
         )
+
+    def _had_epoch(self, epoch: Epoch) -> bool:
+        assert self._logs is not None  # noqa: S101  # it follows
+        return any(epoch <= each.epoch for each in self._logs.epochs)
 
     async def _wait_as_promised(self, until_ms: int, led: Led) -> None:
         """Let the leader before have the time that it was promised, also before a restart."""
@@ -221,48 +245,69 @@ class ReplicatedBroker(Supervised):
             self._damaged()
         while True:
             await asyncio.sleep(_NOTE_S)
+            self._note_synced(broker)
+            try:
+                await broker.leading.make_room()
+            except PulqueError as error:
+                # It goes on leading; pulls are interrupted by every try.
+                self._log.info("leadership_not_handed_over", reason=str(error))
+                await asyncio.sleep(_LEAVE_AGAIN_S)
+
+    def _damaged(self) -> None:
+        """Hand over to a broker whose copy is whole, and copy from it what is damaged here."""
+        if self._following is not None:
+            self._following.copier.mend()
+            return
+        self._is_damaged = True
+        if self._broker is not None and self._broker.leading is not None:
+            self._broker.leading.is_whole = False
+        if self._broker is not None and self._leaving is None:
+            self._leaving = asyncio.create_task(self._leave(self._broker))
+
+    async def _leave(self, broker: Broker) -> None:
+        """Hand over as soon as a follower has everything; until then what is damaged waits."""
+        leading = broker.leading
+        assert leading is not None  # noqa: S101  # it was told to lead
+        told = ""
+        while self._broker is broker and not leading.is_over:
+            try:
+                await leading.hand_over()
+            except PulqueError as error:
+                if told != str(error):
+                    self._log.error("damaged_log_leads", reason=str(error))
+                told = str(error)
+                await asyncio.sleep(_LEAVE_AGAIN_S)
+
+    def _note_synced(self, broker: Broker) -> None:
+        """Write down how far the disk of a leader is."""
+        if broker.leading is not None:
             own = broker.leading.own
             # On a full disk the last one serves: it is only a lower bound.
             with contextlib.suppress(StorageFullError):
                 write_known(self._files, Known(own.messages, own.actions), is_durable=False)
 
-    def _damaged(self) -> None:
-        """Have a broker lead whose copy is whole, and copy all of it anew."""
-        if self._following is not None:
-            self._following.copier.begin_anew()
-            return
-        self._is_damaged = True
-        if self._broker is not None and self._leaving is None:
-            self._leaving = asyncio.create_task(self._leave(self._broker))
-
-    async def _leave(self, broker: Broker) -> None:
-        assert broker.leading is not None  # noqa: S101  # it was told to lead
-        try:
-            await broker.leading.hand_over()
-        except PulqueError as error:
-            # Then nobody has a better copy that could lead: it goes on with what is left.
-            self._log.error("damaged_log_served", reason=str(error))
-
     async def _stop_leading(self, broker: Broker) -> None:
         self._authority.on_led = lambda _: None
         if broker.leading is not None:
-            self._confirmed = broker.leading.in_sync.confirmed.messages
+            self._note(self._mark())
         self._broker = None
         self._last = self._known_of(broker)
+        self._note_synced(broker)  # what is damaged below it is mended, not cut
         await broker.close()
 
     async def _begin_to_follow(self) -> None:
         """Open the logs as a follower does, and listen."""
         options = storage_options(self._settings, Epoch(0), is_replicated=True)
         # In a thread: to look through a long log takes its time.
-        logs = await asyncio.to_thread(ReplicaLogs, self._files, options, self._listener)
+        logs = await asyncio.to_thread(open_logs, self._files, options, self._listener)
         self._logs = logs
         following = self._following = Following(
             logs, self._authority, self._clock, self._settings.name, self._log
         )
-        following.copier.confirmed = self._confirmed
-        if self._is_damaged:
-            following.copier.begin_anew()
+        following.copier.confirmed = self._told.confirmed
+        following.copier.followed = (self._told.epoch, self._told.token)
+        if self._is_damaged or logs.has_holes:
+            following.copier.mend()
         self._is_damaged, self._leaving = False, None
         self._authority.on_led = following.led
         clients = ClientTable(Consumption(), Partitions(), self._clock)
@@ -279,6 +324,7 @@ class ReplicatedBroker(Supervised):
         )
 
     async def _stop_following(self) -> None:
+        self._note(self._mark())
         server, self._server = self._server, None
         following, self._following = self._following, None
         logs, self._logs = self._logs, None
@@ -286,7 +332,6 @@ class ReplicatedBroker(Supervised):
             server.stop_listening()
             await server.close()
         if following is not None:
-            self._confirmed = following.copier.confirmed
             await following.close()
         if logs is not None:
             self._last = _known_of_logs(logs)
@@ -298,6 +343,46 @@ class ReplicatedBroker(Supervised):
             return await server.listen(host, self._port)
         except OSError as error:
             raise ConfigError(f"cannot listen on {host}:{self._port}: {error.strerror}") from error
+
+    def _hear_of(self, leadership: Leadership) -> None:
+        """Write down which leadership this broker was told of, if it has the leader's messages.
+
+        What an older database says of another leader must not make that one the newer.
+        """
+        mark = self._mark()
+        if leadership.token == self._token or (leadership.epoch, leadership.token) == (
+            mark.epoch,
+            mark.token,
+        ):
+            self._note(mark._replace(version=max(mark.version, leadership.version)))
+
+    async def _note_marks(self) -> None:
+        """Write down now and then how much is confirmed, until cancelled."""
+        while True:
+            await asyncio.sleep(_NOTE_S)
+            self._note(self._mark())
+            if self._authority.led is not None:
+                self._hear_of(self._authority.led.leadership)
+
+    def _mark(self) -> Told:
+        """Return what this broker knows of its group, to be known after a restart, too."""
+        told, broker, following = self._told, self._broker, self._following
+        if broker is not None and broker.leading is not None:
+            leadership = broker.leading.leadership
+            epoch, token = int(leadership.epoch), leadership.token
+            confirmed = int(broker.leading.in_sync.confirmed.messages)
+        elif following is not None:
+            (epoch, token), confirmed = following.copier.followed, following.copier.confirmed
+        else:
+            return told
+        return Told(told.version, epoch, token, max(told.confirmed, confirmed))
+
+    def _note(self, told: Told) -> None:
+        if told != self._told:
+            self._told = told
+            # On a full disk the one before serves: it is only a lower bound.
+            with contextlib.suppress(StorageFullError):
+                write_told(self._files, told)
 
     # -- what it says ---------------------------------------------------------------------------
 
@@ -317,7 +402,12 @@ class ReplicatedBroker(Supervised):
     def _known_of(broker: Broker) -> _Known:
         found = broker.describe(ServerState.READY)
         return _Known(
-            found.directory, found.incarnation, broker.message_end, found.log_bytes, True
+            found.directory,
+            found.incarnation,
+            broker.message_end,
+            broker.synced,
+            found.log_bytes,
+            is_fit=True,
         )
 
     def _question(self, version: int, wait_ms: int) -> Lead:
@@ -328,7 +418,7 @@ class ReplicatedBroker(Supervised):
             known.directory,
             self._token,
             version,
-            known.message_end,
+            known.synced,
             settings.replication.least_in_sync,
             known.is_fit,
             wait_ms,
@@ -392,11 +482,22 @@ class ReplicatedBroker(Supervised):
         }
 
 
+def open_logs(files: FileSystem, options: StorageOptions, listener: Listener) -> ReplicaLogs:
+    """Open the logs of a follower, all of them on disk: the meta servers remember how far."""
+    logs = ReplicaLogs(files, options, listener)
+    job = logs.begin_sync()
+    if job is not None:
+        job.run()
+        logs.finish_sync(job)
+    return logs
+
+
 def _known_of_logs(logs: ReplicaLogs) -> _Known:
     return _Known(
         logs.identity.id,
         logs.start_count,
         logs.message_end,
+        logs.message_synced + logs.action_synced,
         logs.message_end - logs.message_oldest,
         logs.is_whole,
     )

@@ -9,6 +9,7 @@ from pulque.broker.belonging import ClusterSide
 from pulque.broker.find import Finder
 from pulque.broker.parts import Parts
 from pulque.broker.places import Place
+from pulque.broker.receive import BATCHES_PER_STEP
 from pulque.broker.routes import LocalRoutes, parse_asked
 from pulque.broker.state import BrokerState
 from pulque.broker.streams import Streams
@@ -25,7 +26,8 @@ from pulque.errors import (
 )
 from pulque.model.names import ConsumerId, Group, Pattern, effective_group
 from pulque.model.routes import RouteKind
-from pulque.net.server import Connection
+from pulque.net.server import Connection, Work
+from pulque.net.steps import Steps, while_heard
 from pulque.wire.frame import Frame
 from pulque.wire.opcodes import Opcode
 from pulque.wire.requests import (
@@ -96,7 +98,7 @@ class RequestHandler:
         state: BrokerState,
         clock: Clock,
         *,
-        status: Callable[[], bytes],
+        status: Callable[[], Steps[bytes]],
         cluster: ClusterSide,
         finder: Finder,
         streams: Streams | None = None,
@@ -121,33 +123,34 @@ class RequestHandler:
         self._steward = parts.steward
         self._engine = state.engine
         self._attendance = parts.attendance
-        self._routes = LocalRoutes(
+        self.routes = LocalRoutes(
             state.places, cluster.broker_group, cluster.gate, self._attendance.order_of
         )
-        self._watcher = Watcher(state.places, self._routes)
+        """Which partitions are here."""
+        self._watcher = Watcher(state.places, self.routes)
         self._consumption = state.consumption
         self._clock = clock
         self._status = status
 
-    def handle(self, connection: Connection, frame: Frame) -> None:
+    def handle(self, connection: Connection, frame: Frame) -> Work | None:
         """Answer a frame, now or when there is something to answer."""
         answerer = Answerer(connection, frame.request_id, self._epoch)
         try:
             if not connection.is_welcome:
                 self._greet(connection, decode_request(frame), answerer)
-                return
+                return None
             if self._leading is not None and not self._leading.serves(frame.opcode):
                 raise self._leading.refusal()
             single = read_single_send(frame)
             if single is None:
-                self._dispatch(connection, decode_request(frame), answerer)
-                return
+                return self._begin(connection, decode_request(frame), answerer)
             _check_time(connection, single.timeout_ms)
             self._receiver.send_single(single, answerer)
         except ProtocolError as error:
             connection.refuse(error, frame.request_id)
         except PulqueError as error:
             answerer.refuse(error)
+        return None
 
     def pause(self, connection: Connection) -> None:
         """Write what a connection sent, now that all its requests are handled."""
@@ -182,15 +185,57 @@ class RequestHandler:
         cluster = self._cluster.gate.standing.cluster
         answerer.answer(replace(self._welcome, version=version, cluster=cluster))
 
-    def _dispatch(  # noqa: C901, PLR0912, PLR0915  # one case per opcode
+    def _begin(  # noqa: PLR0911  # one for each kind that is answered in steps
         self, connection: Connection, request: Request, answerer: Answerer
+    ) -> Work | None:
+        """Answer a request, at once or in steps."""
+        match request:
+            case Send() if len(request.batches) > BATCHES_PER_STEP:
+                _check_time(connection, request.timeout_ms)
+                return self._receiver.send_in_steps(request, answerer.answer, self._send_refusal)
+            case Status():
+                return while_heard(connection, self._report(answerer))
+            case Groups():
+                groups = self._resetter.groups(request, answerer.answer_written)
+                return while_heard(connection, _refusing(groups, answerer))
+            case Reset():
+                reset = self._resetter.reset(
+                    request,
+                    answerer.answer_written,
+                    answerer.refuse,
+                    lambda rest: connection.go_on_with(_refusing(rest, answerer)),
+                )
+                return _refusing(reset, answerer)
+            case Watch():
+                _count_in(connection)
+                return self._watch(connection, request, answerer)
+            case Pull():
+                _count_in(connection)
+                return self._pull(connection, request, answerer)
+            case _:
+                self._dispatch(connection, request, answerer)
+                return None
+
+    def _send_refusal(self) -> PulqueError | None:
+        """Return why a send may not go on, if another broker leads by now."""
+        if self._leading is None or self._leading.serves(Opcode.SEND):
+            return None
+        return self._leading.refusal()
+
+    def _report(self, answerer: Answerer) -> Work:
+        report = yield from self._status()
+        answerer.answer(StatusReport(report))
+
+    def _dispatch(  # noqa: C901, PLR0912, PLR0915  # one case per opcode
+        self,
+        connection: Connection,
+        request: Request,
+        answerer: Answerer,
     ) -> None:
         match request:
             case Send():
                 _check_time(connection, request.timeout_ms)
                 self._receiver.send(request, answerer.answer, connection)
-            case Pull():
-                self._hold(connection, answerer, lambda: self._pull(connection, request, answerer))
             case Settle():
                 answerer.answer(self._settler.settle(request))
                 self._puller.settled(*_consumer_of(request))
@@ -208,20 +253,12 @@ class RequestHandler:
                 self._browser.positions(request, answerer.answer, answerer.refuse)
             case Subscribe():
                 self._subscribe(connection, request, answerer)
-            case Reset():
-                self._resetter.reset(request, answerer.answer, answerer.refuse)
-            case Groups():
-                answerer.answer(self._resetter.groups(request))
             case ChangeGroup():
                 self._registrar.change(request, answerer.answer, answerer.refuse)
             case Subscriptions():
                 answerer.answer(self._registrar.subscriptions(request))
             case Route():
                 self._hold(connection, answerer, lambda: self._route(request, answerer))
-            case Watch():
-                self._hold(
-                    connection, answerer, lambda: self._watch(connection, request, answerer)
-                )
             case Register():
                 raise UnsupportedError("this is a broker; servers register at a meta server")
             case Adopt():
@@ -234,8 +271,6 @@ class RequestHandler:
                 )
             case Clients():
                 answerer.answer(self._clients.listed(request))
-            case Status():
-                answerer.answer(StatusReport(self._status()))
             case Seal():
                 answerer.answer(self._seal())
             case Dead():
@@ -291,23 +326,29 @@ class RequestHandler:
                 raise UnsupportedError("this is a broker; delayed messages are at a delay server")
             case Hello():
                 raise RemoteProtocolError("a second Hello on one connection")
+            case Status() | Groups() | Reset() | Watch() | Pull():
+                raise AssertionError(f"{request!r} is answered in steps")
             case _:
                 assert_never(request)
 
     @staticmethod
     def _hold(connection: Connection, answerer: Answerer, begin: Callable[[], None]) -> None:
-        if connection.waiting >= _MOST_WAITING:
-            raise OverloadedError(f"{connection.waiting} requests of this connection wait already")
-        connection.waiting += 1
+        _count_in(connection)
         try:
             begin()
         except PulqueError as error:
             answerer.refuse_held(error)
 
-    def _pull(self, connection: Connection, request: Pull, answerer: Answerer) -> None:
+    def _pull(self, connection: Connection, request: Pull, answerer: Answerer) -> Work | None:
         answer = self._while_it_leads(Opcode.PULL, answerer)
-        self._puller.pull(request, connection, answer, answerer.refuse_held)
-        self._clients.pulled(connection, request)
+        refuse = answerer.refuse_held
+        try:
+            work = self._puller.pull(request, connection, answer, refuse, connection.go_on_with)
+            self._clients.pulled(connection, request)
+        except PulqueError as error:
+            refuse(error)
+            return None
+        return None if work is None else while_heard(connection, work)
 
     def _while_it_leads(self, opcode: Opcode, answerer: Answerer) -> Callable[[Response], None]:
         """Return what answers a request that was held, unless another broker leads by then."""
@@ -332,18 +373,23 @@ class RequestHandler:
                 request,
                 answerer.answer_held,
                 answerer.refuse_held,
-                here=self._routes.plain(pattern) if is_here else None,
+                here=self.routes.plain(pattern) if is_here else None,
             )
             return
-        route = self._routes.route(request.subject, request.group, request.kind)
+        route = self.routes.route(request.subject, request.group, request.kind)
         answerer.answer_held(Routed(route))
 
-    def _watch(self, connection: Connection, request: Watch, answerer: Answerer) -> None:
+    def _watch(self, connection: Connection, request: Watch, answerer: Answerer) -> Work:
         relay = self._cluster.relay
-        if relay is None:
-            self._watcher.watch(request, connection, answerer.answer_held)
-        else:
+        if relay is not None:
             relay.watch(request, answerer.answer_held, answerer.refuse_held)
+            return
+        try:
+            yield from while_heard(
+                connection, self._watcher.watch(request, connection, answerer.answer_held)
+            )
+        except PulqueError as error:
+            answerer.refuse_held(error)
 
     def _attend(self, connection: Connection, request: Attend, answerer: Answerer) -> None:
         relay = self._cluster.relay
@@ -401,6 +447,21 @@ class RequestHandler:
         if actions.has_facts():
             actions.start_segment(self._consumption.open_facts())
         return Sealed(self._engine.segments[-1].base)
+
+
+def _count_in(connection: Connection) -> None:
+    """Count a request that is held, or refuse it."""
+    if connection.waiting >= _MOST_WAITING:
+        raise OverloadedError(f"{connection.waiting} requests of this connection wait already")
+    connection.waiting += 1
+
+
+def _refusing(work: Work, answerer: Answerer) -> Work:
+    """Take the steps of a request, and send an error if it cannot be."""
+    try:
+        yield from work
+    except PulqueError as error:
+        answerer.refuse(error)
 
 
 def _check_time(connection: Connection, timeout_ms: int) -> None:

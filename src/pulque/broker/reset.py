@@ -8,6 +8,8 @@ messages by time, or to the end, skips those that stand in the retry partitions,
 
 import asyncio
 from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import cast
 
 from pulque.broker.state import BrokerState, Surroundings
 from pulque.errors import (
@@ -32,9 +34,14 @@ from pulque.model.names import (
     patterns_of,
     subject_of,
 )
-from pulque.model.positions import ConsumeSequence
+from pulque.model.positions import ConsumeSequence, PartitionId
+from pulque.net.server import Work
+from pulque.net.steps import Steps, in_slices
+from pulque.rules.consumption import GroupKey
 from pulque.serving.commit import Committer
 from pulque.storage.partitions import Partition
+from pulque.wire.codec import Writer
+from pulque.wire.opcodes import Opcode
 from pulque.wire.requests import Groups, Reset
 from pulque.wire.resets import UNHEARD, GroupConsumer, GroupPosition, ResetRow
 from pulque.wire.responses import GroupsReport, ResetDone
@@ -44,6 +51,11 @@ __all__ = ["Resetter"]
 _MOST_POSITIONS = 10_000
 _MOST_CONSUMERS = 1000
 _GROUPS_TOLD = 10
+_KEYS_PER_STEP = 4096
+_RECORDED_PER_STEP = 32
+"""A fact costs many times what a look at a row does."""
+Answer = Callable[[Opcode, Writer], None]
+"""Takes an answer that was written in steps."""
 Targets = dict[Partition, ConsumeSequence]
 """Where a group goes on, by partition."""
 
@@ -73,54 +85,90 @@ class Resetter:
     def reset(
         self,
         request: Reset,
-        answer: Callable[[ResetDone], None],
+        answer: Answer,
         refuse: Callable[[PulqueError], None],
-    ) -> None:
+        go_on: Callable[[Work], None],
+    ) -> Work:
         """Set a group to another place, and answer when that is on disk.
+
+        In steps, a few partitions at a time: a broker may have very many of them.
+
+        Args:
+            request: Which group, and where to.
+            answer: Takes the answer.
+            refuse: Takes what went wrong after the steps that are returned.
+            go_on: Takes steps that follow when the disk was asked.
 
         Raises:
             RejectedError: There is no such group, subject or place.
         """
         group, pattern = parse_owner(request.group), parse_pattern(request.subject)
-        partitions = self._partitions(pattern, group, request.partition)
-        self._check_group(group, pattern)
+        partitions = yield from self._partitions(pattern, group, request.partition)
+        yield from self._check_group(group, pattern)
         _check_target(request, partitions)
 
-        def finish(targets: Targets) -> None:
-            rows = tuple(self._row(group, each, target) for each, target in targets.items())
-            if request.is_dry_run:
-                answer(ResetDone(rows))
-                return
-            self._record(group, targets)
-
-            def synced(error: PulqueError | None) -> None:
-                if error is None:
-                    answer(ResetDone(rows))
-                else:
-                    refuse(error)
-
-            self._committer.sync_facts(synced)
-            self._wake(list(targets))
-
         if request.target.kind is not StartKind.TIME:
-            finish(self._targets(group, partitions, request))
+            targets = yield from self._targets(group, partitions, request)
+            yield from self._finish(request, group, targets, answer, refuse)
             return
 
         def done(future: "asyncio.Future[Targets]") -> None:
             try:
-                finish(future.result())
+                found = future.result()
             except PulqueError as error:
                 refuse(error)
+            else:
+                go_on(self._finish(request, group, found, answer, refuse))
 
         # It reads what the loop may change: positions move, but none of it makes it fail.
         self._loop.run_in_executor(
-            self._executor, self._targets, group, partitions, request
+            self._executor, _outcome_of, self._targets(group, partitions, request)
         ).add_done_callback(done)
 
-    def _partitions(self, pattern: Pattern, group: Group, only: str) -> list[Partition]:
-        names = self._state.places.covered(pattern, group)
-        found = [each for each in map(self._engine.partition, names) if each is not None]
-        if not any(owner_of(each.name) is None for each in found):
+    def _finish(
+        self,
+        request: Reset,
+        group: Group,
+        targets: Targets,
+        answer: Answer,
+        refuse: Callable[[PulqueError], None],
+    ) -> Work:
+        """Record where the group goes on, and answer."""
+        payload = Writer()
+        payload.count(len(targets))
+        for some in in_slices(targets.items(), _RECORDED_PER_STEP):
+            now_ms = self._clock.now_ms()
+            rows = Writer()
+            for partition, target in some:
+                ResetDone.write_row(self._row(group, partition, target), rows)
+                if not request.is_dry_run:
+                    self._state.record(GroupReset(partition.id, group, target, now_ms))
+            payload.parts.append(rows.join())
+            if not request.is_dry_run:
+                self._wake([partition for partition, _ in some])
+            yield
+        if request.is_dry_run:
+            answer(Opcode.RESET, payload)
+            return
+
+        def synced(error: PulqueError | None) -> None:
+            if error is None:
+                answer(Opcode.RESET, payload)
+            else:
+                refuse(error)
+
+        self._committer.sync_facts(synced)
+
+    def _partitions(self, pattern: Pattern, group: Group, only: str) -> Steps[list[Partition]]:
+        found: list[Partition] = []
+        is_sent_to = False
+        for some in in_slices(self._state.places.covered(pattern, group)):
+            for each in map(self._engine.partition, some):
+                if each is not None:
+                    found.append(each)
+                    is_sent_to = is_sent_to or owner_of(each.name) is None
+            yield
+        if not is_sent_to:
             raise UnknownSubjectError(f"no message was ever sent to {pattern} here")
         if not only:
             return found
@@ -133,30 +181,38 @@ class Resetter:
             )
         return chosen
 
-    def _check_group(self, group: Group, pattern: Pattern) -> None:
+    def _check_group(self, group: Group, pattern: Pattern) -> Work:
         """Refuse a group that was never at the subject: it is probably misspelled."""
-        groups = self._consumption.groups
-        covered = map(self._engine.partition, self._state.places.covered(pattern, group))
-        if any(each is not None and (each.id, group) in groups for each in covered):
-            return
+        groups, covered = self._consumption.groups, set[PartitionId]()
+        for some in in_slices(self._state.places.covered(pattern, group)):
+            ids = [each.id for each in map(self._engine.partition, some) if each is not None]
+            if any((number, group) in groups for number in ids):
+                return
+            covered.update(ids)
+            yield
         others: dict[Group, None] = {}
-        for number, each in groups:
-            name = self._engine.partitions.by_id[number].name
-            if pattern in patterns_of(subject_of(name)):
-                others[each] = None
+        for keys in in_slices(list(groups), _KEYS_PER_STEP):
+            others.update((each, None) for number, each in keys if number in covered)
+            if len(others) >= _GROUPS_TOLD:
+                break
+            yield
         known = ", ".join(list(others)[:_GROUPS_TOLD]) or "none"
         raise UnknownGroupError(
             f"group {group} never consumed {pattern} here; groups that did: {known}"
         )
 
-    def _targets(self, group: Group, partitions: list[Partition], request: Reset) -> Targets:
+    def _targets(
+        self, group: Group, partitions: list[Partition], request: Reset
+    ) -> Steps[Targets]:
         """Return where the group goes on, in the partitions that the reset is about."""
         targets: Targets = {}
+        for some in in_slices(partitions):
+            for each in some:
+                if request.partition or not is_retry(each.name):
+                    targets[each] = self._place(each, request.target)
+            yield
         if request.partition:
-            return {each: self._place(each, request.target) for each in partitions}
-        for each in partitions:
-            if not is_retry(each.name):
-                targets[each] = self._place(each, request.target)
+            return targets
         for each in partitions:
             if is_retry(each.name) and self._skips_retries(group, each, request.target, targets):
                 place = self._place(each, request.target)
@@ -203,30 +259,44 @@ class Resetter:
             held,
         )
 
-    def _record(self, group: Group, targets: Targets) -> None:
-        now_ms = self._clock.now_ms()
-        for partition, target in targets.items():
-            self._state.record(GroupReset(partition.id, group, target, now_ms))
-
     # -- where groups are --------------------------------------------------------------------
 
-    def groups(self, request: Groups) -> GroupsReport:
-        """Say where groups are, and what their consumers hold."""
+    def groups(self, request: Groups, answer: Answer) -> Work:
+        """Answer where groups are, and what their consumers hold.
+
+        In steps: a message that moves on meanwhile, from a subject to the group's retries, may
+        be counted twice, but is not missed, as a group is at a subject before it has retries.
+        """
         pattern = parse_pattern(request.subject) if request.subject else None
         group = parse_owner(request.group) if request.group else None
-        found: list[GroupPosition] = []
-        for position in self._positions(pattern, group):
-            if len(found) == _MOST_POSITIONS:
-                return GroupsReport(tuple(found), is_cut=True)
-            found.append(position)
-        return GroupsReport(tuple(found))
+        rows: list[bytes] = []
+        count = 0
+        for keys in in_slices(list(self._consumption.groups), _KEYS_PER_STEP):
+            chosen = keys if group is None else [key for key in keys if key[1] == group]
+            for some in in_slices(chosen):
+                # Bytes at once: many objects that live for long make the garbage collector stop
+                # the broker to look at all there are.
+                found = list(islice(self._positions(some, pattern), _MOST_POSITIONS + 1 - count))
+                written = Writer()
+                for each in found[: _MOST_POSITIONS - count]:
+                    GroupsReport.write_position(each, written)
+                rows.append(written.join())
+                count += len(found)
+                if count > _MOST_POSITIONS:
+                    answer(Opcode.GROUPS, _groups_payload(_MOST_POSITIONS, rows, is_cut=True))
+                    return
+                yield
+            yield
+        answer(Opcode.GROUPS, _groups_payload(count, rows, is_cut=False))
 
-    def _positions(self, pattern: Pattern | None, group: Group | None) -> Iterator[GroupPosition]:
+    def _positions(self, keys: list[GroupKey], pattern: Pattern | None) -> Iterator[GroupPosition]:
         now_ms = self._clock.monotonic_ms()
         leases, settings = self._state.leases, self._state.groups_settings
-        for (number, each), state in self._consumption.groups.items():
-            if group is not None and each != group:
+        for key in keys:
+            state = self._consumption.groups.get(key)
+            if state is None:
                 continue
+            number, each = key
             partition = self._engine.partitions.by_id[number]
             subject = subject_of(partition.name)
             if pattern is not None and pattern not in patterns_of(subject):
@@ -249,6 +319,23 @@ class Resetter:
                 state.pending_count,
                 tuple(consumers[:_MOST_CONSUMERS]),
             )
+
+
+def _groups_payload(count: int, rows: list[bytes], *, is_cut: bool) -> Writer:
+    payload = Writer()
+    payload.count(count)
+    payload.parts += rows
+    GroupsReport.write_end(payload, is_cut=is_cut)
+    return payload
+
+
+def _outcome_of(steps: Steps[Targets]) -> Targets:
+    """Take all steps, in a thread."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return cast("Targets", end.value)
 
 
 def _check_target(request: Reset, partitions: list[Partition]) -> None:

@@ -15,11 +15,12 @@ from functools import lru_cache, partial
 from typing import NamedTuple
 
 from pulque.broker.appending import Appender
-from pulque.broker.extract import Extractor, Packed, Packing
+from pulque.broker.extract import Extractor, Packed, Packing, Unreadable, unreadable_message
 from pulque.broker.state import BrokerState, Surroundings
+from pulque.broker.unreadable import Letters
 from pulque.errors import InvalidBatchError, StorageError
 from pulque.model.groups import EVERYTHING, Filter
-from pulque.model.message import Message, StoredBatch
+from pulque.model.message import Message, StoredBatch, check_message
 from pulque.model.names import (
     Group,
     PartitionName,
@@ -44,6 +45,7 @@ from pulque.rules.retry import (
     FIRST_HEADER,
     ORIGIN_HEADER,
     REASON_HEADER,
+    UNREADABLE_HEADER,
     DeadLetter,
     Failed,
     RetryAt,
@@ -51,6 +53,7 @@ from pulque.rules.retry import (
     RetryPolicy,
     decide,
     parse_position,
+    parse_sequences,
 )
 from pulque.storage.message_log import Appended
 from pulque.storage.partitions import Partition
@@ -129,6 +132,9 @@ def origins_of(partition: PartitionName, batch: bytes) -> Iterator[Origin]:
         found = parse_position(text)
         if is_adoption(text):
             yield Origin(_ELSEWHERE, ConsumeSequence(0), 0, i, text)
+        elif found is not None and UNREADABLE_HEADER in headers:
+            for sequence in parse_sequences(headers[UNREADABLE_HEADER]):
+                yield Origin(found[0], sequence, 0, i)
         elif found is not None:
             yield Origin(*found, int(headers.get(DUE_HEADER, 0)), i)
 
@@ -144,8 +150,10 @@ class Redeliverer:
         policy_of: PolicyOf,
         *,
         waits: Callable[[], None],
+        max_message: int,
     ) -> None:
         self._engine = state.engine
+        self._letters = Letters(max_message)
         self._consumption = state.consumption
         self._schedule = state.schedule
         self._extractor = Extractor(state.engine)
@@ -248,7 +256,10 @@ class Redeliverer:
                 self._schedule.add(appended.partition.id, first, packed.due_ms)
                 self._waits()
             elif is_dead(packed.target):
+                name = self._engine.partitions.by_id[source].name
+                self._letters.written(name, group, packed, appended.entry.first_sequence)
                 self.died += len(packed.sequences)
+                self._warn("dead_letters", partition=packed.target, messages=len(packed.sequences))
             else:
                 self.redelivered += len(packed.sequences)
 
@@ -268,25 +279,33 @@ class Redeliverer:
         packing = Packing()
         missing = set(wanted)
         dropped: list[ConsumeSequence] = []
-        for message in self._extractor.messages(partition, sorted(wanted)):
-            redelivery = wanted[message.sequence]
+        unreadable: list[Unreadable] = []
+        for found in self._extractor.found(partition, sorted(wanted)):
+            if isinstance(found, Unreadable):
+                unreadable.append(found)
+                missing.difference_update(map(ConsumeSequence, range(found.first, found.end)))
+                continue
+            missing.discard(found.sequence)
+            redelivery = wanted[found.sequence]
             try:
-                if not wishes.matches(message.tags) or ONCE_HEADER in message.headers:
-                    dropped.append(message.sequence)
-                else:
-                    add_decided(
-                        packing,
-                        message,
-                        group,
-                        redelivery,
-                        policy,
-                        headers=headers_after(message, redelivery),
-                        now_ms=self._clock.now_ms(),
-                    )
-            except InvalidBatchError:
-                continue  # its producer packed nonsense, which no consumer could read either
-            missing.discard(message.sequence)
-        return packing.batches(), sorted(missing), dropped
+                check_message(found)
+                if not wishes.matches(found.tags) or ONCE_HEADER in found.headers:
+                    dropped.append(found.sequence)
+                    continue
+                add_decided(
+                    packing,
+                    found,
+                    group,
+                    redelivery,
+                    policy,
+                    headers=headers_after(found, redelivery),
+                    now_ms=self._clock.now_ms(),
+                )
+            except InvalidBatchError as error:
+                unreadable.append(unreadable_message(found, str(error)))
+        now_ms = self._clock.now_ms()
+        letters = self._letters.pack(partition.name, group, unreadable, wanted, now_ms)
+        return packing.batches() + letters, sorted(missing), dropped
 
     def _wishes(self, partition: Partition, group: Group) -> Filter:
         """Return what a group wants of a partition; of one of its own, everything."""
@@ -332,6 +351,9 @@ def headers_after(message: Message, redelivery: Redelivery) -> dict[str, str]:
     if headers and owner_of(message.partition) is None:
         # Whoever sent it cannot have tried it before.
         headers = {name: text for name, text in headers.items() if not name.startswith(_OURS)}
+    # Only a letter of a batch that cannot be decoded stands for other messages. It is not retried,
+    # but whoever asks for an adoption could say so of any message.
+    headers = {name: text for name, text in headers.items() if not _is_of_letter(name)}
     here = f"{message.partition}/{message.sequence}"
     headers[ORIGIN_HEADER] = here
     headers.setdefault(FIRST_HEADER, here)
@@ -346,6 +368,10 @@ def headers_after(message: Message, redelivery: Redelivery) -> dict[str, str]:
             for name in failures[:-_MOST_FAILURES]:
                 del headers[name]
     return headers
+
+
+def _is_of_letter(name: str) -> bool:
+    return name.startswith(UNREADABLE_HEADER)
 
 
 @lru_cache(maxsize=64)

@@ -38,6 +38,8 @@ class LocalRoutes:
         self._places = places
         self._broker_group = broker_group
         self._gate = gate
+        self.delay_server: tuple[str, str, int] | None = None
+        """The name, host and port of a delay server that serves this broker alone."""
 
     def route(self, subject: str, group: str, kind: RouteKind) -> Route:
         """Return the partitions of a subject, or of a pattern.
@@ -45,7 +47,8 @@ class LocalRoutes:
         Args:
             subject: A subject; with a group also a pattern.
             group: Whose retries belong to it; empty for a producer.
-            kind: What it is wanted for. Nobody here takes sends that are due later.
+            kind: What it is wanted for. Sends that are due later go to the delay server, if
+                there is one.
 
         Raises:
             InvalidNameError: That is no subject, pattern or group.
@@ -53,6 +56,11 @@ class LocalRoutes:
         """
         pattern, owner = parse_asked(subject, group)
         if kind is RouteKind.DELAYED:
+            if self.delay_server is None:
+                return Route(pattern, 0, ())
+            name = PartitionName(pattern)
+            return Route(pattern, 0, (PartitionRoute(name, *self.delay_server),))
+        if kind is RouteKind.FOLLOWERS:
             return Route(pattern, 0, ())
         covered = self._places.covered(pattern, owner)
         if len(covered) > _MOST_COVERED:

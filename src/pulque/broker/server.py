@@ -57,6 +57,7 @@ from pulque.clock import Clock, SystemClock
 from pulque.errors import ConfigError, StorageError
 from pulque.model.positions import Epoch, Tenure
 from pulque.net.server import FrameServer
+from pulque.net.steps import Steps
 from pulque.rules.lease import Leases
 from pulque.rules.locks import LockTimes
 from pulque.serving.attended import Authorisation
@@ -138,6 +139,8 @@ class Broker(Supervised):
             except BaseException:
                 await self.close()
                 raise
+            watching = self._supervise(self._cluster.registration.watch())
+            self._tasks.append(asyncio.create_task(watching))
 
     async def _begin(self) -> None:
         """Recover, then serve."""
@@ -246,7 +249,14 @@ class Broker(Supervised):
             None if self._cluster.relay is None else self._cluster.relay.ask_route,
             self._clock,
         )
-        redeliverer = Redeliverer(state, around, appender, policies.policy_of, waits=releaser.wake)
+        redeliverer = Redeliverer(
+            state,
+            around,
+            appender,
+            policies.policy_of,
+            waits=releaser.wake,
+            max_message=settings.limits.max_message,
+        )
         settler = Settler(
             state,
             self._clock,
@@ -355,15 +365,20 @@ class Broker(Supervised):
         """How far its message log is written."""
         return self._state.engine.segments[-1].end
 
+    @property
+    def synced(self) -> int:
+        """How far its logs are on disk, messages and facts together."""
+        return self._state.engine.synced + self._state.engine.actions.synced
+
     def describe(self, state: ServerState) -> Register:
         """Return what it says to a meta server about itself."""
         cluster, now_ms = self._cluster.gate.standing.cluster, self._clock.now_ms()
         engine = self._state.engine
         return register_of(self._settings, engine, self._address, cluster, state, now_ms)
 
-    def _report(self) -> bytes:
+    def _report(self) -> Steps[bytes]:
         connections = len(self._server.connections)
-        found = status_report(self._state, self._parts, self._committer, connections)
+        found = yield from status_report(self._state, self._parts, self._committer, connections)
         named = {"broker": self._settings.name, "cluster": cluster_report(self._cluster)}
         if self._streams is not None:
             named["replication"] = self._streams.report()

@@ -35,7 +35,6 @@ from pulque.wire.responses import Settled as SettledAnswer
 
 __all__ = ["Settler", "check_delay"]
 
-_MOST_NACKED = 10_000
 _LONGEST_REASON = 1000
 
 
@@ -81,11 +80,6 @@ class Settler:
             )
         check_incarnation(found, request.incarnation)
         self._check_lock(request, found)
-        if len(request.nacked) > _MOST_NACKED:
-            raise InvalidRequestError(
-                f"{len(request.nacked)} nacked deliveries in one settle; "
-                f"at most {_MOST_NACKED} are allowed"
-            )
         self._check_delays(request)
         self._leases.renew(group, consumer, self._clock.monotonic_ms())
         sequences = tuple(n.sequence for n in request.nacked)

@@ -2,14 +2,16 @@
 
 import os
 import resource
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 from pulque.broker.belonging import ClusterSide
 from pulque.broker.parts import Parts
 from pulque.broker.state import BrokerState
 from pulque.model.names import is_retry
+from pulque.net.steps import Steps, in_slices
 from pulque.serving.commit import Committer
-from pulque.storage.partitions import Partition
 
 __all__ = ["cluster_report", "status_report"]
 
@@ -32,12 +34,14 @@ def cluster_report(cluster: ClusterSide) -> dict[str, Any]:
 
 def status_report(
     state: BrokerState, parts: Parts, committer: Committer, connections: int
-) -> dict[str, Any]:
-    """Return counts, positions and sizes; long lists are cut at a thousand rows."""
-    engine, consumption = state.engine, state.consumption
+) -> Steps[dict[str, Any]]:
+    """Return counts, positions and sizes; long lists are cut at a thousand rows.
+
+    The counts are of one instant, the rows of others soon after.
+    """
+    engine = state.engine
     usage = resource.getrusage(resource.RUSAGE_SELF)
-    partitions = list(engine.partitions.by_id.values())
-    return {
+    found: dict[str, Any] = {
         "pid": os.getpid(),
         "start": engine.start_count,
         "connections": connections,
@@ -59,56 +63,88 @@ def status_report(
         "syncs": committer.syncs,
         "bytes_unconfirmed": committer.waiting_bytes,
         "is_full": engine.is_full,
+        "messages_damaged": sum(hole.end - hole.first for _, hole in engine.damages.rows()),
         "message_log": {
             "start": engine.segments[0].base,
             "end": engine.end,
             "synced": engine.synced,
             "segments": len(engine.segments),
         },
-        "partition_count": len(partitions),
-        "partitions": [
-            {"name": p.name, "start": p.start, "end": p.confirmed} for p in partitions[:_MOST_ROWS]
-        ],
-        "groups": [
-            {
-                "partition": engine.partitions.by_id[partition].name,
-                "group": group,
-                "next_sequence": found.next_sequence,
-                "lag": engine.partitions.by_id[partition].confirmed - found.next_sequence,
-                "redeliveries_pending": found.pending_count,
-            }
-            for (partition, group), found in list(consumption.groups.items())[:_MOST_ROWS]
-        ],
-        "subscriptions": [
-            {
-                "partition": engine.partitions.by_id[s.partition].name,
-                "group": s.group,
-                "consumer": s.consumer,
-                "settled": s.settled,
-                "next_pull": s.next_pull,
-            }
-            for s in list(consumption.subscriptions.values())[:_MOST_ROWS]
-        ],
+        "partition_count": len(engine.partitions.by_id),
     }
+    yield
+    for name, rows in (
+        ("partitions", _partitions(state)),
+        ("groups", _groups(state)),
+        ("damaged", _damaged(state)),
+        ("subscriptions", _subscriptions(state)),
+    ):
+        listed: list[dict[str, Any]] = []
+        for some in in_slices(rows):
+            listed += some
+            yield
+        found[name] = listed
+    return found
+
+
+_Rows = Iterator[dict[str, Any]]
+
+
+def _partitions(state: BrokerState) -> _Rows:
+    first = list(islice(state.engine.partitions.by_id.values(), _MOST_ROWS))
+    return ({"name": p.name, "start": p.start, "end": p.confirmed} for p in first)
+
+
+def _groups(state: BrokerState) -> _Rows:
+    engine = state.engine
+    for (number, group), found in list(islice(state.consumption.groups.items(), _MOST_ROWS)):
+        partition = engine.partitions.by_id[number]
+        yield {
+            "partition": partition.name,
+            "group": group,
+            "next_sequence": found.next_sequence,
+            "lag": partition.confirmed - found.next_sequence,
+            "damaged": engine.damages.count(partition),
+            "redeliveries_pending": found.pending_count,
+        }
+
+
+def _damaged(state: BrokerState) -> _Rows:
+    for partition, hole in islice(state.engine.damages.rows(), _MOST_ROWS):
+        yield {"partition": partition.name, "first_sequence": hole.first, "end": hole.end}
+
+
+def _subscriptions(state: BrokerState) -> _Rows:
+    by_id = state.engine.partitions.by_id
+    for each in list(islice(state.consumption.subscriptions.values(), _MOST_ROWS)):
+        yield {
+            "partition": by_id[each.partition].name,
+            "group": each.group,
+            "consumer": each.consumer,
+            "settled": each.settled,
+            "next_pull": each.next_pull,
+        }
 
 
 def _left(state: BrokerState) -> int:
-    """Return how many messages groups have still to do with, at this one instant."""
+    """Return how many messages groups have still to do with.
+
+    In one go, and not in steps: a message that moves on while others are counted must not be
+    missed, as a broker may be removed when this is 0.
+    """
     partitions, groups = state.engine.partitions.by_id, state.consumption.groups
-    known = {partition for partition, _ in groups}
-    behind = sum(
-        _stored_from(partitions[partition], found.next_sequence) + found.pending_count
-        for (partition, _), found in groups.items()
-    )
-    held = sum(each.held_count for each in state.consumption.subscriptions.values())
+    left = len(state.schedule)
+    for (number, _), found in groups.items():
+        partition = partitions[number]
+        confirmed, first = partition.confirmed, found.next_sequence
+        if confirmed > first:
+            left += max(confirmed - max(first, partition.start), 0)
+        if found.pending or found.ranges:
+            left += found.pending_count
+    left += sum([each.held_count for each in state.consumption.subscriptions.values()])
     # Retries of a group that has not come for them yet.
-    unopened = sum(
-        each.confirmed - each.start
-        for each in partitions.values()
-        if each.id not in known and is_retry(each.name)
-    )
-    return behind + held + unopened + len(state.schedule)
-
-
-def _stored_from(partition: Partition, sequence: int) -> int:
-    return max(partition.confirmed - max(sequence, partition.start), 0)
+    retries = [each for each in partitions.values() if is_retry(each.name)]
+    if retries:
+        known = {number for number, _ in groups}
+        left += sum(each.confirmed - each.start for each in retries if each.id not in known)
+    return left

@@ -86,6 +86,7 @@ class Streams:
             "group": known.broker_group,
             "epoch": known.epoch,
             "is_open": leading.opened.is_set(),
+            "is_whole": leading.is_whole,
             "in_sync": len(known.in_sync),
             "min_in_sync": known.min_in_sync,
             "message_end": leading.end.messages,
@@ -204,7 +205,9 @@ class Streams:
             MessageOffset(request.message_synced), ActionOffset(request.action_synced)
         )
         asked = _Asked(request, connection, answer, refuse)
-        self.leading.heard(request.directory, synced, is_ready=request.is_ready)
+        self.leading.heard(
+            request.directory, synced, is_ready=request.is_ready, has_room=request.has_room
+        )
         if request.max_bytes and not self._has_more(request):
             self._hold(asked, follower)
         else:

@@ -3,11 +3,12 @@
 import threading
 from pathlib import Path
 
+from pulque.errors import StorageFullError
 from pulque.storage.files import File, OsFileSystem, WouldBlockError
 from pulque.testing.files import MemoryFileSystem
 from pulque.testing.power import Node
 
-__all__ = ["ColdDirectory", "CountingDirectory", "GatedDisk"]
+__all__ = ["ColdDirectory", "CountingDirectory", "GatedDisk", "PickyDisk"]
 
 
 class GatedDisk(MemoryFileSystem):
@@ -15,24 +16,58 @@ class GatedDisk(MemoryFileSystem):
 
     def __init__(self) -> None:
         super().__init__()
-        self._gate = threading.Event()
-        self._gate.set()
+        self._changed = threading.Condition()
+        self._is_open = True
+        self._passes = 0
         self.syncs_waiting = 0
 
     def close_gate(self) -> None:
         """Let syncs wait from now on."""
-        self._gate.clear()
+        with self._changed:
+            self._is_open = False
+            self._passes = 0
+
+    def let_one_through(self) -> None:
+        """Let one sync go on, now or when it comes, while the gate is closed."""
+        with self._changed:
+            self._passes += 1
+            self._changed.notify_all()
 
     def open_gate(self) -> None:
         """Let all syncs go on."""
-        self._gate.set()
+        with self._changed:
+            self._is_open = True
+            self._changed.notify_all()
 
     def sync(self, node: Node) -> None:
-        self.syncs_waiting += 1
-        if not self._gate.wait(timeout=30):
-            raise AssertionError("nobody opened the gate")
-        self.syncs_waiting -= 1
+        with self._changed:
+            self.syncs_waiting += 1
+            if not self._changed.wait_for(lambda: self._is_open or self._passes, timeout=30):
+                raise AssertionError("nobody opened the gate")
+            if not self._is_open:
+                self._passes -= 1
+            self.syncs_waiting -= 1
         super().sync(node)
+
+
+class PickyDisk(MemoryFileSystem):
+    """A disk that has no room for some bytes.
+
+    Attributes:
+        refuses: Writes that contain them fail; empty for none.
+        refused: How many did.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refuses = b""
+        self.refused = 0
+
+    def write(self, node: Node, path: str, data: bytes, offset: int) -> None:
+        if self.refuses and self.refuses in data:
+            self.refused += 1
+            raise StorageFullError(f"{path}: no room for {self.refuses!r}")
+        super().write(node, path, data, offset)
 
 
 class CountingDirectory(OsFileSystem):

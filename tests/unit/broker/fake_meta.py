@@ -4,13 +4,14 @@ import asyncio
 from collections.abc import Callable
 
 from pulque.clock import SystemClock
-from pulque.errors import PulqueError
+from pulque.errors import PulqueError, UnavailableError
 from pulque.model.names import PartitionName, Pattern
 from pulque.model.positions import Epoch, StartCount, Tenure
 from pulque.model.routes import PartitionRoute, Role
 from pulque.model.routes import Route as RouteOf
 from pulque.net.server import Connection, ConnectionLimits, FrameServer
 from pulque.wire.frame import MAX_PAYLOAD, Frame
+from pulque.wire.leadership import Lead, Led
 from pulque.wire.registration import Register, Registered, ServerState
 from pulque.wire.requests import Hello, Route, Watch, decode_request
 from pulque.wire.responses import (
@@ -54,6 +55,8 @@ class FakeMeta:
             (PartitionRoute(PartitionName(request.subject), "broker", "h", 1),),
         )
         """The answer to questions for routes."""
+        self.lead: Callable[[Lead], Led | PulqueError] = lambda _: UnavailableError("nobody knows")
+        """The answer to brokers that ask who leads."""
         self.heard: list[Register] = []
         self.asked: list[Route | Watch] = []
         self._server = FrameServer(self, _LIMITS, SystemClock(), lambda *_, **__: None)
@@ -94,6 +97,8 @@ class FakeMeta:
             case Watch():
                 self.asked.append(request)
                 found = Watched(())
+            case Lead():
+                found = self.lead(request)
             case _:
                 raise AssertionError(request)
         if isinstance(found, PulqueError):

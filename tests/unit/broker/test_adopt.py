@@ -1,6 +1,7 @@
 """A nack whose broker is away is taken over with the message, by the rules of any nack, once."""
 
 from collections.abc import Mapping
+from random import Random
 
 import pytest
 
@@ -16,10 +17,12 @@ from pulque.model.names import PartitionName
 from pulque.model.pack import BatchPacker, encode_headers, encode_tags
 from pulque.model.positions import ConsumeSequence
 from pulque.testing.clock import ManualClock
-from pulque.testing.raw import RawConnection
+from pulque.testing.files import Cut
+from pulque.testing.raw import RawConnection, expect
 from pulque.wire.adopt import Origin
 from pulque.wire.requests import Adopt
 from pulque.wire.responses import Adopted
+from tests.unit.broker.disks import GatedDisk
 from tests.unit.broker.fake_meta import FakeMeta, registered
 from tests.unit.broker.running import Running, Start, eventually
 
@@ -128,6 +131,19 @@ async def test_reasons_and_attempts_of_before_are_kept_to_the_dead_letter(start:
     assert dead[0].headers["pulque.origin"] == "@east/%retry%orders%g/41/3"
 
 
+async def test_an_adopted_message_cannot_claim_to_stand_for_others(start: Start) -> None:
+    """A broker that recovers would take those for dealt with."""
+    raw = await (await start(retry={"attempts": 9, "delays": "0s"})).connect()
+    headers = {"who": "me", "pulque.unreadable": "0-99", "pulque.unreadable.count": "100"}
+    batch = batch_of(RETRY, attempt=3, headers=headers)
+
+    await raw.ask(adoption(RETRY, attempt=3, batch=batch), Adopted)
+    _, (again,) = await raw.read(RETRY)
+
+    assert again.headers["who"] == "me"
+    assert not [name for name in again.headers if name.startswith("pulque.unreadable")]
+
+
 async def test_one_that_is_not_to_be_tried_again_is_dead_at_once(raw: RawConnection) -> None:
     adopted = await raw.ask(adoption(delay_ms=-2), Adopted)
 
@@ -162,6 +178,34 @@ async def test_the_same_adoption_is_stored_once(raw: RawConnection) -> None:
     assert again == Adopted(PartitionName(RETRY), ConsumeSequence(0), is_duplicate=True)
     assert not any(other.is_duplicate for other in others)
     assert (await raw.read(RETRY))[0].end == 4
+
+
+@pytest.mark.parametrize("delay_ms", [0, 60_000])
+async def test_it_is_answered_once_it_would_survive_a_power_cut(
+    start: Start, delay_ms: int
+) -> None:
+    disk = GatedDisk()
+    running = await start(files=disk, storage={"sync_interval": "1m"})
+    raw, other = await running.connect(), await running.connect()
+    target = WAIT if delay_ms else RETRY
+    disk.close_gate()
+    ids = [await raw.put(adoption(delay_ms=delay_ms)) for _ in range(2)]
+
+    async def is_written() -> bool:
+        return (await other.status())["partition_count"] == 1 and disk.syncs_waiting > 0
+
+    await eventually(is_written)
+    assert not await raw.is_answered(ids[0])
+    ids.append(await raw.put(adoption(delay_ms=delay_ms)))  # asked again: it waits as well
+    assert not await raw.is_answered(ids[2])
+    disk.open_gate()
+    answers = [expect(await raw.answer_to(each), Adopted) for each in ids]
+    left = disk.after_power_cut(disk.operations, Cut.LOST, Random(1))
+
+    assert {(each.partition, each.sequence) for each in answers} == {(target, 0)}
+    cut = await (await start(files=left)).connect()
+    _, messages = await cut.read(target)
+    assert [message.body for message in messages] == [b"body"]
 
 
 @pytest.mark.parametrize("with_checkpoint", [False, True])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pulque import aio
 from pulque.broker.cold import ColdReads
 from pulque.broker.requests import RequestHandler
 from pulque.errors import ErrorCode, OverloadedError, RequestTimeoutError
@@ -256,3 +257,29 @@ async def test_more_than_can_wait_for_the_disk_is_refused_for_now(
     assert refused.retryable
     files.gate.set()
     assert isinstance(await raw.answer_to(asked[0]), Pulled)
+
+
+@pytest.mark.accepts("004-82", "004-85")
+async def test_messages_that_a_filter_leaves_out_are_not_read(
+    start: Start, tmp_path: Path
+) -> None:
+    files = ColdDirectory(tmp_path / "data")
+    running = await start(files=files, storage=NO_CACHE)
+    raw = await running.connect()
+    async with aio.connect(running.broker.url, state_dir=tmp_path / "state") as client:
+        for number in range(200):
+            tags = ["red"] if number in {120, 190} else ["grey"]
+            await client.send("orders", b"%d" % number, tags=tags)
+            if number % 50 == 49:
+                await raw.ask(Seal(), Sealed)
+        before = files.log_reads
+        found: list[bytes] = []
+        async with client.consumer("orders", "g", tags=["red"]) as consumer:
+            while len(found) < 2:
+                messages = await consumer.pull(timeout=10)
+                found += [message.body for message in messages]
+                consumer.ack_all(messages)
+
+    assert found == [b"120", b"190"]
+    # Which ones match is in the index: the log is asked for those alone.
+    assert files.log_reads - before == 2

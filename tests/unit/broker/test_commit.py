@@ -11,7 +11,7 @@ from pulque.errors import ErrorCode, StorageError, StorageFullError
 from pulque.model.pack import ProducedBy
 from pulque.testing.files import Cut, MemoryFileSystem
 from pulque.testing.raw import RawConnection, expect, pack_batch
-from pulque.wire.requests import Acks, Send
+from pulque.wire.requests import Acks, Send, Status, encode_request
 from pulque.wire.responses import Sent
 from tests.unit.broker.disks import GatedDisk
 from tests.unit.broker.running import Running, Start, eventually, numbered
@@ -38,18 +38,6 @@ async def is_syncing(disk: GatedDisk) -> bool:
     return disk.syncs_waiting > 0
 
 
-async def nothing_comes(raw: RawConnection) -> bool:
-    """Say whether no answer comes until the broker has answered somebody else."""
-    raw.patience_s, before = 0.05, raw.patience_s
-    try:
-        await raw.get()
-    except TimeoutError:
-        return True
-    finally:
-        raw.patience_s = before
-    return False
-
-
 @pytest.mark.accepts("004-51")
 async def test_a_send_that_asks_for_the_disk_is_answered_after_the_sync(
     gated: Running, disk: GatedDisk
@@ -59,12 +47,58 @@ async def test_a_send_that_asks_for_the_disk_is_answered_after_the_sync(
     request = await raw.put(send_of("orders", b"x"))
     await eventually(lambda: is_syncing(disk))
 
-    assert await nothing_comes(raw)
+    assert not await raw.is_answered(request)
     disk.open_gate()
 
     assert expect(await raw.answer_to(request), Sent).outcomes[0].code is ErrorCode.NONE
     status = await other.status()
     assert status["message_log"]["synced"] == status["message_log"]["end"]
+
+
+@pytest.mark.parametrize("is_at_once", [True, False], ids=["in one turn", "later"])
+async def test_a_batch_that_is_sent_again_for_the_disk_is_answered_after_the_sync(
+    gated: Running, disk: GatedDisk, *, is_at_once: bool
+) -> None:
+    raw = await gated.connect()
+    batch = ("orders", pack_batch("orders", [b"x"], produced_by=ProducedBy(7, 0, 1)))
+    requests = [Send(acks, 10_000, (batch,)) for acks in (Acks.MEMORY, Acks.DISK)]
+    disk.close_gate()
+    if is_at_once:
+        frames = [b"".join(encode_request(each, 1000 + i, 0)) for i, each in enumerate(requests)]
+        await raw.put_bytes(b"".join(frames))
+        again = 1001
+    else:
+        assert not (await raw.ask(requests[0], Sent)).outcomes[0].code
+        again = await raw.put(requests[1])
+    await eventually(lambda: is_syncing(disk))
+
+    assert not await raw.is_answered(again)
+    disk.open_gate()
+    outcome = expect(await raw.answer_to(again), Sent).outcomes[0]
+    assert (outcome.code, outcome.is_duplicate) == (ErrorCode.NONE, True)
+
+
+@pytest.mark.accepts("004-53")
+async def test_a_disk_that_does_not_keep_up_holds_up_senders_and_fills_no_memory(
+    start: Start, disk: GatedDisk
+) -> None:
+    limits = {"max_in_flight": "1MiB", "max_batch": "1MiB", "max_message": "1MiB"}
+    running = await start(files=disk, storage={"sync_interval": "1m"}, limits=limits)
+    raw, other = await running.connect(), await running.connect()
+    disk.close_gate()
+    waiting = {await raw.put(send_of("orders", b"x" * 100_000)) for _ in range(50)}
+    later = await raw.put(Status())
+    while (answered := await raw.get())[0] != later:
+        assert expect(answered[1], Sent).outcomes[0].code is ErrorCode.OVERLOADED
+        waiting.remove(answered[0])
+
+    assert 10 <= len(waiting) <= 12, "a MiB is taken, and the batch that goes beyond it"
+    assert (await other.status())["bytes_unconfirmed"] < 1_300_000
+    disk.open_gate()
+    for request_id in waiting:
+        answer = expect(await raw.answer_to(request_id), Sent)
+        assert answer.outcomes[0].code is ErrorCode.NONE
+    assert (await raw.send("orders", [b"y"])).first_sequence == len(waiting)
 
 
 @pytest.mark.accepts("003-43")
@@ -260,14 +294,15 @@ async def test_after_a_failed_sync_nothing_is_confirmed_any_more(start: Start) -
     assert (await raw.read("orders"))[0].end == 0
 
 
-async def test_a_batch_that_found_no_room_may_be_sent_again(start: Start) -> None:
+@pytest.mark.parametrize("size", [1, 40_000], ids=["in the segment", "for a new segment"])
+async def test_a_batch_that_found_no_room_may_be_sent_again(start: Start, size: int) -> None:
     files = MemoryFileSystem()
-    raw = await (await start(files=files)).connect()
-    await raw.send("orders", [b"0"], produced_by=ProducedBy(5, 1, 0))
+    raw = await (await start(files=files, storage={"segment_size": "64KiB"})).connect()
+    await raw.send("orders", [b"0" * size], produced_by=ProducedBy(5, 1, 0))
     files.fail_after(1, StorageFullError("no room"))
-    failed = await raw.send("orders", [b"1"], produced_by=ProducedBy(5, 1, 1))
+    failed = await raw.send("orders", [b"1" * size], produced_by=ProducedBy(5, 1, 1))
 
-    again = await raw.send("orders", [b"1"], produced_by=ProducedBy(5, 1, 1))
+    again = await raw.send("orders", [b"1" * size], produced_by=ProducedBy(5, 1, 1))
 
     assert failed.code is ErrorCode.STORAGE_FULL
     assert (again.code, again.is_duplicate, again.first_sequence) == (ErrorCode.NONE, False, 1)

@@ -4,21 +4,27 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
 from pulque.broker.copying import Copier
 from pulque.client.url import parse_url
-from pulque.errors import NotAllowedError, PulqueError, StaleEpochError
+from pulque.errors import ErrorCode, NotAllowedError, PulqueError, StaleEpochError, StorageError
 from pulque.model.leadership import EpochStart
 from pulque.model.positions import ActionOffset, Epoch, MessageOffset
+from pulque.rules.replication import LogPoint
 from pulque.serving.listener import LoggingListener
-from pulque.storage.files import OsFileSystem
+from pulque.storage.files import FileSystem, OsFileSystem
 from pulque.storage.options import StorageOptions
 from pulque.storage.replica import ReplicaLogs
+from pulque.testing.files import Cut, MemoryFileSystem
+from pulque.testing.raw import expect, pack_batch
 from pulque.wire.leadership import Led
-from pulque.wire.requests import Acks
+from pulque.wire.requests import Acks, Send
+from pulque.wire.responses import Adopted, Sent
+from tests.unit.broker.test_adopt import adoption
 from tests.unit.broker.test_leading import EPOCH, LEASE_MS, LeaderAlone, log_of, until
 
 
@@ -38,21 +44,24 @@ class HeldThread:
         """Do what is to be done."""
         self.is_held = False
         for work, done in self.work:
-            work()
-            asyncio.get_running_loop().call_soon(done, None)
+            problem: BaseException | None = None
+            try:
+                work()
+            except StorageError as raised:
+                problem = raised
+            asyncio.get_running_loop().call_soon(done, problem)
         self.work = []
 
 
 class Following:
     """A copier, and what it copies to."""
 
-    def __init__(self, leader: LeaderAlone, folder: Path) -> None:
+    def __init__(self, leader: LeaderAlone, folder: Path, files: FileSystem | None = None) -> None:
         folder.mkdir()
         self.folder = folder
         self.leader = leader
         self.thread = HeldThread()
-        files = OsFileSystem(str(folder))
-        self.logs = ReplicaLogs(files, StorageOptions(), LoggingListener())
+        self.logs = logs_in(files or OsFileSystem(str(folder)))
         self.copier = self.copier_of(self.logs)
         self.copying: asyncio.Task[None] | None = None
 
@@ -94,6 +103,38 @@ class Following:
         return self.logs.identity.id in report.in_sync.followers
 
 
+def logs_in(files: FileSystem) -> ReplicaLogs:
+    return ReplicaLogs(files, StorageOptions(), LoggingListener())
+
+
+class Claims:
+    """What a follower told its leader, beside what a power cut would leave it at that moment."""
+
+    def __init__(self, leader: LeaderAlone, files: MemoryFileSystem) -> None:
+        self.made: list[tuple[LogPoint, LogPoint]] = []
+        self._files = files
+        leading: Any = leader.broker.leading
+        self._heard = leading.heard
+        leading.heard = self._note
+
+    def _note(self, directory: str, synced: LogPoint, **ready: bool) -> None:
+        left = self._files.after_power_cut(self._files.operations, Cut.LOST, Random(1))
+        logs = logs_in(left)
+        self.made.append((synced, LogPoint(logs.message_end, logs.action_end)))
+        logs.close()
+        self._heard(directory, synced, **ready)
+
+    async def come(self, count: int) -> None:
+        """Wait for so many more."""
+        wanted = len(self.made) + count
+        await until(lambda: len(self.made) >= wanted)
+
+    def check(self) -> None:
+        """Fail if one was not true when the leader heard it."""
+        wrong = [(told, left) for told, left in self.made if not left.reaches(told)]
+        assert not wrong, "the follower claimed more than a power cut would have left it"
+
+
 @pytest.fixture
 async def leader(tmp_path: Path) -> AsyncIterator[LeaderAlone]:
     """A leader that nobody has followed so far."""
@@ -106,7 +147,26 @@ async def leader(tmp_path: Path) -> AsyncIterator[LeaderAlone]:
 @pytest.fixture
 async def follower(leader: LeaderAlone, tmp_path: Path) -> AsyncIterator[Following]:
     """A follower with empty logs."""
-    follower = Following(leader, tmp_path / "follower")
+    async for each in followers(Following(leader, tmp_path / "follower")):
+        yield each
+
+
+@pytest.fixture
+def disk() -> MemoryFileSystem:
+    """The disk of the follower below, whose power can be cut."""
+    return MemoryFileSystem()
+
+
+@pytest.fixture
+async def cut_off(
+    leader: LeaderAlone, disk: MemoryFileSystem, tmp_path: Path
+) -> AsyncIterator[Following]:
+    """A follower with empty logs on that disk."""
+    async for each in followers(Following(leader, tmp_path / "follower", disk)):
+        yield each
+
+
+async def followers(follower: Following) -> AsyncIterator[Following]:
     yield follower
     if follower.copying is not None:
         follower.thread.let_go()
@@ -218,7 +278,7 @@ async def test_a_damaged_follower_is_out_of_sync_before_it_copies_all_anew(
     follower.start()
     await until(lambda: follower.logs.identity.id in in_sync(leader))
     await (await leader.connect()).send("orders", [b"x"], acks=Acks.DISK)
-    follower.copier.begin_anew()
+    follower.copier.mend()
     await follower.ended()
 
     follower.start()
@@ -234,3 +294,93 @@ async def test_a_damaged_follower_is_out_of_sync_before_it_copies_all_anew(
 def in_sync(leader: LeaderAlone) -> tuple[str, ...]:
     assert leader.broker.leading is not None
     return leader.broker.leading.leadership.in_sync
+
+
+async def test_a_follower_claims_nothing_that_a_power_cut_would_take_from_it(
+    leader: LeaderAlone, disk: MemoryFileSystem, cut_off: Following
+) -> None:
+    claims = Claims(leader, disk)
+    cut_off.start()
+    await until(lambda: cut_off.logs.identity.id in in_sync(leader))
+    raw = await leader.connect()
+    await raw.send("orders", [b"x"], acks=Acks.DISK)
+    await raw.pull("orders", expected=1)  # so that there are facts, too
+
+    cut_off.thread.is_held = True
+    request = await raw.put(Send(Acks.DISK, 10_000, (("orders", pack_batch("orders", [b"y"])),)))
+    await until(lambda: bool(cut_off.thread.work))
+    await until(lambda: cut_off.logs.message_end == len(log_of(leader)))
+    await claims.come(3)  # it has asked for more by then, and told how far its disk is
+    assert leader.broker.leading is not None
+    told, _ = claims.made[-1]
+    assert told.messages < cut_off.logs.message_end
+    assert leader.broker.leading.in_sync.confirmed.messages < cut_off.logs.message_end
+
+    cut_off.thread.let_go()
+    answer = expect(await raw.answer_to(request), Sent)
+    assert answer.outcomes[0].code is ErrorCode.NONE
+    await raw.pull("orders", expected=1)
+    end = leader.broker.leading.end
+    await until(lambda: claims.made[-1][0] == end)
+    claims.check()
+
+
+async def test_an_adopted_nack_is_answered_when_the_followers_have_it_on_disk_too(
+    leader: LeaderAlone, cut_off: Following
+) -> None:
+    cut_off.start()
+    await until(lambda: cut_off.logs.identity.id in in_sync(leader))
+    raw = await leader.connect()
+    cut_off.thread.is_held = True
+    request = await raw.put(adoption())
+    await until(lambda: bool(cut_off.thread.work))
+    leading = leader.broker.leading
+    assert leading is not None
+    await until(lambda: leading.own == leading.end)  # the leader's own disk has it
+
+    assert not await raw.is_answered(request)
+    cut_off.thread.let_go()
+    assert expect(await raw.answer_to(request), Adopted).sequence == 0
+
+
+async def test_what_a_killed_follower_left_in_the_page_cache_is_synced_before_it_counts(
+    leader: LeaderAlone, disk: MemoryFileSystem, cut_off: Following
+) -> None:
+    cut_off.start()
+    await until(lambda: cut_off.logs.identity.id in in_sync(leader))
+    raw = await leader.connect()
+    cut_off.thread.is_held = True
+    request = await raw.put(Send(Acks.DISK, 10_000, (("orders", pack_batch("orders", [b"y"])),)))
+    await until(lambda: bool(cut_off.thread.work))
+    assert cut_off.copying is not None
+    cut_off.copying.cancel()  # killed: what it wrote is in the page cache, and nobody synced it
+    cut_off.thread.work.clear()
+
+    claims = Claims(leader, disk)
+    cut_off.thread, cut_off.logs = HeldThread(), logs_in(disk)
+    cut_off.copier = cut_off.copier_of(cut_off.logs)
+    cut_off.start()
+    assert expect(await raw.answer_to(request), Sent).outcomes[0].code is ErrorCode.NONE
+    claims.check()
+
+
+async def test_a_follower_whose_disk_failed_claims_nothing_more_and_gives_up(
+    leader: LeaderAlone, disk: MemoryFileSystem, cut_off: Following
+) -> None:
+    cut_off.start()
+    await until(lambda: cut_off.logs.identity.id in in_sync(leader))
+    claims = Claims(leader, disk)
+    cut_off.thread.is_held = True
+    raw = await leader.connect()
+    await raw.put(Send(Acks.DISK, 10_000, (("orders", pack_batch("orders", [b"x"])),)))
+    await until(lambda: bool(cut_off.thread.work))
+    disk.fail_sync_after(1, StorageError("input/output error"))
+    cut_off.thread.let_go()
+
+    assert cut_off.copying is not None
+    with pytest.raises(PulqueError):
+        await cut_off.copying
+    with pytest.raises(StorageError, match="input/output error"):
+        await cut_off.copier.copy(cut_off.led)
+    claims.check()
+    assert cut_off.logs.message_synced < cut_off.logs.message_end

@@ -78,7 +78,12 @@ async def workshop() -> AsyncIterator[Workshop]:
     appender = Appender(state, around, committer)
     releaser = Releaser(state, around, appender)
     redeliverer = Redeliverer(
-        state, around, appender, lambda _group, _subject: RetryPolicy(), waits=releaser.wake
+        state,
+        around,
+        appender,
+        lambda _group, _subject: RetryPolicy(),
+        waits=releaser.wake,
+        max_message=1000,
     )
     limits = PullLimits(100, 1000, 100)
     locker = Locker(state, clock, committer.sync_facts, print)

@@ -24,6 +24,7 @@ from pulque.errors import (
     UnavailableError,
 )
 from pulque.model.leadership import EpochStart, Leadership
+from pulque.model.pack import ProducedBy
 from pulque.model.positions import ActionOffset, Epoch, MessageOffset
 from pulque.serving.listener import LoggingListener
 from pulque.storage.epochs import begin_epoch
@@ -120,9 +121,14 @@ class LeaderAlone:
         return raw
 
     async def close(self) -> None:
+        """Stop it; fail if it had to stop before, for whatever reason."""
         for raw in self.connections:
             raw.close()
-        await self.broker.close()
+        self.broker.stop()
+        try:
+            await self.broker.stopped()
+        finally:
+            await self.broker.close()
 
 
 class Follower:
@@ -211,9 +217,12 @@ def log_of(leader: LeaderAlone, log: str = "messages") -> bytes:
     return b"".join(path.read_bytes() for path in sorted((leader.directory / log).glob("*.log")))
 
 
-async def begin_send(raw: RawConnection, body: bytes = b"x") -> int:
-    """Send a message, and do not wait for the answer."""
-    return await raw.put(Send(Acks.DISK, 10_000, (("orders", pack_batch("orders", [body])),)))
+async def begin_send(
+    raw: RawConnection, body: bytes = b"x", *, acks: Acks = Acks.DISK, batches: int = 1
+) -> int:
+    """Send a message, or it again and again, and do not wait for the answer."""
+    batch = ("orders", pack_batch("orders", [body]))
+    return await raw.put(Send(acks, 10_000, (batch,) * batches))
 
 
 async def outcome(raw: RawConnection, request_id: int) -> ErrorCode:
@@ -249,22 +258,40 @@ async def test_messages_are_taken_once_a_follower_is_in_sync(leader: LeaderAlone
 
 
 @pytest.mark.accepts("003-41")
+@pytest.mark.parametrize("acks", [Acks.DISK, Acks.REPLICA])
+@pytest.mark.parametrize("batches", [1, 2])
 async def test_a_send_is_answered_and_seen_when_the_follower_has_it_on_disk(
-    leader: LeaderAlone, follower: Follower
+    leader: LeaderAlone, follower: Follower, acks: Acks, batches: int
 ) -> None:
     raw = await leader.connect()
-    sending = await begin_send(raw)
+    sending = await begin_send(raw, acks=acks, batches=batches)
     await follower.copy_all(leader, b"x")
-
+    leading = leader.broker.leading
+    assert leading is not None
+    await until(lambda: leading.own == leading.end)  # the leader's own disk has it
     assert await seen(await leader.connect()) == []
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.1):
-            await raw.answer_to(sending)
+    assert not await raw.is_answered(sending)
 
     await follower.sync()
     assert await outcome(raw, sending) is ErrorCode.NONE
-    assert await seen(raw) == [b"x"]
+    assert await seen(raw) == [b"x"] * batches
     assert follower.messages == log_of(leader)
+
+
+async def test_a_batch_that_is_sent_again_for_the_followers_is_answered_when_they_have_it(
+    leader: LeaderAlone, follower: Follower
+) -> None:
+    raw = await leader.connect()
+    batch = ("orders", pack_batch("orders", [b"x"], produced_by=ProducedBy(7, 0, 1)))
+    first = await raw.ask(Send(Acks.MEMORY, 10_000, (batch,)), Sent)
+    again = await raw.put(Send(Acks.REPLICA, 10_000, (batch,)))
+    await follower.copy_all(leader, b"x")
+    assert not await raw.is_answered(again)
+
+    await follower.sync()
+    answer = await raw.answer_to(again)
+    assert isinstance(answer, Sent)
+    assert answer.outcomes[0][:3] == (ErrorCode.NONE, True, first.outcomes[0].first_sequence)
 
 
 async def test_what_is_confirmed_from_memory_is_answered_at_once_and_seen_later(
@@ -438,6 +465,31 @@ async def test_while_too_few_are_in_sync_nobody_is_told_that_a_message_is_kept(
     assert await outcome(raw, sending) is ErrorCode.UNAVAILABLE
     assert await seen(raw) == [b"x"]  # all that are in sync have it
     assert (await raw.send("orders", [b"y"])).code is ErrorCode.READ_ONLY
+
+
+async def test_a_send_whose_outcome_nobody_knew_is_answered_when_it_comes_again(
+    leader: LeaderAlone, follower: Follower
+) -> None:
+    raw = await leader.connect()
+    again = pack_batch("orders", [b"x"], produced_by=ProducedBy(7, 0, 1))
+    request = Send(Acks.DISK, 10_000, (("orders", again),))
+    sending = await raw.put(request)
+    await follower.copy_all(leader, b"x")
+    leading, said = leader.broker.leading, leader.said.led
+    assert leading is not None
+    assert said is not None
+    before = said.leadership
+    await until(lambda: leading.own == leading.end)
+    # Too few are in sync, twice in a row, and the one that is has everything.
+    leader.said.say(before._replace(version=before.version + 1, min_in_sync=3))
+    leader.said.say(before._replace(version=before.version + 2, min_in_sync=4))
+    assert await outcome(raw, sending) is ErrorCode.UNAVAILABLE
+
+    leader.said.say(before._replace(version=before.version + 3))
+    repeated = await raw.put(request)
+    await follower.sync()
+    assert await outcome(raw, repeated) is ErrorCode.NONE
+    assert await seen(raw) == [b"x"]
 
 
 async def test_a_change_whose_outcome_nobody_knows_is_asked_for_again(

@@ -17,7 +17,7 @@ from pulque.model.actions import LockGranted, LockReleased, Pulled
 from pulque.model.groups import Mode
 from pulque.model.ordered import OrderStrategy
 from pulque.testing.clock import ManualClock
-from pulque.testing.raw import RawConnection
+from pulque.testing.raw import RawConnection, expect
 from pulque.wire.groups import ChangeGroup, GroupChanged, Subscribe, Subscribed
 from pulque.wire.ordered import (
     Close,
@@ -32,8 +32,9 @@ from pulque.wire.ordered import (
     Unlock,
     Unlocked,
 )
-from pulque.wire.requests import Dead, Heartbeat
+from pulque.wire.requests import EARLIEST, FROM_SETTLED, Dead, Heartbeat, Pull, Wanted
 from pulque.wire.responses import Beaten, DeadListed
+from pulque.wire.responses import Pulled as PullAnswer
 from tests.unit.broker.running import Running, Start, eventually, numbered
 from tests.unit.broker.test_settle import facts_of
 
@@ -211,13 +212,15 @@ async def test_the_next_consumer_waits_for_the_lock_and_gets_it_when_it_is_given
     await subscribe(raw)
     mine = await lock(raw, "c1")
     other = await running.connect()
-    waits = asyncio.create_task(lock(other, "c2", wait_ms=30_000))
-    await asyncio.sleep(0.05)
-    assert not waits.done()
+    waits = await other.put(Lock("orders", "g", "c2", 1, STRICT, 0, 30_000))
+    # A grant is answered when it is on disk, and recorded before that.
+    row = await row_of(other)
+    assert (row.holder, row.token) == ("c1", mine.token)
+    assert not await other.is_answered(waits)
 
     await unlock(raw, mine.token, "c1")
 
-    assert (await waits).token == 2
+    assert expect(await other.answer_to(waits), Locked).token == 2
 
 
 @pytest.mark.accepts("002-54")
@@ -275,12 +278,14 @@ async def test_a_waiting_pull_is_told_at_once_that_its_lock_is_gone(
     await subscribe(raw)
     token = (await lock(raw, "c1")).token
     other = await running.connect()
-    waits = asyncio.create_task(other.pull("orders", consumer="c1", token=token, timeout_ms=3_000))
-    await asyncio.sleep(0.05)
+    wanted = (Wanted("orders", FROM_SETTLED, token),)
+    waits = await other.put(Pull("g", "c1", 1, 10, 1000, 3_000, EARLIEST, wanted))
+    later = await other.put(Ordered("orders", "g"))
+    assert (await other.get())[0] == later
 
     await unlock(raw, token, "c1")
 
-    assert (await waits).states[0].code is ErrorCode.LOCK_LOST
+    assert expect(await other.answer_to(waits), PullAnswer).states[0].code is ErrorCode.LOCK_LOST
 
 
 async def test_a_lock_survives_a_restart_and_so_do_acks_under_it(start: Start) -> None:

@@ -321,6 +321,30 @@ async def test_a_damaged_batch_is_a_hole_that_is_reported_and_its_neighbours_are
     assert (await raw.settle(got.runs[0])).settled == 3
 
 
+async def test_what_is_damaged_is_counted_beside_the_lag_also_after_a_restart(
+    start: Start,
+) -> None:
+    running = await start(storage=NO_CACHE)
+    raw = await running.connect()
+    for body in (b"first", b"victim", b"third"):
+        await raw.send("orders", [body], acks=Acks.DISK)
+    damage(running, b"victim")
+    assert (await raw.pull("orders", timeout_ms=5000)).length == 3
+
+    await check_damaged(raw)
+    again = await running.restarted()
+    await check_damaged(await again.connect())
+    await again.close()
+
+
+async def check_damaged(raw: RawConnection) -> None:
+    """Check what a broker says of three messages of which the second is damaged."""
+    status = await raw.status()
+    (group,) = status["groups"]
+    assert (group["lag"], group["damaged"], status["messages_damaged"]) == (0, 1, 1)
+    assert status["damaged"] == [{"partition": "orders", "first_sequence": 1, "end": 2}]
+
+
 async def test_a_pull_of_nothing_but_damage_can_be_settled_and_passed(start: Start) -> None:
     running = await start(storage=NO_CACHE)
     raw = await running.connect()

@@ -17,7 +17,8 @@ from pulque.testing.files import Cut, MemoryFileSystem
 from pulque.testing.raw import RawConnection, Run
 from pulque.wire.requests import Acks, Seal
 from pulque.wire.responses import Sealed
-from tests.unit.broker.running import Running, Start, eventually
+from tests.crash.one_thread import run_in_one_thread
+from tests.unit.broker.running import Running, eventually
 
 RETRY = "%retry%orders%g"
 CONSUMERS = ("a", "b")
@@ -115,8 +116,11 @@ async def drain(raw: RawConnection) -> Counter[bytes]:
     return found
 
 
-async def check(life: Life, at: int, cut: Cut, seed: int, directory: Path) -> None:
-    left = life.files.after_power_cut(at, cut, Random(seed))
+async def check(
+    life: Life, at: int, cut: Cut, random: Random, directory: Path
+) -> MemoryFileSystem:
+    """Start a broker on what a power cut left, compare, and return its disk."""
+    left = life.files.after_power_cut(at, cut, random)
     running = Running(directory, {}, None, left)
     await running.start()
     raw = await running.connect()
@@ -147,20 +151,32 @@ async def check(life: Life, at: int, cut: Cut, seed: int, directory: Path) -> No
     await again.start()
     assert await drain(await again.connect()) == {}
     await again.close()
+    return left
+
+
+async def live_and_lose_power(
+    directory: Path, seed: str, cut: Cut, count: int = CUTS_OF_EACH_KIND
+) -> list[MemoryFileSystem]:
+    """Cut the power of one life at some points; return its disk, and what the cuts left."""
+    random = Random(seed)
+    files = MemoryFileSystem(random=random)
+    running = Running(directory, {"storage": {"sync_interval": "5ms"}}, None, files)
+    await running.start()
+    life = await live(running, files, random)
+    await running.close()
+
+    points = {random.randint(0, files.operations) for _ in range(count)}
+    disks = [files]
+    for at in sorted(points | {files.operations}):
+        print(f"{cut} after {at} of {files.operations} operations")
+        disks.append(await check(life, at, cut, Random(f"{seed} {at}"), directory))
+    return disks
 
 
 @pytest.mark.accepts("004-06", "004-46", "004-60")
 @pytest.mark.parametrize("cut", Cut)
-async def test_every_message_is_acked_or_comes_again_whenever_the_power_fails(
-    start: Start, tmp_path: Path, seed: int, cut: Cut
+def test_every_message_is_acked_or_comes_again_whenever_the_power_fails(
+    tmp_path: Path, seed: int, cut: Cut
 ) -> None:
-    random = Random(f"{seed} {cut}")
-    files = MemoryFileSystem()
-    running = await start(files=files, storage={"sync_interval": "5ms"})
-    life = await live(running, files, random)
-    await running.close()
-
-    points = {random.randint(0, files.operations) for _ in range(CUTS_OF_EACH_KIND)}
-    for at in sorted(points | {files.operations}):
-        print(f"{cut} after {at} of {files.operations} operations")
-        await check(life, at, cut, seed, tmp_path / "left")
+    name = f"{seed} {cut}"
+    run_in_one_thread(live_and_lose_power(tmp_path / "data", name, cut), name)

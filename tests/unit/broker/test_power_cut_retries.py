@@ -18,7 +18,8 @@ from pulque.testing.files import Cut, MemoryFileSystem
 from pulque.testing.raw import RawConnection, Run
 from pulque.wire.dead import Dead, DeadListed, Resend, Resent
 from pulque.wire.requests import Acks
-from tests.unit.broker.running import Running, Start, eventually
+from tests.crash.one_thread import run_in_one_thread
+from tests.unit.broker.running import Running, eventually
 
 ORDERS, RETRY, WAIT, DEAD = "orders", "%retry%orders%g", "%wait%orders%g", "%dead%orders%g"
 POLICY = {"delays": "200ms 500ms", "jitter_percent": 100, "attempts": 3}
@@ -129,8 +130,11 @@ def check_attempts(retries: list[Message], letters: list[Message], *, is_whole: 
         assert set(attempts[message.body]) >= {2, 3}
 
 
-async def check(life: Life, at: int, cut: Cut, seed: int, directory: Path) -> None:
-    left = life.files.after_power_cut(at, cut, Random(seed))
+async def check(
+    life: Life, at: int, cut: Cut, random: Random, directory: Path
+) -> MemoryFileSystem:
+    """Start a broker on what a power cut left, compare, and return its disk."""
+    left = life.files.after_power_cut(at, cut, random)
     clock = ManualClock(life.clock.now_ms())
     running = Running(directory, {"retry": POLICY}, clock, left)
     await running.start()
@@ -164,6 +168,27 @@ async def check(life: Life, at: int, cut: Cut, seed: int, directory: Path) -> No
     assert await drain(raw, clock) == {}
     assert await raw.ask(Dead(ORDERS, "g", 0, LAST, 1000), DeadListed) == listed
     await again.close()
+    return left
+
+
+async def live_and_lose_power(
+    directory: Path, seed: str, cut: Cut, count: int = CUTS_OF_EACH_KIND
+) -> list[MemoryFileSystem]:
+    """Cut the power of one life at some points; return its disk, and what the cuts left."""
+    random = Random(seed)
+    life = Life(MemoryFileSystem(random=random), ManualClock())
+    sections = {"retry": POLICY, "storage": {"sync_interval": "5ms", "checkpoint_records": 7}}
+    running = Running(directory, sections, life.clock, life.files)
+    await running.start()
+    await live(running, life, random)
+    await running.close()
+
+    points = {random.randint(0, life.files.operations) for _ in range(count)}
+    disks = [life.files]
+    for at in sorted(points | {life.files.operations}):
+        print(f"{cut} after {at} of {life.files.operations} operations")
+        disks.append(await check(life, at, cut, Random(f"{seed} {at}"), directory))
+    return disks
 
 
 _ORIGIN = "pulque.origin"
@@ -171,21 +196,8 @@ _ORIGIN = "pulque.origin"
 
 @pytest.mark.accepts("000-44", "000-45", "003-53")
 @pytest.mark.parametrize("cut", Cut)
-async def test_a_message_is_retried_or_dead_whenever_the_power_fails(
-    start: Start, tmp_path: Path, seed: int, cut: Cut
+def test_a_message_is_retried_or_dead_whenever_the_power_fails(
+    tmp_path: Path, seed: int, cut: Cut
 ) -> None:
-    random = Random(f"{seed} {cut} retries")
-    life = Life(MemoryFileSystem(), ManualClock())
-    running = await start(
-        files=life.files,
-        clock=life.clock,
-        retry=POLICY,
-        storage={"sync_interval": "5ms", "checkpoint_records": 7},
-    )
-    await live(running, life, random)
-    await running.close()
-
-    points = {random.randint(0, life.files.operations) for _ in range(CUTS_OF_EACH_KIND)}
-    for at in sorted(points | {life.files.operations}):
-        print(f"{cut} after {at} of {life.files.operations} operations")
-        await check(life, at, cut, seed, tmp_path / "left")
+    name = f"{seed} {cut} retries"
+    run_in_one_thread(live_and_lose_power(tmp_path / "data", name, cut), name)

@@ -1,11 +1,21 @@
 """Sends: each batch is checked, deduplicated, stored and answered on its own."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from pulque.errors import ErrorCode, InvalidRequestError, PulqueError
-from pulque.model.batch import HEADER, HEADER_SIZE, Codec, Flag, seal, seed_of
+from pulque.model.batch import (
+    HEADER,
+    HEADER_SIZE,
+    Codec,
+    Flag,
+    layout_of,
+    read_header,
+    seal,
+    seed_of,
+)
 from pulque.model.pack import BatchPacker, ProducedBy
 from pulque.testing.raw import RawConnection, pack_batch
 from pulque.wire.requests import Acks, Send
@@ -155,6 +165,76 @@ async def test_a_batch_that_cannot_be_is_refused_and_nothing_is_stored(
 
     assert outcome.code is code
     assert (await raw.status())["partition_count"] == 0
+
+
+def keyed(count: int, **sizes: int) -> bytes:
+    """Return a batch whose last message has parts of other sizes than it says."""
+    packer = BatchPacker()
+    for number in range(count):
+        packer.add(b"%d" % number, key="k", order_key="o", tags=["t"], headers={"h": "v"})
+    batch = packer.encode(seed=seed_of("a"), ids=bytes(16 * count), created_at_ms=1)
+    layout = layout_of(read_header(batch).flags)
+    for name, size in sizes.items():
+        column = next(each for each in layout.columns if each.name == name)
+        at = layout.column_start(name, count) + (count - 1) * column.width
+        batch = batch[:at] + size.to_bytes(column.width, "little") + batch[at + column.width :]
+    return seal(batch[4:], seed_of("a"))
+
+
+def compressed(codec: Codec, records: Callable[[bytes], bytes]) -> bytes:
+    batch = pack_batch("a", [b"x" * 500] * 3, codec=codec)
+    start = layout_of(read_header(batch).flags).records_start(3)
+    return seal(batch[4:start] + records(batch[start:]), seed_of("a"))
+
+
+@pytest.mark.parametrize("count", [1, 2, 100])
+@pytest.mark.parametrize("column", ["key_size", "order_key_size", "tags_size", "headers_size"])
+async def test_parts_that_are_longer_than_their_message_are_refused(
+    raw: RawConnection, count: int, column: str
+) -> None:
+    bad, good = keyed(count, **{column: 60_000}), keyed(count)
+
+    answer = await send(raw, ("a", bad), ("a", good))
+
+    assert [each.code for each in answer.outcomes] == [ErrorCode.INVALID_BATCH, ErrorCode.NONE]
+    assert "longer than the message" in answer.outcomes[0].text
+
+
+@pytest.mark.parametrize(
+    ("codec", "records"),
+    [
+        (Codec.ZSTD, lambda good: b"garbage" * 20),
+        (Codec.ZSTD, lambda good: b""),
+        (Codec.ZSTD, lambda good: good[:5]),
+        (Codec.ZSTD, lambda good: good[:5] + b"\xff\xff" + good[7:]),
+        (Codec.LZ4, lambda good: b""),
+        (Codec.LZ4, lambda good: good[:3]),
+    ],
+    ids=["garbage", "nothing", "cut", "another size", "no lz4", "too little lz4"],
+)
+async def test_records_that_cannot_decompress_are_refused(
+    raw: RawConnection, codec: Codec, records: Callable[[bytes], bytes]
+) -> None:
+    bad, good = compressed(codec, records), compressed(codec, bytes)
+
+    answer = await send(raw, ("a", bad), ("a", good))
+
+    assert [each.code for each in answer.outcomes] == [ErrorCode.INVALID_BATCH, ErrorCode.NONE]
+
+
+@pytest.mark.parametrize("opens", [False, True])
+async def test_every_message_is_decoded_on_arrival_by_setting(start: Start, opens: bool) -> None:  # noqa: FBT001
+    running = await start(limits={"open_records": opens})
+    raw = await running.connect()
+    packer = BatchPacker()
+    packer.add_encoded(b"x", headers=b"name without a value")
+    odd = packer.encode(seed=seed_of("a"), ids=bytes(16), created_at_ms=1)
+    torn = compressed(Codec.ZSTD, lambda good: good[:-3])
+
+    answer = await send(raw, ("a", odd), ("a", torn), ("a", keyed(2)))
+
+    expected = ErrorCode.INVALID_BATCH if opens else ErrorCode.NONE
+    assert [each.code for each in answer.outcomes] == [expected, expected, ErrorCode.NONE]
 
 
 async def test_a_due_time_is_refused_as_not_supported(raw: RawConnection) -> None:
@@ -314,3 +394,58 @@ async def test_an_error_of_a_send_is_typed_and_the_connection_lives(raw: RawConn
         await send(raw)
 
     assert (await raw.send("orders", [b"x"])).code is ErrorCode.NONE
+
+
+SYSTEM_HEADERS = [
+    ({"pulque.origin": "orders/1"}, ErrorCode.NOT_ALLOWED),
+    ({"mine": "1", "pulque.dead": "x"}, ErrorCode.NOT_ALLOWED),
+    ({"pulque.once": "1", "pulque.dead": "x"}, ErrorCode.NOT_ALLOWED),
+    ({"pulque.once": "1"}, ErrorCode.NONE),
+    ({"mine": "pulque.dead"}, ErrorCode.NONE),
+    ({"my.pulque.dead": "1"}, ErrorCode.NONE),
+]
+
+
+@pytest.mark.parametrize("how", ["single", "many batches"])
+@pytest.mark.parametrize("count", [1, 2, 100])
+@pytest.mark.parametrize(("headers", "code"), SYSTEM_HEADERS)
+async def test_headers_of_the_system_are_refused(
+    raw: RawConnection, headers: dict[str, str], code: ErrorCode, count: int, how: str
+) -> None:
+    packer = BatchPacker()
+    for _ in range(count - 1):
+        packer.add(b"a body about pulque.dead", headers={"pulque.once": "1"})
+    packer.add(b"x", headers=headers)
+    batch = packer.encode(seed=seed_of("orders"), ids=bytes(16 * count), created_at_ms=1)
+    beside = [] if how == "single" else [("orders", pack_batch("orders", [b"beside"]))]
+
+    answer = await send(raw, ("orders", batch), *beside)
+
+    assert [each.code for each in answer.outcomes] == [code, *(ErrorCode.NONE for _ in beside)]
+    if code is ErrorCode.NOT_ALLOWED:
+        assert "begin with pulque. belong to the system" in answer.outcomes[0].text
+
+
+@pytest.mark.parametrize("opens", [False, True])
+async def test_headers_of_the_system_in_compressed_records_are_refused_by_setting(
+    start: Start,
+    opens: bool,  # noqa: FBT001
+) -> None:
+    raw = await (await start(limits={"open_records": opens})).connect()
+    bad = pack_batch("a", [b"x"] * 3, headers={"pulque.dead": "x"}, codec=Codec.ZSTD)
+    good = pack_batch("a", [b"x"] * 3, headers={"mine": "x"}, codec=Codec.ZSTD)
+
+    answer = await send(raw, ("a", bad), ("a", good))
+
+    expected = ErrorCode.NOT_ALLOWED if opens else ErrorCode.NONE
+    assert [each.code for each in answer.outcomes] == [expected, ErrorCode.NONE]
+
+
+async def test_a_named_producer_may_pass_on_headers_of_the_system(raw: RawConnection) -> None:
+    """A delay server sends what it confirmed, and that must not be refused."""
+    by_name = ProducedBy(7, 1, 0, named=True)
+    batch = pack_batch("a", [b"x"] * 3, headers={"pulque.due": "1"}, produced_by=by_name)
+
+    (outcome,) = (await send(raw, ("a", batch))).outcomes
+
+    assert outcome.code is ErrorCode.NONE

@@ -9,7 +9,8 @@ from pulque.testing.clock import ManualClock
 from pulque.testing.raw import Handed, RawConnection, pack_batch
 from pulque.wire.requests import Acks, Send
 from pulque.wire.responses import Sent
-from tests.unit.broker.running import Running, Start, numbered
+from tests.unit.broker.disks import PickyDisk
+from tests.unit.broker.running import Running, Start, eventually, numbered
 
 RETRY = "%retry%orders%g"
 LEASE_MS = 30_000
@@ -111,7 +112,7 @@ async def test_single_messages_are_taken_out_of_any_batch(
     assert (await pull_retries(raw, 3)).bodies == [b"0", b"17", b"49"]
 
 
-@pytest.mark.accepts("003-46", "003-47", "003-52", "000-36", "000-37", "000-38")
+@pytest.mark.accepts("003-46", "003-52", "000-36", "000-37", "000-38")
 async def test_what_a_silent_consumer_held_comes_to_others_and_nobody_is_rewound(
     start: Start,
 ) -> None:
@@ -237,6 +238,37 @@ async def test_a_redelivery_is_performed_once_over_a_clean_restart(
     await once_more.close()
 
 
+@pytest.mark.parametrize("delay_ms", [0, 60_000])
+async def test_a_redelivery_that_finds_no_room_is_not_forgotten_over_a_restart(
+    start: Start, delay_ms: int
+) -> None:
+    disk = PickyDisk()
+    running = await start(files=disk)
+    raw = await running.connect()
+    await raw.send("orders", [b"fails"])
+    got = await raw.pull("orders")
+    disk.refuses = b"fails"
+    await raw.settle(got.runs[0], nacked={0: "no"}, delay_ms=delay_ms)
+
+    async def is_refused() -> bool:
+        return disk.refused > 0
+
+    await eventually(is_refused)
+    (group,) = (await raw.status())["groups"]
+    assert group["redeliveries_pending"] == 1
+    await running.close()  # with a checkpoint: what it does not have is forgotten
+    disk.refuses = b""
+
+    raw = await (await start(files=disk)).connect()
+    target = "%wait%orders%g" if delay_ms else RETRY
+
+    async def has_come() -> bool:
+        _, messages = await raw.read(target)
+        return [message.body for message in messages] == [b"fails"]
+
+    await eventually(has_come)
+
+
 async def test_a_redelivery_is_performed_once_after_a_kill_at_any_moment(
     running: Running, raw: RawConnection, start: Start
 ) -> None:
@@ -289,5 +321,12 @@ async def test_a_message_that_nobody_can_read_stops_no_retry(raw: RawConnection)
     await raw.settle(got.runs[0], nacked=dict.fromkeys(range(4), "no"))
 
     assert (await pull_retries(raw, 2)).bodies == [b"fine", b"also fine"]
-    status = await raw.status()
-    assert sum(group["redeliveries_pending"] for group in status["groups"]) == 0
+
+    async def is_done() -> bool:
+        status = await raw.status()
+        return not any(group["redeliveries_pending"] for group in status["groups"])
+
+    await eventually(is_done)
+    _, letters = await raw.read("%dead%orders%g")
+    assert [each.headers["pulque.unreadable"] for each in letters] == ["1", "2"]
+    assert [each.body.count(body) for each, body in zip(letters, (b"bad", b"odd"), strict=True)]

@@ -70,6 +70,20 @@ async def test_many_sends_that_wait_for_the_disk_share_its_syncs(start: Start) -
     assert after["message_log"]["synced"] == after["message_log"]["end"]
 
 
+@pytest.mark.accepts("004-52")
+async def test_whoever_waits_for_the_disk_waits_for_a_sync_at_each_send(start: Start) -> None:
+    raw = await (await start(storage=NEVER)).connect()
+    syncs = [(await raw.status())["syncs"]]
+
+    for acks in (Acks.MEMORY, Acks.DISK):
+        for number in range(20):
+            await raw.send("orders", [b"%d" % number], acks=acks)
+        syncs.append((await raw.status())["syncs"])
+
+    assert syncs[1] == syncs[0], "nobody waited for the disk"
+    assert syncs[2] >= syncs[1] + 20
+
+
 async def test_disk_is_not_answered_before_it_is_synced(tmp_path: Path) -> None:
     files = MemoryFileSystem()
     running = Running(tmp_path / "data", {"storage": NEVER}, None, files)

@@ -1,6 +1,7 @@
 """What a group says once: it is kept over restarts, and nobody can say otherwise by mistake."""
 
 from dataclasses import replace
+from random import Random
 
 import pytest
 
@@ -8,6 +9,7 @@ from pulque.errors import (
     FencedError,
     InvalidNameError,
     InvalidRequestError,
+    PulqueError,
 )
 from pulque.model.groups import (
     Filter,
@@ -17,12 +19,25 @@ from pulque.model.groups import (
     Start,
     StartKind,
 )
+from pulque.model.names import PartitionName
 from pulque.testing.clock import ManualClock
-from pulque.testing.raw import RawConnection
-from pulque.wire.groups import Subscription
-from pulque.wire.requests import Request, Subscribe, Subscriptions
-from pulque.wire.responses import Subscribed, SubscriptionsListed
-from tests.unit.broker.running import Running, numbered
+from pulque.testing.files import Cut
+from pulque.testing.raw import Handed, RawConnection, expect, pack_batch
+from pulque.wire.groups import ChangeGroup, Subscription
+from pulque.wire.requests import (
+    EARLIEST,
+    FROM_SETTLED,
+    Acks,
+    Pull,
+    Request,
+    Send,
+    Subscribe,
+    Subscriptions,
+    Wanted,
+)
+from pulque.wire.responses import Pulled, Subscribed, SubscriptionsListed
+from tests.unit.broker.disks import GatedDisk
+from tests.unit.broker.running import Running, eventually, numbered
 from tests.unit.broker.running import Start as StartBroker
 
 ORDERS = Subscribe("g", "c", 1, "orders")
@@ -170,3 +185,89 @@ async def test_a_start_is_on_disk_before_the_answer(running: Running, start: Sta
     got = await (await killed.connect()).pull("orders")
 
     assert got.bodies == numbered(2, 3)
+
+
+async def test_what_is_to_be_delivered_once_is_answered_when_no_power_cut_can_repeat_it(
+    start: StartBroker,
+) -> None:
+    disk = GatedDisk()
+    running = await start(files=disk, storage={"sync_interval": "1m"})
+    raw = await running.connect()
+    await subscribe(raw, replace(ORDERS, mode=Mode.ONCE))
+    await raw.send("orders", [b"x"], acks=Acks.DISK)
+    disk.close_gate()
+    wanted = (Wanted(PartitionName("orders"), FROM_SETTLED, 0),)
+    request = await raw.put(Pull("g", "c", 1, 10, 1 << 20, 0, EARLIEST, wanted))
+
+    async def is_syncing() -> bool:
+        return disk.syncs_waiting > 0
+
+    assert not await raw.is_answered(request)
+    await eventually(is_syncing)
+    disk.open_gate()
+    answer = expect(await raw.answer_to(request), Pulled)
+    left = disk.after_power_cut(disk.operations, Cut.LOST, Random(1))
+
+    assert Handed.of(answer, ["orders"]).bodies == [b"x"]
+    raw = await (await start(files=left)).connect()
+    assert (await raw.pull("orders")).bodies == []
+
+
+async def test_a_sync_of_messages_alone_is_not_taken_for_one_of_facts(
+    start: StartBroker,
+) -> None:
+    disk = GatedDisk()
+    running = await start(files=disk, storage={"sync_interval": "1m"})
+    raw, other = await running.connect(), await running.connect()
+    await subscribe(raw, replace(ORDERS, mode=Mode.ONCE))
+    await raw.send("orders", [b"x"], acks=Acks.DISK)
+
+    async def is_syncing() -> bool:
+        return disk.syncs_waiting > 0
+
+    disk.close_gate()
+    send = Send(Acks.DISK, 10_000, (("others", pack_batch("others", [b"y"])),))
+    sent = await other.put(send)
+    await eventually(is_syncing)  # of messages: there was no fact to wait for
+    wanted = (Wanted(PartitionName("orders"), FROM_SETTLED, 0),)
+    pulled = await raw.put(Pull("g", "c", 1, 10, 1 << 20, 0, EARLIEST, wanted))
+    assert not await raw.is_answered(pulled)
+    disk.let_one_through()
+    await other.answer_to(sent)
+    await eventually(is_syncing)
+
+    assert not await raw.is_answered(pulled)
+    disk.open_gate()
+    answer = expect(await raw.answer_to(pulled), Pulled)
+    assert Handed.of(answer, ["orders"]).bodies == [b"x"]
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        replace(ORDERS, consumer="d"),
+        ChangeGroup("g", "orders", retry=RETRY),
+    ],
+    ids=["by another consumer", "by a command"],
+)
+async def test_what_a_group_says_again_is_answered_when_the_first_time_is_on_disk(
+    start: StartBroker, again: Request
+) -> None:
+    disk = GatedDisk()
+    running = await start(files=disk, storage={"sync_interval": "1m"})
+    raw, other = await running.connect(), await running.connect()
+    await raw.send("orders", numbered(2), acks=Acks.DISK)
+    disk.close_gate()
+    first = replace(ORDERS, retry=RETRY, start=Start(StartKind.LATEST))
+    requests = [(raw, await raw.put(first))]
+
+    async def is_syncing() -> bool:
+        return disk.syncs_waiting > 0
+
+    await eventually(is_syncing)
+    requests.append((other, await other.put(again)))
+    for connection, request in requests:
+        assert not await connection.is_answered(request)
+    disk.open_gate()
+    for connection, request in requests:
+        assert not isinstance(await connection.answer_to(request), PulqueError)

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from pulque.errors import InvalidRequestError, NotAllowedError
-from pulque.model.batch import seed_of
+from pulque.model.batch import Codec, seed_of
 from pulque.model.groups import Filter, Mode, RetrySettings
 from pulque.model.groups import Start as StartOf
 from pulque.model.message import Message
-from pulque.model.pack import BatchPacker
+from pulque.model.pack import NOBODY, BatchPacker, ProducedBy
 from pulque.storage.consume_log import Span
 from pulque.storage.engine import Engine
 from pulque.storage.partitions import Partition
@@ -19,6 +19,7 @@ from pulque.testing.raw import RawConnection, Run
 from pulque.wire.groups import Subscribe, Subscribed
 from pulque.wire.requests import Acks, Seal, Send
 from pulque.wire.responses import Sealed, Sent
+from tests.unit.broker.disks import PickyDisk
 from tests.unit.broker.running import Running, Start, eventually, numbered
 
 RETRY, WAIT, DEAD = "%retry%orders%g", "%wait%orders%g", "%dead%orders%g"
@@ -72,8 +73,16 @@ async def test_a_message_waits_longer_after_each_failure(start: Start) -> None:
     status = await raw.status()
     assert (status["messages_waiting"], status["messages_left"]) == (1, 1)
 
+    await raw.send("orders", [b"quick"])
+    quick = await hand_out(raw, "orders")
+    await raw.settle(quick, nacked={quick.first_pull: "soon"}, delay_ms=500)
+    await stored(raw, WAIT, 2)
+
     clock.advance(999)
-    assert not (await raw.pull(RETRY, timeout_ms=200)).runs
+    # Another one that is due by now comes, and this one does not.
+    run = await hand_out(raw, RETRY)
+    assert run.bodies == [b"quick"]
+    await raw.settle(run)
     clock.advance(101)
     again = await hand_out(raw, RETRY)
     assert [(m.body, m.attempt) for m in again.messages] == [(b"stubborn", 2)]
@@ -81,8 +90,8 @@ async def test_a_message_waits_longer_after_each_failure(start: Start) -> None:
     assert (status["messages_waiting"], status["messages_left"]) == (0, 1)
 
     await raw.settle(again, nacked={again.first_pull: "second"}, delay_ms=POLICY)
-    waited = await stored(raw, WAIT, 2)
-    assert waited[1].due_at_ms == clock.now_ms() + 10_000
+    waited = await stored(raw, WAIT, 3)
+    assert waited[2].due_at_ms == clock.now_ms() + 10_000
     clock.advance(10_100)
     third = await hand_out(raw, RETRY)
     assert [message.attempt for message in third.messages] == [3]
@@ -101,14 +110,31 @@ async def test_a_delay_that_was_asked_for_wins_and_zero_is_at_once(start: Start)
     assert (waiting.body, waiting.due_at_ms) == (b"1", clock.now_ms() + 60_000)
 
 
+@pytest.mark.parametrize(
+    ("told", "silence_ms", "check_ms"),
+    [
+        pytest.param({}, 30_000, 5_000, id="as it comes"),
+        pytest.param({"lease": "3min", "lease_check": "1min"}, 180_000, 60_000, id="as in QMQ"),
+    ],
+)
 @pytest.mark.accepts("003-52", "003-54", "000-38")
-async def test_what_a_lost_consumer_held_waits_like_any_failure(start: Start) -> None:
+async def test_what_a_lost_consumer_held_waits_like_any_failure(
+    start: Start, told: dict[str, str], silence_ms: int, check_ms: int
+) -> None:
     clock = ManualClock()
-    raw = await (await start(clock=clock, retry=TABLE)).connect()
+    running = await start(clock=clock, retry=TABLE, consumption=told)
+    raw = await running.connect()
     await raw.send("orders", numbered(2))
     await raw.pull("orders", consumer="dead")
 
-    clock.advance(30_001)
+    for _ in range(silence_ms // check_ms):
+        clock.advance(check_ms)
+        await running.house_kept()
+        assert (await raw.status())["deliveries_lost"] == 0
+    clock.advance(check_ms - 1)  # it was silent for too long, and is missed by the next check
+    await running.house_kept()
+    assert (await raw.status())["deliveries_lost"] == 0
+    clock.advance(2)
     waiting = await stored(raw, WAIT, 2)
     assert bodies(waiting) == numbered(2)
     assert "silent" in waiting[0].headers["pulque.failed.1"]
@@ -294,19 +320,40 @@ async def test_an_expired_message_is_dead_and_no_new_retry_is_written(start: Sta
     assert (await raw.read(RETRY))[1] == []
 
 
+@pytest.mark.parametrize(
+    ("codec", "produced_by"),
+    [(Codec.ZSTD, NOBODY), (Codec.NONE, ProducedBy(1, 1, 1, named=True))],
+    ids=["compressed", "named as a delay server is"],
+)
 async def test_headers_of_ours_that_a_producer_made_up_are_not_taken_for_true(
-    start: Start,
+    start: Start, codec: Codec, produced_by: ProducedBy
 ) -> None:
     raw = await (await start(clock=ManualClock(), retry={"attempts": 1})).connect()
     packer = BatchPacker()
-    packer.add(b"x", headers={"pulque.failed.7": "lies", "pulque.first": "lies/1", "mine": "yes"})
-    batch = packer.encode(seed=seed_of("orders"), ids=bytes(16), created_at_ms=0)
+    lies = {
+        "pulque.failed.7": "lies",
+        "pulque.first": "lies/1",
+        "pulque.origin": "orders/99",
+        "pulque.due": "lies",
+        "pulque.unreadable": "0-99",
+    }
+    packer.add(b"x", headers={**lies, "mine": "yes"})
+    packer.add(b"y")
+    # What is compressed or comes from a delay server, the broker does not look into.
+    batch = packer.encode(
+        seed=seed_of("orders"),
+        ids=bytes(32),
+        created_at_ms=0,
+        codec=codec,
+        produced_by=produced_by,
+    )
     await raw.ask(Send(Acks.MEMORY, 1000, (("orders", batch),)), Sent)
     await fail(raw, "orders", "no")
 
-    (dead,) = await stored(raw, DEAD, 1)
+    dead, _ = await stored(raw, DEAD, 2)
 
-    assert "pulque.failed.7" not in dead.headers
+    assert not {"pulque.failed.7", "pulque.due", "pulque.unreadable"} & {*dead.headers}
+    assert dead.headers["pulque.origin"] == "orders/0"
     assert (dead.headers["pulque.first"], dead.headers["mine"]) == ("orders/0", "yes")
 
 
@@ -412,6 +459,30 @@ async def test_what_waits_is_known_after_a_restart_and_comes_once(
     assert bodies((await stored(raw, RETRY, 3))[2:]) == [b"3"]
     assert (await raw.status())["messages_waiting"] == 1
     await again.close()
+
+
+async def test_what_is_due_and_finds_no_room_is_not_forgotten_over_a_restart(
+    start: Start,
+) -> None:
+    clock, disk = ManualClock(), PickyDisk()
+    running = await start(clock=clock, retry=TABLE, files=disk)
+    raw = await running.connect()
+    await raw.send("orders", [b"fails"])
+    await fail(raw, "orders", "no")
+    await stored(raw, WAIT, 1)
+    disk.refuses = b"fails"
+    clock.advance(1001)
+
+    async def is_refused() -> bool:
+        return disk.refused > 0
+
+    await eventually(is_refused)
+    assert (await raw.status())["messages_waiting"] == 1
+    await running.close()  # with a checkpoint: what it does not have is forgotten
+    disk.refuses = b""
+
+    raw = await (await start(clock=clock, retry=TABLE, files=disk)).connect()
+    assert bodies(await stored(raw, RETRY, 1)) == [b"fails"]
 
 
 async def test_a_checkpoint_at_any_moment_forgets_and_doubles_nothing(start: Start) -> None:
