@@ -118,7 +118,7 @@ async def _accept(
         Aim(
             "delayed sends over one hour beside a broker's",
             median(ratios),
-            0.5,
+            0.3,
             is_least=True,
             unit="×",
             detail=f"{rates['one hour']:,.0f} and {rates['broker']:,.0f} messages/s",

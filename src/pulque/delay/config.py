@@ -51,7 +51,7 @@ class DelayStorageSection(Section):
     segment_size: Annotated[Size, Field(ge=64 * _KIB, le=16 * _GIB)] = Field(
         default=ByteSize(64 * _MIB),
         description="A segment of the message log is sealed at this size. It goes once all of it "
-        "is in the schedule logs; up to sixteen of the files are kept to be written again.",
+        "is in the schedule logs.",
     )
     reserve: Annotated[Size, Field(ge=_MIB, le=_TIB)] = Field(
         default=ByteSize(64 * _MIB),
@@ -125,6 +125,11 @@ class DelayLimitsSection(Section):
     )
     max_batch: Annotated[Size, Field(ge=_KIB, le=16 * _MIB)] = Field(
         default=ByteSize(16 * _MIB), description="The largest batch, as it travels."
+    )
+    open_records: bool = Field(
+        default=False,
+        description="Whether every message is decoded before it is stored; needed where a broker "
+        "has this setting on, as it would refuse what cannot be decoded when it is due.",
     )
     max_connections: Annotated[Number, Field(ge=1, le=1_000_000)] = Field(
         default=10_000, description="Clients at one time; one more is refused."

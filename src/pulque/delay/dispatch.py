@@ -41,6 +41,7 @@ from pulque.model.batch import Flag, seed_of
 from pulque.model.names import PartitionName
 from pulque.model.pack import ProducedBy
 from pulque.model.routes import PartitionRoute
+from pulque.rules.schedule import TICK_MS
 from pulque.storage.dispatch_log import (
     Intent,
     Kind,
@@ -154,6 +155,19 @@ class Dispatcher:
         ticks = list(self._store.ticks)
         is_loaded = all(tick in self.live.indexes for tick in ticks if tick <= now_ms)
         return is_loaded and not self._tasks
+
+    @property
+    def has_due(self) -> bool:
+        """Whether a message is due that no broker has yet; what brokers refuse does not count."""
+        now_ms = self._clock.now_ms()
+        last_ms = now_ms // TICK_MS * TICK_MS
+        if any(tick <= now_ms and tick not in self.live.indexes for tick in self._store.ticks):
+            return True
+        return any(index.is_coming_by(last_ms) for index in self.live.indexes.values())
+
+    def wake(self) -> None:
+        """Look at the clock now, as somebody has turned it."""
+        self._wake.set()
 
     async def close(self) -> None:
         """Give up what is under way; it goes on after a restart."""

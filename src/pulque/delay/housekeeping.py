@@ -23,8 +23,7 @@ _LEAST_MS = 1000
 _MOST_SEALED = 16
 """So many segments of the message log are worth a checkpoint that removes them …"""
 _PAUSE_MS = 500
-"""… or any, after a pause of so long: nobody waits for the disk, and their files are written again
-when the next many messages come …"""
+"""… or any, after a pause of so long: nobody waits for the disk then …"""
 _LONGEST_REPLAY_MS = 2000
 """… and so is as much as a restart would need so long to replay …"""
 _MANY_OVER = 1_000_000

@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 
 from pulque.clock import Clock
-from pulque.delay.placing import MOVED_PREFIX, check_records
+from pulque.delay.placing import MOVED_PREFIX
 from pulque.delay.replay import Replayer
 from pulque.errors import (
     ErrorCode,
@@ -32,18 +32,29 @@ from pulque.model.names import (
     parse_partition,
 )
 from pulque.model.positions import ConsumeSequence
+from pulque.net.server import Work
 from pulque.rules.dedup import Dedup
-from pulque.serving.batches import SendLimits, check_batch
+from pulque.serving.batches import SendLimits, check_batch, check_headers
 from pulque.serving.commit import Committer
-from pulque.serving.outcomes import PendingSend, Waiter, outcome_of, refused, tell
+from pulque.serving.outcomes import (
+    PendingSend,
+    Waiter,
+    outcome_of,
+    put_again,
+    refused,
+    take_in_steps,
+    tell,
+    wants_disk,
+)
 from pulque.storage.engine import Engine
 from pulque.storage.message_log import Appended
-from pulque.wire.requests import Acks, Send
+from pulque.storage.message_table import MessageTable
+from pulque.wire.requests import MAX_BATCHES, Send
 from pulque.wire.responses import Outcome, Sent
+from pulque.wire.single import SingleSend
 
 __all__ = ["DueLimits", "Receiver"]
 
-_MOST_BATCHES = 1024
 _TIMES = np.dtype("<i8")
 _SLACK_MS = 60_000
 """A producer's clock may be ahead of ours by so much."""
@@ -87,24 +98,32 @@ class Receiver:
     def send(self, request: Send, answer: Callable[[Sent], None]) -> None:
         """Store the batches of a send, and answer once each has its outcome."""
         batches = request.batches
-        if not 1 <= len(batches) <= _MOST_BATCHES:
-            raise InvalidRequestError(
-                f"a send of {len(batches)} batches; 1 to {_MOST_BATCHES} are allowed"
-            )
+        if not batches:
+            raise InvalidRequestError(f"a send of 0 batches; 1 to {MAX_BATCHES} are allowed")
         pending = PendingSend(len(batches), answer)
-        if request.acks is Acks.REPLICA:
-            raise NotAllowedError(
-                'acks is "replica", and a delay server has no followers: "disk" and "memory" are '
-                "allowed for messages that are due later"
-            )
-        wants_disk = request.acks is Acks.DISK
+        to_disk = wants_disk(request.acks, has_followers=False)
         for index, (name, batch) in enumerate(batches):
-            self.take_in(name, bytes(batch), pending, index, wants_disk=wants_disk)
+            self._take_in(name, bytes(batch), pending, index, wants_disk=to_disk)
 
-    def take_in(
+    def send_in_steps(
+        self,
+        request: Send,
+        answer: Callable[[Sent], None],
+        refusal: Callable[[], PulqueError | None],
+    ) -> Work:
+        """Store the batches of a send, one at a time: a compressed one is opened."""
+        take_in = partial(self._take_in, wants_disk=wants_disk(request.acks, has_followers=False))
+        return take_in_steps(request.batches, take_in, answer, refusal, 1)
+
+    def send_single(self, request: SingleSend, waiter: Waiter) -> None:
+        """Store the only batch of a send; ``pause`` has to follow."""
+        acks, _, name, batch = request
+        self._take_in(name, batch, waiter, 0, wants_disk=wants_disk(acks, has_followers=False))
+
+    def _take_in(
         self, name: str, batch: bytes, waiter: Waiter, index: int, *, wants_disk: bool
     ) -> None:
-        """Store one batch, or say why not; ``pause`` has to follow."""
+        """Store one batch, or say why not."""
         try:
             self._store(name, batch, waiter, index, wants_disk=wants_disk)
         except PulqueError as error:
@@ -138,6 +157,8 @@ class Receiver:
         if found is None:
             self._check_partition(name)
         header = check_batch(batch, seed_of(name), self._limits, is_delayed=True)
+        if name[0] != "%":  # what a consumer defers has the headers of its attempts
+            check_headers(batch, header, self._limits)
         if header.priority != level_of(PartitionName(name)):
             raise InvalidBatchError(
                 f"a batch of priority {header.priority} for {name}, whose messages have priority "
@@ -151,7 +172,7 @@ class Receiver:
             found = self._engine.create_partition(PartitionName(name), now_ms)
         stored = self._dedup.find(found.id, header)
         if stored is not None:
-            self._answer_again(found.id, stored, waiter, index)
+            self._answer_again(found.id, stored, waiter, index, wants_disk=wants_disk)
             return
         self._engine.promise_room(self.replayer.waiting_bytes + len(batch))
         appended = self._engine.append(found, batch, header, now_ms=now_ms, wants_disk=wants_disk)
@@ -227,26 +248,36 @@ class Receiver:
         self.replayer.wake()
 
     def _answer_again(
-        self, partition: int, first: ConsumeSequence, waiter: Waiter, index: int
+        self,
+        partition: int,
+        first: ConsumeSequence,
+        waiter: Waiter,
+        index: int,
+        *,
+        wants_disk: bool,
     ) -> None:
-        """Answer a batch that is stored, once it is confirmed."""
+        """Answer a batch that is stored, once it is as durable as this send wants it."""
         unconfirmed = self._unconfirmed.get((partition, first))
         if unconfirmed is not None:
+            unconfirmed.wants_disk |= wants_disk
             unconfirmed.waiting.append((waiter, index))
             return
-        waiter.put(
+        put_again(
+            waiter,
             index,
             Outcome(ErrorCode.NONE, is_duplicate=True, first_sequence=first, stored_at_ms=0),
+            self._committer.sync_facts if wants_disk else None,
         )
 
 
 def _check_records(batch: bytes) -> None:
-    """Refuse a compressed batch that could not be put into the schedule later.
+    """Refuse a compressed batch that could not be put into the schedule, or delivered, later.
 
     Raises:
-        RejectedError: It cannot be opened, or not here.
+        RejectedError: It cannot be opened, or not here; or brokers would refuse its messages, as
+            these travel uncompressed.
     """
     try:
-        check_records(batch)
+        MessageTable.of([batch]).check_parts()
     except UsageError as error:
         raise UnsupportedError(f"the batch is compressed, and here {error}") from None

@@ -21,7 +21,7 @@ from pulque.errors import (
 from pulque.model.names import PartitionName, Pattern, parse_pattern
 from pulque.model.routes import PartitionRoute, RouteKind
 from pulque.model.routes import Route as RouteOf
-from pulque.net.server import Connection
+from pulque.net.server import Connection, Work
 from pulque.wire.delay import (
     Cancel,
     Cancelled,
@@ -32,7 +32,6 @@ from pulque.wire.delay import (
 )
 from pulque.wire.frame import Frame
 from pulque.wire.requests import (
-    Acks,
     Hello,
     Request,
     Route,
@@ -58,7 +57,6 @@ from pulque.wire.versions import agree
 __all__ = ["DelayHandler"]
 
 _MOST_WAITING = 1000
-_DISK = int(Acks.DISK)
 
 
 class _Answerer:
@@ -115,25 +113,23 @@ class DelayHandler:
         self._status = status
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def handle(self, connection: Connection, frame: Frame) -> None:
+    def handle(self, connection: Connection, frame: Frame) -> Work | None:
         """Answer a frame, now or when there is something to answer."""
         answerer = _Answerer(connection, frame.request_id)
         try:
             if not connection.is_welcome:
                 self._greet(connection, decode_request(frame), answerer)
-                return
+                return None
             single = read_single_send(frame)
             if single is None:
-                self._dispatch(connection, decode_request(frame), answerer)
-                return
+                return self._begin(connection, decode_request(frame), answerer)
             self._check_send(connection, single.timeout_ms)
-            self._receiver.take_in(
-                single.partition, single.batch, answerer, 0, wants_disk=single.acks == _DISK
-            )
+            self._receiver.send_single(single, answerer)
         except ProtocolError as error:
             connection.refuse(error, frame.request_id)
         except PulqueError as error:
             answerer.refuse(error)
+        return None
 
     def pause(self, connection: Connection) -> None:
         """Write what a connection sent, now that all its requests are handled."""
@@ -159,17 +155,25 @@ class DelayHandler:
         connection.welcome()
         answerer.answer(replace(self._welcome, version=version, cluster=self._joining.cluster))
 
+    def _begin(self, connection: Connection, request: Request, answerer: _Answerer) -> Work | None:
+        """Answer a request, at once or in steps."""
+        if isinstance(request, Send) and len(request.batches) > 1:
+            self._check_send(connection, request.timeout_ms)
+            return self._receiver.send_in_steps(request, answerer.answer, lambda: None)
+        self._dispatch(connection, request, answerer)
+        return None
+
     def _dispatch(self, connection: Connection, request: Request, answerer: _Answerer) -> None:
         match request:
             case Send():
                 self._check_send(connection, request.timeout_ms)
                 self._receiver.send(request, answerer.answer)
             case Cancel():
-                self._begin(connection, answerer, self._cancel(request))
+                self._do_later(connection, answerer, self._cancel(request))
             case Reschedule():
-                self._begin(connection, answerer, self._reschedule(request))
+                self._do_later(connection, answerer, self._reschedule(request))
             case Scheduled() | StuckMessages():
-                self._begin(connection, answerer, self._listed(request))
+                self._do_later(connection, answerer, self._listed(request))
             case Route():
                 answerer.answer(Routed(self._route(request)))
             case Status():
@@ -212,7 +216,7 @@ class DelayHandler:
         here = PartitionRoute(PartitionName(pattern), self._welcome.broker, "", 0)
         return RouteOf(pattern, 0, (here,))
 
-    def _begin(
+    def _do_later(
         self,
         connection: Connection,
         answerer: _Answerer,

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -31,7 +30,8 @@ from pulque.delay.requests import DelayHandler
 from pulque.errors import ConfigError, StorageError
 from pulque.model.positions import Epoch, Tenure
 from pulque.model.routes import Role
-from pulque.net.process import allow_descriptors, loop_factory
+from pulque.net.garbage import ShortCollections
+from pulque.net.process import allow_descriptors, loop_factory, stop_on_signals
 from pulque.net.server import ConnectionLimits, FrameServer
 from pulque.serving.batches import SendLimits
 from pulque.serving.commit import Committer
@@ -49,8 +49,6 @@ __all__ = ["DelayServer", "run_delay"]
 
 _READERS = 4
 _MOST_BALLAST = 4 * 1024 * 1024
-_SPARE_SEGMENTS = 16
-"""As many as are sealed between two checkpoints when it is busy."""
 _SEND_BUFFER = 8 * 1024 * 1024
 _HANDSHAKE_MS = 5000
 _FRAME_MS = 10_000
@@ -76,12 +74,11 @@ def run_delay(settings: DelaySettings, *, on_ready: Callable[[str], None]) -> No
 
 async def _serve(settings: DelaySettings, on_ready: Callable[[str], None]) -> None:
     server = DelayServer(settings)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, server.stop)
-    loop.set_exception_handler(server.callback_failed)
+    stop_on_signals(server.stop)
+    asyncio.get_running_loop().set_exception_handler(server.callback_failed)
     await server.start()
     try:
+        ShortCollections().begin()
         on_ready(server.url)
         await server.stopped()
     finally:
@@ -151,6 +148,8 @@ class DelayServer(Supervised):
             ticks=len(recovered.store.ticks),
             recovery_ms=self._clock.monotonic_ms() - began_ms,
         )
+        if self._given_brokers is not None and not self._settings.cluster.meta:
+            return  # there is nobody to register at, and no need to
         try:
             await self._joining.start()
         except BaseException:
@@ -331,17 +330,27 @@ class DelayServer(Supervised):
         is_placed = not self._replayer.waiting_bytes
         return is_placed and self._notebook.is_idle and self._dispatcher.is_idle
 
+    @property
+    def has_due(self) -> bool:
+        """Whether a message is due that no broker has yet, or may be: it is not placed yet."""
+        return bool(self._replayer.waiting_bytes) or self._dispatcher.has_due
+
     async def checkpoint(self) -> None:
         """Write a checkpoint now, and remove what is not needed any more."""
         await self._housekeeper.checkpoint()
 
-    async def close(self) -> None:
-        """Stop serving, sync, write a checkpoint, and give the directory back."""
+    async def close(self, *, catch_up_s: float = _CATCH_UP_S) -> None:
+        """Stop serving, sync, write a checkpoint, and give the directory back.
+
+        Args:
+            catch_up_s: How long to wait until all that was stored is in the schedule, so that the
+                next start need not replay it.
+        """
         await self._joining.close()
         self._server.stop_listening()
         await self._handler.close()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_CATCH_UP_S):
+            async with asyncio.timeout(catch_up_s):
                 await self._replayer.caught_up()
         notes, *others = self._tasks
         for task in others:
@@ -389,7 +398,6 @@ def _options(settings: DelaySettings) -> StorageOptions:
         tail_cache_bytes=0,
         reserve_bytes=storage.reserve,
         ballast_bytes=min(storage.reserve // 4, _MOST_BALLAST),
-        spare_segments=_SPARE_SEGMENTS,
     )
 
 
@@ -407,7 +415,9 @@ def _delivery(settings: DelaySettings, directory: str) -> Delivery:
 
 def _send_limits(settings: DelaySettings) -> SendLimits:
     limits = settings.limits
-    return SendLimits(limits.max_batch, limits.max_message, limits.max_in_flight)
+    return SendLimits(
+        limits.max_batch, limits.max_message, limits.max_in_flight, limits.open_records
+    )
 
 
 def _connection_limits(settings: DelaySettings) -> ConnectionLimits:

@@ -249,6 +249,12 @@ class TickIndex:
         states = self.states
         return int(np.count_nonzero((states <= RowState.TAKEN) & (states != RowState.STUCK)))
 
+    def is_coming_by(self, due_ms: int) -> bool:
+        """Return whether messages that are due by then wait, or are on their way."""
+        states = self.states
+        is_coming = (states <= RowState.TAKEN) & (states != RowState.STUCK)
+        return bool((is_coming & (self.due_ms <= due_ms)).any())
+
     @property
     def waiting(self) -> Rows:
         """The rows that are neither dispatched nor on their way, nor taken back."""

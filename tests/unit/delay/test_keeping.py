@@ -13,7 +13,9 @@ from pulque.storage.files import File
 from pulque.storage.schedule_log import tick_named
 from pulque.testing.clock import ManualClock
 from pulque.testing.files import Cut, MemoryFileSystem
+from pulque.testing.power import DirectorySynced, Linked
 from pulque.wire.requests import Acks
+from tests.unit.broker.disks import GatedDisk
 from tests.unit.delay.running import (
     FakeBrokers,
     RunningDelay,
@@ -50,7 +52,7 @@ async def test_each_tick_has_one_file_with_full_messages(
         assert all(b"hour %d turn %d" % (i, turn) in data for turn in range(3))
 
 
-@pytest.mark.accepts("001-36")
+@pytest.mark.accepts("001-31", "001-36")
 async def test_files_are_bounded_by_the_longest_delay(
     start_delay: StartDelay, clock: ManualClock
 ) -> None:
@@ -65,7 +67,7 @@ async def test_files_are_bounded_by_the_longest_delay(
     assert len(running.schedule("*.log")) <= 2 * 24 + 2
 
 
-@pytest.mark.accepts("001-39", "001-41", "001-43", "004-68")
+@pytest.mark.accepts("001-41", "001-43", "004-68")
 async def test_the_message_log_can_go_once_it_is_in_the_schedule(
     start_delay: StartDelay, clock: ManualClock, brokers: FakeBrokers
 ) -> None:
@@ -100,6 +102,29 @@ async def test_files_of_ticks_that_are_over_go(
     running = await start_delay()
     assert running.server.status()["schedule"]["damaged"] == 0
     assert brokers.bodies == [b"0", b"1", b"2"]
+
+
+async def test_a_tick_that_goes_never_comes_back_without_what_became_of_it(
+    start_delay: StartDelay, clock: ManualClock, brokers: FakeBrokers
+) -> None:
+    """Whatever order a disk has for names: else its messages would be delivered again."""
+    files = MemoryFileSystem()
+    running = await start_delay(files=files)
+    now = clock.now_ms()
+    await running.send([(b"x", now + SECOND)])
+    clock.set_now_ms(now + 4 * HOUR)
+    await eventually(lambda: running.server.status()["dispatch"]["dispatched"] == 1)
+    await running.checkpointed()
+    assert files.list("schedule") == []
+
+    told = []
+    for operation in map(files.operation, range(files.operations)):
+        match operation:
+            case Linked(((_, name, None),)) if name.endswith(("Z.log", ".dispatch")):
+                told.append(name.partition(".")[2])
+            case DirectorySynced() if told:
+                told.append("synced")
+    assert told[:4] == ["log", "synced", "dispatch", "synced"]
 
 
 async def test_what_was_sent_by_killed_servers_is_there(
@@ -316,7 +341,6 @@ async def test_segments_go_as_soon_as_there_is_a_pause(
     clock.advance(SECOND)
     await eventually(lambda: checkpoints(running) == 1)
     await eventually(lambda: sum(name.endswith(".log") for name in files.list("messages")) == 1)
-    assert any(name.endswith(".spare") for name in files.list("messages"))
     await running.send([(b"begins a segment", clock.now_ms() + DAY)])
     clock.advance(10 * SECOND)
     await eventually(lambda: checkpoints(running) == 2)
@@ -341,7 +365,7 @@ async def test_no_more_has_to_be_replayed_than_takes_some_seconds(
     await eventually(lambda: checkpoints(running) == 1)
 
 
-async def test_files_of_removed_segments_are_written_again(
+async def test_what_removed_segments_held_is_delivered(
     start_delay: StartDelay, clock: ManualClock, brokers: FakeBrokers
 ) -> None:
     files = MemoryFileSystem()
@@ -353,12 +377,39 @@ async def test_files_of_removed_segments_are_written_again(
         await running.checkpointed()
         names = [name.partition(".")[2] for name in files.list("messages")]
         assert names.count("log") == 1
-        assert 1 <= names.count("spare") <= 2
     left = files.after_power_cut(files.operations, Cut.KEPT, Random(1))
     running = await start_delay(storage={"segment_size": "64KiB"}, files=left)
     clock.set_now_ms(due)
     await eventually(lambda: len(brokers.accepted) == 24)
     assert len(set(brokers.bodies)) == 24
+
+
+async def test_segments_that_fill_while_a_checkpoint_is_written_outlive_it(
+    start_delay: StartDelay, clock: ManualClock, brokers: FakeBrokers
+) -> None:
+    """The checkpoint does not know that they are in the schedule, and nothing synced that."""
+    files = GatedDisk()
+    storage = {"segment_size": "64KiB"}
+    running = await start_delay(storage=storage, files=files)
+    due = clock.now_ms() + DAY
+    await running.send([(b"before", due)])
+    await running.caught_up()
+    files.close_gate()
+    checkpoint = asyncio.create_task(running.server.checkpoint())
+    await eventually(lambda: files.syncs_waiting > 0)
+    bodies = [b"%d " % number + b"x" * 40_000 for number in range(6)]
+    for body in bodies:
+        await running.send([(body, due + 2 * HOUR)], acks=Acks.MEMORY)
+    files.open_gate()
+    await checkpoint
+    await running.send([(b"after", due)], acks=Acks.DISK)
+    left = files.after_power_cut(files.operations, Cut.LOST, Random(1))
+    await start_delay(storage=storage, files=left)
+    clock.set_now_ms(due + 2 * HOUR)
+
+    wanted = sorted([b"before", *bodies, b"after"])
+    await eventually(lambda: len(brokers.accepted) >= len(wanted))
+    assert sorted(brokers.bodies) == wanted
 
 
 @pytest.mark.parametrize("is_stuck", [False, True])
