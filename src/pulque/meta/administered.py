@@ -71,11 +71,26 @@ class AdministeredCluster:
         self, name: str, *, is_read_only: bool | None = None, is_draining: bool | None = None
     ) -> KnownServer:
         """Decide what a server's broker group may take."""
+        await self._refresher.refresh()  # who leads may have changed
         found = self._find(name)
+        if is_read_only or is_draining:
+            self._check_may_mark(found)
         await self._administration.mark_group(
             found.broker_group, is_read_only=is_read_only, is_draining=is_draining
         )
         return self._known(found)
+
+    def _check_may_mark(self, server: Server) -> None:
+        """Refuse to stop a whole broker group by way of one that only follows in it."""
+        row = self._directory.leaderships.get(server.broker_group)
+        if _standing(server, row) != "follower":
+            return
+        leader = row and self._directory.broker_in(row.broker_group, row.leader)
+        raise NotAllowedError(
+            f"{server.name} follows in broker group {server.broker_group}, and takes no sends "
+            "itself: to take it out of service, stop it, then `pulque broker remove` it. To have "
+            f"the whole group take no sends, name its leader{f', {leader.name}' if leader else ''}"
+        )
 
     async def remove_server(self, name: str) -> None:
         """Forget a server that is gone for good."""
@@ -143,7 +158,9 @@ class AdministeredCluster:
             placed = await self._administration.create_subject(name, broker_groups)
         return self._placed(name, placed)
 
-    async def extend_subject(self, name: Subject, partitions: int) -> PlacedSubject:
+    async def extend_subject(
+        self, name: Subject, partitions: int, broker_groups: Sequence[str] = ()
+    ) -> PlacedSubject:
         """Split partitions, so that more take messages; never fewer."""
         found = await self._read(name)
         if partitions < found.taking:
@@ -152,7 +169,7 @@ class AdministeredCluster:
                 f"{partitions} are wanted: merge them to have fewer"
             )
         if partitions > found.taking:
-            placed = await self._administration.extend_subject(name, partitions)
+            placed = await self._administration.extend_subject(name, partitions, broker_groups)
             return self._placed(name, placed)
         return found
 

@@ -11,7 +11,7 @@ from pulque.model.names import Subject, parse_pattern, parse_subject
 from pulque.model.ordered import OrderStrategy
 from pulque.rules.membership import usable_groups
 from pulque.rules.ranges import check_count, merge, open_places, split
-from pulque.rules.routing import fewest_first, place_on
+from pulque.rules.routing import place_on
 
 __all__ = ["Administration"]
 
@@ -73,8 +73,8 @@ class Administration:
         Args:
             name: Which one.
             count: How many partitions are to take messages.
-            broker_groups: Where the others go; if there are none, to those that have the
-                fewest partitions of this subject, then of all.
+            broker_groups: Where the others go; if there are none, they stay on the broker groups
+                that the subject is on, those with the fewest of its partitions first.
 
         Raises:
             UnknownSubjectError: It does not exist.
@@ -213,22 +213,18 @@ class Administration:
     def _spread_over(
         self, subject: Subject, placed: Sequence[Placement], missing: int
     ) -> Sequence[str]:
-        usable = usable_groups(self._directory.brokers)
-        if not usable:
-            raise NotAllowedError(f"no broker takes messages now, so {subject} stays as it is")
         own = [each.broker_group for each in placed]
+        # Nobody chose the others: the subject may have been placed to stay away from them.
+        usable = [each for each in usable_groups(self._directory.brokers) if each in own]
+        if not usable:
+            raise NotAllowedError(
+                f"{subject} is on {', '.join(dict.fromkeys(own))}, which take no messages now, so "
+                "it stays as it is; name broker groups to have it on others"
+            )
         chosen: list[str] = []
         for _ in range(missing):
             here = own + chosen
-            order = {group: place for place, group in enumerate(own)}
-            totals = {group: self._directory.partitions_on(group) for group in usable}
-            ranked = fewest_first(subject, usable, totals)
-            chosen.append(
-                min(
-                    ranked,
-                    key=lambda group: (here.count(group), order.get(group, len(own))),
-                )
-            )
+            chosen.append(min(usable, key=lambda group: (here.count(group), own.index(group))))
         return chosen
 
     def _check_groups(self, broker_groups: Sequence[str]) -> None:

@@ -12,9 +12,17 @@ from pulque.meta.attending import NOTHING_ALLOTTED, Allotment, OrderKey
 from pulque.meta.store import Changes
 from pulque.model.cluster import GroupMarks, Placement, Server, Serving
 from pulque.model.leadership import Leadership
-from pulque.model.names import ConsumerId, Pattern, Subject, is_pattern, patterns_of
+from pulque.model.names import (
+    ConsumerId,
+    PartitionName,
+    Pattern,
+    Subject,
+    is_pattern,
+    overlap,
+    patterns_of,
+)
 from pulque.model.ordered import OrderStrategy
-from pulque.model.routes import Role, Route, RouteKind
+from pulque.model.routes import ALL_SLOTS, Role, Route, RouteKind
 from pulque.rules.leadership import route_of_followers
 from pulque.rules.membership import (
     Heard,
@@ -28,6 +36,7 @@ from pulque.rules.routing import (
     place,
     route_of_delays,
     route_of_pattern,
+    route_of_placed,
     route_of_subject,
 )
 
@@ -180,12 +189,26 @@ class Directory:
         if kind is RouteKind.FOLLOWERS:
             placed = None if is_pattern(pattern) else self.subjects.get(subject, ())
             return route_of_followers(pattern, placed, self.followers)
+        if kind is RouteKind.PLACED:
+            return route_of_placed(pattern, self._placed(pattern), self.brokers)
         if is_pattern(pattern):
             return route_of_pattern(pattern, self.brokers)
         found = self._routes.get(subject)
         if found is None:
             found = self._make_route(subject)
         return found
+
+    def _placed(self, pattern: Pattern) -> Iterable[Placement]:
+        """Return the partitions of a subject; of a pattern, one for each group that has some."""
+        if not is_pattern(pattern):
+            return self.subjects.get(Subject(pattern), ())
+        groups = {
+            each.broker_group
+            for subject, placed in self.subjects.items()
+            if overlap(pattern, Pattern(subject))
+            for each in placed
+        }
+        return [Placement(PartitionName(pattern), group, ALL_SLOTS) for group in sorted(groups)]
 
     def _make_route(self, subject: Subject) -> Route:
         placed = self.subjects.get(subject, ())
@@ -197,6 +220,7 @@ class Directory:
             is_read_only=is_read_only,
             order=self.order_of(subject),
             away=self._away() if subject in self.strict else None,
+            copied=self.leaderships,
         )
         if placed:
             # Names that nobody created are for the asking, and would fill the memory.

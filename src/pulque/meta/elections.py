@@ -9,13 +9,13 @@ import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
 
-from pulque.errors import UnavailableError
+from pulque.errors import NotAllowedError, UnavailableError
 from pulque.meta.leaderships import LeadershipStore, Replica
 from pulque.meta.parts import Parts
 from pulque.meta.refresh import Refresher
 from pulque.model.cluster import Server, ServerState
 from pulque.model.leadership import Leadership
-from pulque.rules.leadership import Candidate, Vigil, replace_leader
+from pulque.rules.leadership import Candidate, Vigil, replace_leader, without
 
 __all__ = ["Elections"]
 
@@ -47,20 +47,70 @@ class Elections:
         self._store = store
         self._refresher = refresher
         self._vigil = Vigil(lease_ms)
-        self._is_stopping = asyncio.Event()
+        self._told: dict[str, dict[str, int]] = {}
+        """By broker group, the version that each of its brokers named last."""
+        self._is_stopping = False
+        self._wake = asyncio.Event()
 
     async def run(self) -> None:
         """Look again and again, until stopped."""
         pause_s = min(self.lease_ms / 1000 / _LOOKS, _LONGEST_S)
-        while not self._is_stopping.is_set():
+        while not self._is_stopping:
+            self._wake.clear()
             with contextlib.suppress(UnavailableError):  # the refresher says it
                 await self._look()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._is_stopping.wait(), pause_s)
+                await asyncio.wait_for(self._wake.wait(), pause_s)
 
     def stop(self) -> None:
         """Have ``run`` end."""
-        self._is_stopping.set()
+        self._is_stopping = True
+        self._wake.set()
+
+    def hurry(self) -> None:
+        """Look at once, as a broker has left."""
+        self._wake.set()
+
+    def check_newest(self, broker_group: str, name: str, told: int) -> None:
+        """Refuse to go on with a leadership that is older than what a broker was told.
+
+        What a broker said before is forgotten when it says something else: somebody may have
+        removed its ``told.json``, as the refusal says.
+
+        Args:
+            broker_group: Whose leadership.
+            name: Of the broker that asks.
+            told: The version that it knows.
+
+        Raises:
+            NotAllowedError: It is.
+        """
+        self._told.setdefault(broker_group, {})[name] = told
+        row = self._directory.leaderships.get(broker_group)
+        known = 0 if row is None else row.version
+        newer = self._told_newer(broker_group, known)
+        if newer:
+            names = ", ".join(newer)
+            raise NotAllowedError(
+                f"{names} of broker group {broker_group} followed version {max(newer.values())} "
+                f"of its leadership, and the database of the meta servers has version {known}: it "
+                "was restored from an older backup, and does not know who has all that was "
+                "confirmed. Put the newer database back. If there is none: stop all brokers of "
+                f"the group, remove told.json from the data directories of {names}, and start the "
+                "one first whose messages count"
+            )
+
+    def _told_newer(self, broker_group: str, known: int) -> Mapping[str, int]:
+        """Return the brokers that know a later version of the leadership, and which."""
+        servers = self._directory.servers
+        return {
+            name: told
+            for name, told in sorted(self._told.get(broker_group, {}).items())
+            if told > known and (server := servers.get(name)) is not None and not server.is_removed
+        }
+
+    def _is_older(self, row: Leadership) -> bool:
+        return bool(self._told_newer(row.broker_group, row.version))
 
     async def candidates(self, broker_group: str) -> Sequence[Candidate]:
         """Return the brokers of a group that asked who leads, as they spoke of themselves.
@@ -118,7 +168,7 @@ class Elections:
 
     def _is_there(self, replica: Replica) -> bool:
         server = self._directory.broker_in(replica.broker_group, replica.directory)
-        if server is None or server.state is ServerState.LEAVING:
+        if server is None or server.state is ServerState.LEAVING or not replica.token:
             return False
         silent_ms = self._directory.heard.silent_ms(server.name, self._clock.monotonic_ms())
         return silent_ms is not None and silent_ms <= self.lease_ms // 2
@@ -140,7 +190,22 @@ class Elections:
         }
         self.silent_ms = self._vigil.look(signs, began_ms, self._clock.monotonic_ms())
         for group, row in rows.items():
-            await self._replace_if_gone(row, leaders[group], beats)
+            if self._is_older(row):
+                continue
+            if not await self._drop_who_left(row, leaders[group]):
+                await self._replace_if_gone(row, leaders[group], beats)
+
+    async def _drop_who_left(self, row: Leadership, leader: Server | None) -> bool:
+        """Take followers that stopped on purpose out of sync, so that no send waits for them.
+
+        Only while their leader lives: without it they may be the last that have everything.
+        """
+        if leader is None or not self._directory.is_living(leader):
+            return False
+        found = [self._directory.broker_in(row.broker_group, each) for each in row.in_sync]
+        left = [each.directory for each in found if each and each.state is ServerState.LEAVING]
+        wanted = without(row, left)
+        return wanted is not None and await self.change(row, wanted, "")
 
     async def _replace_if_gone(
         self, row: Leadership, leader: Server | None, beats: Mapping[str, int]

@@ -6,10 +6,10 @@ before it is answered, so that every meta server can elect it, and none takes it
 it goes on with the answer.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, NamedTuple
 
-from sqlalchemy import and_, insert, select, update
+from sqlalchemy import Row, and_, delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from pulque.meta.database import Database
@@ -31,7 +31,19 @@ class Replica(NamedTuple):
     token: str
     """Of its process."""
     message_end: int
+    """How far its logs are, or have to be, on disk: both ends together, as each only grows."""
     is_fit: bool
+
+    def judged(self, known: "Replica") -> "Replica":
+        """Return what to believe of a broker that is in sync, by what was known of it.
+
+        A process may have its log cut by a leader, and says so itself. One that was started later
+        has at least what was on disk.
+        """
+        is_later = self.token != known.token or not known.is_fit
+        if is_later and self.message_end < known.message_end:
+            return self._replace(message_end=known.message_end, is_fit=False)
+        return self
 
 
 class LeadershipStore:
@@ -40,8 +52,15 @@ class LeadershipStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def hear(self, replicas: Iterable[Replica]) -> None:
+    async def hear(self, replicas: Iterable[Replica]) -> dict[str, Replica]:
         """Write down what brokers said, and count it as a heartbeat of each.
+
+        A process that was started on a directory which is in sync, and has less on its disk than
+        was written down of the process before, is not fit: the directory is an older copy, or
+        lost something that may have been confirmed.
+
+        Returns:
+            By directory, what is written down.
 
         Raises:
             UnavailableError: The database is away.
@@ -49,16 +68,26 @@ class LeadershipStore:
         # In one order everywhere: so no two meta servers wait for each other.
         latest = sorted({each.directory: each for each in replicas}.values())
         async with self._database.writing() as connection:
-            for each in latest:
+            in_sync = await _all_in_sync(connection)
+            judged = {}
+            for said in latest:
+                query = select(REPLICAS).where(REPLICAS.c.directory == said.directory)
+                known = (await connection.execute(query)).first()
+                each = said
+                if known is not None and said.directory in in_sync:
+                    each = said.judged(_replica_of(known))
+                judged[each.directory] = each
                 values = each._asdict()
                 done = await connection.execute(
                     update(REPLICAS).where(REPLICAS.c.directory == each.directory).values(values)
                 )
                 if not done.rowcount:
+                    await _forget_others(connection, in_sync | judged.keys())
                     await connection.execute(insert(REPLICAS).values(values))
             for name in sorted({each.name for each in latest}):
                 counted = update(SERVERS).where(SERVERS.c.name == name)
                 await connection.execute(counted.values(beats=SERVERS.c.beats + 1))
+        return judged
 
     async def replicas(self) -> Sequence[Replica]:
         """Return what all brokers said last.
@@ -68,17 +97,7 @@ class LeadershipStore:
         """
         async with self._database.reading() as connection:
             rows = await connection.execute(select(REPLICAS).order_by(REPLICAS.c.directory))
-            return [
-                Replica(
-                    row.directory,
-                    row.broker_group,
-                    row.name,
-                    row.token,
-                    row.message_end,
-                    row.is_fit,
-                )
-                for row in rows
-            ]
+            return [_replica_of(row) for row in rows]
 
     async def create(self, first: Leadership) -> bool:
         """Write down the first leadership of a broker group, unless it has one.
@@ -146,6 +165,28 @@ async def read_leaderships(connection: AsyncConnection, since: int) -> dict[str,
         )
         for row in rows
     }
+
+
+async def _all_in_sync(connection: AsyncConnection) -> set[str]:
+    """Return the data directories that are in sync, of all broker groups."""
+    rows = await connection.execute(select(LEADERSHIPS.c.in_sync))
+    return {directory for row in rows for directory in row.in_sync.split()}
+
+
+async def _forget_others(connection: AsyncConnection, kept: Collection[str]) -> None:
+    """Remove what was said of directories that no server has, but for those to be kept.
+
+    So there are no more of them than servers, and directories in sync.
+    """
+    of_servers = select(SERVERS.c.directory)
+    gone = REPLICAS.c.directory.not_in(of_servers) & REPLICAS.c.directory.not_in(kept)
+    await connection.execute(delete(REPLICAS).where(gone))
+
+
+def _replica_of(row: Row[Any]) -> Replica:
+    return Replica(
+        row.directory, row.broker_group, row.name, row.token, row.message_end, row.is_fit
+    )
 
 
 async def _counted(connection: AsyncConnection, name: str) -> int:

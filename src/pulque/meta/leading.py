@@ -31,6 +31,7 @@ from pulque.rules.leadership import (
     change_in_sync,
     found,
     hand_over,
+    set_min_in_sync,
 )
 from pulque.wire.leadership import ChangeInSync, InSyncChanged, Lead, Led
 
@@ -48,9 +49,13 @@ class _Asked:
     answer: Callable[[Led], None]
     refuse: Callable[[PulqueError], None]
     timer: asyncio.TimerHandle | None = None
+    judged: Replica | None = None
+    """What the database has of the broker."""
 
     @property
     def replica(self) -> Replica:
+        if self.judged is not None:
+            return self.judged
         request = self.request
         return Replica(
             request.directory,
@@ -183,12 +188,33 @@ class Leading:
         for each in some:
             try:
                 if is_written:
+                    request = each.request
+                    self._elections.check_newest(
+                        request.broker_group, request.name, request.version
+                    )
                     await self._try_to_decide(each)
+                    self._check_has_all(each)
                 else:
                     self._check_may_be_told(each)
                 self._hold(each)
             except PulqueError as error:
                 each.refuse(error)
+
+    def _check_has_all(self, each: _Asked) -> None:
+        """Refuse a broker that led, came back with less, and that nobody can replace yet."""
+        request, known = each.request, each.replica
+        row = self._directory.leaderships.get(request.broker_group)
+        is_old = request.is_fit and not known.is_fit
+        if is_old and row is not None and request.directory in row.in_sync:
+            others = [name for name in row.in_sync if name != request.directory]
+            raise NotAllowedError(
+                f"data directory {request.directory} of {request.name} had {known.message_end} "
+                f"bytes of its logs on disk, and has {request.message_end}: it is an older copy, "
+                "or its disk lost what may have been confirmed, so it does not "
+                f"lead broker group {request.broker_group}. Put the newer directory back, or "
+                f"start a broker that is in sync ({', '.join(others) or 'there is none'}) and "
+                "this one copies from it"
+            )
 
     def _check_may_be_told(self, each: _Asked) -> None:
         """Refuse to answer a leader that the database does not know to live.
@@ -207,7 +233,9 @@ class Leading:
         """Have the database know who was heard of; say whether it does."""
         if not self._refresher.away:  # else every answer would come late
             try:
-                await self._store.hear(each.replica for each in some)
+                judged = await self._store.hear(each.replica for each in some)
+                for each in some:
+                    each.judged = judged[each.request.directory]
                 await self._refresher.refresh()
             except UnavailableError:
                 pass
@@ -270,9 +298,25 @@ class Leading:
                 not asker.is_fit or asker.token != row.token
             )
             others = await self._elections.candidates(row.broker_group) if is_asking_others else ()
-            wanted = asked(row, asker, others)
+            wanted = asked(row, asker, others) or self._told_otherwise(row, asker, each.request)
             if wanted is None or await self._elections.change(row, *wanted):
                 return
+
+    def _told_otherwise(
+        self, row: Leadership, asker: Candidate, request: Lead
+    ) -> tuple[Leadership, str] | None:
+        """Return the leadership with the setting that its leader was started with, if changed."""
+        wanted = set_min_in_sync(row, asker, request.min_in_sync)
+        if wanted is None:
+            return None
+        self._parts.warn(
+            "min_in_sync_changed",
+            broker_group=row.broker_group,
+            leader=asker.name,
+            before=row.min_in_sync,
+            now=wanted.min_in_sync,
+        )
+        return wanted, ""
 
     async def _found(self, each: _Asked, asker: Candidate) -> bool:
         """Make the first leader of a group, unless somebody else has its messages."""

@@ -24,7 +24,14 @@ from pulque.model.cluster import GroupMarks, Server, ServerState
 from pulque.model.names import parse_group
 from pulque.model.routes import Role
 from pulque.rules.leadership import beat_within
-from pulque.rules.membership import Change, check_cluster, check_owner, clock_warning, decide
+from pulque.rules.membership import (
+    Change,
+    check_cluster,
+    check_directory,
+    check_owner,
+    clock_warning,
+    decide,
+)
 from pulque.wire.registration import Register, Registered
 
 __all__ = ["Registrar", "ServerReport"]
@@ -69,6 +76,8 @@ class Registrar:
         """Servers that go on though the database does not know it yet."""
         self.reports: dict[str, ServerReport] = {}
         """By name, what each told last."""
+        self.on_left: Callable[[], None] = lambda: None
+        """Called when a server has said that it stops."""
 
     def register(
         self,
@@ -115,8 +124,9 @@ class Registrar:
         now_ms = self._parts.clock.monotonic_ms()
         heard = self._directory.heard
         change = decide(known, server, is_alive=heard.is_alive(server.name, now_ms))
-        if change is not Change.NOTHING and server.state is not ServerState.LEAVING:
+        if change is not Change.NOTHING and not _is_farewell(known, server):
             servers, leaderships = self._directory.servers.values(), self._directory.leaderships
+            check_directory(servers, server, heard, now_ms, leaderships)
             check_owner(servers, server, heard, now_ms, leaderships)
         return change
 
@@ -156,6 +166,8 @@ class Registrar:
         self._directory.put(server)
         self._refresher.heard(server.name)
         self._refresher.look()
+        if server.state is ServerState.LEAVING:
+            self.on_left()
         apart_ms = request.now_ms - clock.now_ms()
         self.reports[server.name] = ServerReport(request.partitions, request.log_bytes, apart_ms)
         marks = self._directory.marks.get(server.broker_group, _NO_MARKS)
@@ -179,6 +191,15 @@ class Registrar:
         if server.role is Role.BROKER and (is_led or server.state is ServerState.FOLLOWING):
             return min(self._beat_ms, beat_within(self._lease_ms))
         return self._beat_ms
+
+
+def _is_farewell(known: Server | None, asked: Server) -> bool:
+    """Whether a server that is known leaves, and says nothing else about itself."""
+    return (
+        asked.state is ServerState.LEAVING
+        and known is not None
+        and (known.directory, known.broker_group) == (asked.directory, asked.broker_group)
+    )
 
 
 def _server_of(request: Register) -> Server:

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from pulque.errors import (
-    InvalidRequestError,
     OverloadedError,
     ProtocolError,
     PulqueError,
@@ -19,7 +18,8 @@ from pulque.meta.registrar import Registrar
 from pulque.meta.subjects import Subjects
 from pulque.model.names import Pattern, Subject, parse_owner, parse_pattern, parse_subject
 from pulque.model.routes import RouteKind
-from pulque.net.server import Connection
+from pulque.net.server import Connection, Work
+from pulque.net.steps import while_heard
 from pulque.wire.frame import Frame
 from pulque.wire.leadership import ChangeInSync, Lead
 from pulque.wire.ordered import Attend
@@ -108,11 +108,13 @@ class MetaHandler:
         self._status = status
         self._max_watched = max_watched
 
-    def handle(self, connection: Connection, frame: Frame) -> None:
+    def handle(self, connection: Connection, frame: Frame) -> Work | None:
         """Answer a frame, now or when there is something to answer."""
         answerer = _Answerer(connection, frame.request_id)
         try:
-            request = decode_request(frame)
+            request = decode_request(frame, max_watched=self._max_watched)
+            if connection.is_welcome and isinstance(request, Watch):
+                return self._watch(connection, request, answerer)
             if connection.is_welcome:
                 self._dispatch(connection, request, answerer)
             else:
@@ -121,6 +123,7 @@ class MetaHandler:
             connection.refuse(error, frame.request_id)
         except PulqueError as error:
             answerer.refuse(error)
+        return None
 
     def pause(self, connection: Connection) -> None:
         """Every request is answered on its own: there is nothing to be done together."""
@@ -147,8 +150,6 @@ class MetaHandler:
         match request:
             case Route():
                 self._route(connection, request, answerer)
-            case Watch():
-                self._watch(connection, request, answerer)
             case Register() | Attend() | Lead() | ChangeInSync():
                 self._take_in(connection, request, answerer)
             case Status():
@@ -206,27 +207,29 @@ class MetaHandler:
         except PulqueError as error:
             answerer.refuse_held(error)
 
-    def _watch(self, connection: Connection, request: Watch, answerer: _Answerer) -> None:
-        if len(request.known) > self._max_watched:
-            raise InvalidRequestError(
-                f"a watch of {len(request.known)} routes; at most {self._max_watched} are allowed"
-            )
+    def _watch(self, connection: Connection, request: Watch, answerer: _Answerer) -> Work:
         if any(kind is RouteKind.LOCAL for kind, *_ in request.known):
             raise UnsupportedError("a meta server has no partitions; ask a broker for its own")
         self._refresher.check_loaded()
         routes = len(request.known)
         self._online.hear(request.client, request.application, connection.peer, routes)
         self._hold(connection)
-        try:
-            self._watches.watch(request, connection, answerer.answer_held)
-        except PulqueError as error:
-            answerer.refuse_held(error)
+        work = self._watches.watch(request, connection, answerer.answer_held)
+        return while_heard(connection, _refusing(work, answerer))
 
     @staticmethod
     def _hold(connection: Connection) -> None:
         if connection.waiting >= _MOST_WAITING:
             raise OverloadedError(f"{connection.waiting} requests of this connection wait already")
         connection.waiting += 1
+
+
+def _refusing(work: Work, answerer: _Answerer) -> Work:
+    """Take the steps of a request that is held, and send an error if it cannot be."""
+    try:
+        yield from work
+    except PulqueError as error:
+        answerer.refuse_held(error)
 
 
 def _pattern_of(request: Route) -> Pattern:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,7 +33,8 @@ from pulque.meta.subjects import Subjects
 from pulque.meta.watches import Watches
 from pulque.model.positions import Epoch, StartCount, Tenure
 from pulque.model.routes import Role
-from pulque.net.process import allow_descriptors, loop_factory
+from pulque.net.garbage import ShortCollections
+from pulque.net.process import allow_descriptors, loop_factory, stop_on_signals
 from pulque.net.server import ConnectionLimits, FrameServer
 from pulque.rules.membership import Heard
 from pulque.serving.attended import Authorisation
@@ -74,11 +74,11 @@ def run_meta(settings: MetaSettings, *, on_ready: Callable[[str], None]) -> None
 async def _serve(settings: MetaSettings, on_ready: Callable[[str], None]) -> None:
     server = MetaServer(settings)
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    stop_on_signals(stop.set)
     try:
-        on_ready(await server.start())
+        url = await server.start()
+        ShortCollections().begin()
+        on_ready(url)
         await stop.wait()
     finally:
         await server.stop()
@@ -193,6 +193,7 @@ class MetaServer:
         elections = Elections(parts, leaderships, refresher, lease_ms=lease_ms)
         leading = Leading(parts, leaderships, refresher, elections, self._background)
         self._elections, self._leading = elections, leading
+        registrar.on_left = elections.hurry
         self.administration = Administration(parts, refresher, subjects)
         self._cluster = AdministeredCluster(
             parts, refresher, self.administration, subjects.policies

@@ -24,6 +24,7 @@ from pulque.meta.tables import (
     MARKS,
     PARTITIONS,
     POLICIES,
+    REPLICAS,
     SERVERS,
     SUBJECTS,
 )
@@ -132,6 +133,10 @@ class Store:
                 await connection.execute(changed.values(values))
             else:
                 await connection.execute(insert(SERVERS).values(values | {"beats": 0}))
+            if not stored or stored[0].incarnation != server.incarnation:
+                # What was said of its logs is of another start: it is elected once it asks.
+                said = REPLICAS.c.directory == server.directory
+                await connection.execute(update(REPLICAS).where(said).values(token=""))
         return None
 
     async def beat(self, names: Sequence[str]) -> dict[str, int]:

@@ -99,7 +99,7 @@ def lead(name: str, /, **fields: Any) -> Lead:
         "token": f"token-of-{name}",
         "version": 0,
         "message_end": 0,
-        "min_in_sync": 1,
+        "min_in_sync": 2,
         "is_fit": True,
         "wait_ms": 0,
     }

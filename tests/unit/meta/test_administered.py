@@ -1,5 +1,7 @@
 """The cluster as the administration API sees it: a real meta server, asked over HTTP."""
 
+import contextlib
+import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -114,6 +116,29 @@ async def test_who_leads_and_who_follows_is_listed(
     await in_sync(raw, row, "directory-of-b2")
     assert (await shown())["b1"] == ("ready", "follower", 2, False)
     assert (await shown())["b2"] == ("following", "leader", 2, True)
+
+
+@pytest.mark.parametrize("mark", [("drain", "draining"), ("read-only", "read_only")])
+async def test_a_follower_is_not_drained_as_that_would_stop_its_group(
+    meta: RunningMeta, http: httpx.AsyncClient, mark: tuple[str, str]
+) -> None:
+    path, field = mark
+    raw, ask = await meta.connect(), asking(http, meta)
+    await follow(raw, "b1", "b2")
+    await leading(raw, "b1", message_end=1, min_in_sync=1)
+    await register(raw, "b1", broker_group="g", incarnation=2)
+    assert [each.is_writable for each in (await route(raw, "orders")).partitions] == [True]
+
+    refused = await ask("PUT", f"/brokers/b2/{path}", {field: True}, status=409)
+    assert "b2 follows in broker group g" in refused["message"]
+    assert "name its leader, b1" in refused["message"]
+    assert [each.is_writable for each in (await route(raw, "orders")).partitions] == [True]
+
+    await ask("PUT", f"/brokers/b1/{path}", {field: True})
+    assert [each.is_writable for each in (await route(raw, "orders")).partitions] == [False]
+    # Whoever led then may follow by now.
+    await ask("PUT", f"/brokers/b2/{path}", {field: False})
+    assert [each.is_writable for each in (await route(raw, "orders")).partitions] == [True]
 
 
 async def test_a_meta_server_elects_nobody_by_command_and_asks_the_leader(
@@ -281,18 +306,27 @@ async def test_a_port_that_somebody_chose_and_is_taken_is_told(
         await start(admin={"port": taken})
 
 
-async def test_the_port_is_40_above_and_any_free_one_if_that_is_taken(
-    meta: RunningMeta, start: Start
-) -> None:
-    # The second one's own port is 40 below one that is taken already.
-    below = int(meta.server.admin_url.rpartition(":")[2]) - 40
-    try:
-        other = await start(admin=ADMIN, listen={"port": below})
-    except ConfigError:
-        pytest.skip("somebody else uses that port")
+def _port_below_a_taken_one(sockets: contextlib.ExitStack) -> int:
+    """Return a free port if the one 40 above could be taken; 0 if another program uses it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        taken = sockets.enter_context(socket.socket())
+        try:
+            taken.bind(("127.0.0.1", port + 40))
+        except (OSError, OverflowError):
+            return 0
+        taken.listen()
+        return port
+
+
+async def test_the_port_is_40_above_and_any_free_one_if_that_is_taken(start: Start) -> None:
+    with contextlib.ExitStack() as sockets:
+        port = next(filter(None, (_port_below_a_taken_one(sockets) for _ in range(100))))
+        other = await start(admin=ADMIN, listen={"port": port})
 
     assert other.server.admin_url
-    assert other.server.admin_url != meta.server.admin_url
+    assert other.server.admin_url != f"http://127.0.0.1:{port + 40}"
 
 
 async def test_it_can_be_left_out(running: RunningMeta) -> None:

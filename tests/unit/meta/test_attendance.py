@@ -111,7 +111,7 @@ async def test_a_subject_that_comes_later_is_allotted_at_once(placed: RawConnect
     assert len(names(await placed.answer_to(waiting))) == 2
 
 
-@pytest.mark.accepts("002-46", "002-48", "002-51")
+@pytest.mark.accepts("002-48", "002-51")
 async def test_the_partitions_of_a_silent_consumer_go_to_others(start: Start) -> None:
     running = await start(ordered=TIMEOUT)
     raw = await running.connect()
@@ -144,7 +144,7 @@ async def test_who_says_that_it_is_there_stays(start: Start) -> None:
             assert len(names(await raw.answer_to(each))) == 1
 
 
-@pytest.mark.accepts("002-45")
+@pytest.mark.accepts("002-45", "002-46")
 async def test_that_a_consumer_is_online_is_in_the_database(
     running: RunningMeta, placed: RawConnection
 ) -> None:
@@ -232,7 +232,16 @@ async def test_meta_servers_over_one_database_allot_the_same(two: list[RawConnec
 
     far = await attend(other, "c2")
 
-    near = await one.answer_to(waiting)
+    await one.answer_to(waiting)
+    near: Attended | None = None
+
+    async def is_told() -> bool:  # the first answer may have come by the clock, before the other
+        nonlocal near
+        near = await attend(one, "c1", near)
+        return len(names(near)) == 1
+
+    await eventually(is_told)
+    assert near is not None
     assert sorted(names(near) + names(far)) == ["orders@b1", "orders@b2"]
     # Whoever is asked, the answer is the same to the last bit.
     assert await attend(one, "c2") == await attend(other, "c2")

@@ -159,9 +159,9 @@ async def test_nobody_is_elected_who_is_silent_leaves_or_is_not_whole(group: Gro
     assert await group.epoch() == 1
 
     # The leader itself may come back, however late.
-    found = (await leading(group.raw, "b1", token="new")).leadership
+    found = (await leading(group.raw, "b1", token="new", message_end=1)).leadership
 
-    assert (found.leader, found.epoch, found.in_sync) == (B1, 2, (B1, B2))
+    assert (found.leader, found.epoch, found.in_sync) == (B1, 2, (B1,))
 
 
 async def test_nobody_is_elected_who_is_not_in_sync(group: Group) -> None:
@@ -321,6 +321,23 @@ async def test_a_leader_that_is_counted_at_the_last_moment_stays(
     assert await rows.change(ROW, NEXT, ("b1", beats["b1"] + 1))
 
 
+async def test_what_was_said_of_directories_that_nobody_has_is_forgotten(
+    stores: tuple[Store, LeadershipStore],
+) -> None:
+    store, rows = stores
+    await rows.create(ROW)
+    await rows.hear([Replica(each, "g", "b", "t", 9, is_fit=True) for each in (B1, B2)])
+    seen = None
+    for number in range(3):  # as with empty data directories, one after the other
+        directory = f"d{number}"
+        server = Server("b3", "g", Role.BROKER, "h", 1, directory, 1, ServerState.FOLLOWING)
+        assert await store.register(server, seen) is None
+        seen = server
+        await rows.hear([Replica(directory, "g", "b3", "t", 0, is_fit=True)])
+
+    assert {each.directory for each in await rows.replicas()} == {B1, B2, "d2"}
+
+
 async def test_what_brokers_said_last_is_kept(stores: tuple[Store, LeadershipStore]) -> None:
     _, rows = stores
     first = Replica(B1, "g", "b1", "t", 9, is_fit=True)
@@ -396,9 +413,65 @@ async def test_without_the_database_a_leader_is_given_no_lease(orphaned: Orphane
 
     async def is_elected_anew() -> bool:
         try:
-            found = (await leading(raw, "b1", token="new")).leadership
+            found = (await leading(raw, "b1", token="new", message_end=1)).leadership
         except UnavailableError:
             return False
         return found.epoch > known.epoch
 
     await eventually(is_elected_anew)
+
+
+# -- who leaves ---------------------------------------------------------------------------------
+
+
+async def leave(group: Group, name: str) -> None:
+    await register(group.raw, name, broker_group="g", state=ServerState.LEAVING)
+
+
+async def test_a_follower_that_stops_is_out_of_sync_at_once(group: Group) -> None:
+    await leave(group, "b2")
+
+    # No time passes: the leader hears it with the answer to its question.
+    async def is_dropped() -> bool:
+        return list((await group.shown())["in_sync"]) == [B1, B3]
+
+    await eventually(is_dropped)
+    found = (await leading(group.raw, "b1", message_end=1)).leadership
+    assert (found.epoch, found.leader, found.in_sync) == (1, B1, (B1, B3))
+
+
+async def test_a_follower_that_stops_while_its_leader_is_away_can_still_be_elected(
+    group: Group,
+) -> None:
+    group.clock.advance(4 * 3_600_000)  # for the brokers to be silent
+    await leave(group, "b2")
+    await leave(group, "b3")
+
+    async def has_looked_twice() -> bool:
+        group.clock.advance(STEP_MS // 2)
+        return bool((await group.shown())["silent_ms"])
+
+    await eventually(has_looked_twice)
+    assert list((await group.shown())["in_sync"]) == [B1, B2, B3]
+    await follow(group.raw, "b3", incarnation=2)
+
+    async def is_elected() -> bool:
+        group.clock.advance(STEP_MS // 2)
+        await leading(group.raw, "b3", token="another")
+        return await group.epoch() == 2
+
+    await eventually(is_elected)
+    found = await group.shown()
+    assert (found["leader"], found["in_sync"]) == ("b3", [B2, B3])
+
+
+async def test_min_in_sync_is_what_the_leader_is_told(group: Group) -> None:
+    before = (await leading(group.raw, "b2", min_in_sync=3)).leadership
+    assert before.min_in_sync == 2
+
+    changed = (await leading(group.raw, "b1", min_in_sync=1)).leadership
+    assert (changed.min_in_sync, changed.version) == (1, before.version + 1)
+    assert (changed.epoch, changed.in_sync) == (before.epoch, before.in_sync)
+    # The same again changes nothing.
+    assert (await leading(group.raw, "b1", min_in_sync=1)).leadership == changed
+    assert (await group.shown())["min_in_sync"] == 1

@@ -19,7 +19,15 @@ from pulque.testing.raw import RawConnection, expect
 from pulque.wire.requests import Hello, Read, Route, Watch
 from pulque.wire.responses import Registered, Routed, Watched, Welcome
 from pulque.wire.routes import KnownRoute
-from tests.unit.meta.running import RunningMeta, Start, broker, register, route
+from tests.unit.meta.running import (
+    RunningMeta,
+    Start,
+    broker,
+    follow,
+    leading,
+    register,
+    route,
+)
 
 LONG_MS = 30_000
 """Longer than any test waits: whatever is answered was not answered by its time-out."""
@@ -178,6 +186,27 @@ async def test_a_subject_is_created_on_chosen_groups(
     assert len({each[:2] for each in found}) == 4
 
 
+async def test_a_subject_that_is_extended_stays_where_it_was_placed(
+    running: RunningMeta, raw: RawConnection
+) -> None:
+    await register(raw, "g1", "g2", "g3")
+    commands = running.server.administration
+    await commands.create_subject("order.book", ["g2"])
+
+    for count in (2, 5):
+        await commands.extend_subject("order.book", count)
+        found = (await route(raw, "order.book")).partitions
+        assert {each.broker_group for each in found} == {"g2"}
+
+    await commands.extend_subject("order.book", 6, ["g3"])
+    taking = [each for each in (await route(raw, "order.book")).partitions if each.is_writable]
+    assert sorted(each.broker_group for each in taking) == ["g2"] * 5 + ["g3"]
+    for group in ("g2", "g3"):
+        await commands.mark_group(group, is_read_only=True)
+    with pytest.raises(NotAllowedError, match="is on g2, g3, which take no messages now"):
+        await commands.extend_subject("order.book", 7)
+
+
 async def test_commands_that_make_no_sense_are_refused(
     running: RunningMeta, raw: RawConnection
 ) -> None:
@@ -267,7 +296,7 @@ async def test_a_watch_hears_when_a_broker_comes_and_goes(
     ):
         request_id = await watching.put(watch_of("*", known, group="billing"))
         await watching.status()
-        await register(raw, "b1", port=port, state=state)
+        await register(raw, "b1", port=port, incarnation=port, state=state)
         (changed,) = (await answer(watching, request_id)).changed
         assert [each.is_writable for each in changed.route.partitions] == writable
         known = changed.route.version
@@ -375,10 +404,32 @@ async def test_a_watch_has_its_limit(start: Start) -> None:
     raw = await (await start(limits={"max_watched": 1})).connect()
     known = tuple(KnownRoute(RouteKind.REALTIME, f"s{n}", "", 0) for n in range(2))
 
-    with pytest.raises(InvalidRequestError, match="a watch of 2 routes; at most 1"):
+    with pytest.raises(InvalidRequestError, match="2 routes in a watch; at most 1"):
         await raw.ask(Watch("client", "app", known, 1), Watched)
 
 
 async def test_a_second_hello_ends_the_connection(raw: RawConnection) -> None:
     with pytest.raises(RemoteProtocolError):
         await raw.ask(Hello(1, 1, "me"), Welcome)
+
+
+async def test_who_has_no_followers_is_told_where_others_of_the_subject_have_some(
+    running: RunningMeta, raw: RawConnection
+) -> None:
+    await follow(raw, "b1", "b2")
+    await leading(raw, "b1", message_end=1, min_in_sync=1)
+    await register(raw, "b1", broker_group="g", incarnation=2)
+    await register(raw, "alone")
+    commands = running.server.administration
+    await commands.create_subject("mixed", ["g", "alone"])
+    await commands.create_subject("plain", ["alone"])
+
+    async def alone(subject: str) -> dict[str, bool]:
+        found = (await route(raw, subject)).partitions
+        return {each.broker_group: each.is_alone for each in found}
+
+    assert await alone("mixed") == {"g": False, "alone": True}
+    assert await alone("plain") == {"alone": False}
+    # Also while nobody of the group with followers serves.
+    await register(raw, "b1", broker_group="g", incarnation=2, state=ServerState.LEAVING)
+    assert await alone("mixed") == {"alone": True}

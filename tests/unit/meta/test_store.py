@@ -57,6 +57,20 @@ async def test_a_cluster_has_one_id_for_ever(store: Store, tmp_path: Path) -> No
         await each.close()
 
 
+async def test_sqlite_syncs_every_commit_whichever_connection_makes_it(tmp_path: Path) -> None:
+    # A power cut that takes back who is in sync has one elected that lacks what was confirmed.
+    made = database(tmp_path / "meta.sqlite")
+    full = 2
+    async with made.writing() as connection:
+        found = [(await connection.execute(text("PRAGMA synchronous"))).scalar_one()]
+    await made.close()  # what comes next is a new connection
+    async with made.writing() as connection:
+        found.append((await connection.execute(text("PRAGMA synchronous"))).scalar_one())
+    await made.close()
+
+    assert min(found) >= full
+
+
 async def test_what_was_written_is_read_once(store: Store) -> None:
     placed = place_on(ORDERS, ["b1", "b2"])
     await store.register(server(), None)
