@@ -29,7 +29,7 @@ def sends(client: pulque.Client) -> None:
     assert_type(client.send_many("orders", many), list[pulque.Receipt])
     client.send_many("orders", [b"only", b"bodies"])
 
-    client.send("orders", "text")  # type: ignore[arg-type]
+    client.send("orders", "text")
     client.send("orders")  # type: ignore[call-arg]
     client.send("orders", b"tea", colour="red")  # type: ignore[call-arg]
     client.send("orders", b"tea", headers={"a": 1})  # type: ignore[dict-item]
@@ -97,7 +97,7 @@ async def awaits() -> None:
         async for seen in client.tail("orders"):
             assert_type(seen, pulque.Message)
 
-        await client.send("orders", "text")  # type: ignore[arg-type]
+        await client.send("orders", "text")
 
 
 async def handles() -> None:

@@ -20,15 +20,17 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 from pulque.app.handler import AckName, Handler, OnAbandonName, Wishes, make_handler
-from pulque.app.payload import encode_payload
 from pulque.app.serving import Plan, Serving
-from pulque.app.signature import Decode, Function, is_async
+from pulque.app.signature import Decode, Function, check_hook, check_middleware
 from pulque.client.aio_client import Client, connect
-from pulque.client.options import DEFAULT_TIMEOUT, AcksName, check_timeout
+from pulque.client.arguments import check_number, check_path, check_timeout
+from pulque.client.forking import forked, on_fork
+from pulque.client.identity import application_name
+from pulque.client.options import DEFAULT_TIMEOUT, AcksName, acks_of
 from pulque.client.receipt import Parts, Receipt
 from pulque.client.url import addresses_of
 from pulque.dedup import Checker
-from pulque.errors import UsageError
+from pulque.errors import ForkedError, UsageError
 from pulque.model.names import Pattern, overlap
 
 __all__ = ["App"]
@@ -69,8 +71,12 @@ class App:
     ) -> None:
         if url is not None:
             addresses_of(url, {})
-        if not 0 <= grace <= 24 * 3600:
-            raise UsageError(f"grace is {grace!r}; 0 to {24 * 3600} seconds are allowed")
+        if name is not None:
+            application_name(name)
+        if state_dir is not None:
+            check_path("state_dir", state_dir)
+        check_number("grace", grace, 0, 24 * 3600)
+        acks_of(acks)
         self.url = url
         self.name = name
         self.grace = grace
@@ -83,6 +89,9 @@ class App:
         self._shutdown: list[Function] = []
         self._serving: Serving | None = None
         self._task: asyncio.Task[BaseException | None] | None = None
+        self._forked: ForkedError | None = None
+        """Why nothing can be sent, in a child that was forked while it ran."""
+        on_fork(self, App._after_fork)
 
     # ── what to call ───────────────────────────────────────────────────────────────────────
 
@@ -216,12 +225,13 @@ class App:
         handler's, and what it swallows never happened. It may be async or not, whatever the
         handler is.
         """
-        is_async(function)
+        check_middleware(function)
         self._middleware.append(function)
         return function
 
     def on_startup(self, function: F) -> F:
         """Have a function without parameters called before the first message is pulled."""
+        check_hook("on_startup", function)
         self._startup.append(function)
         return function
 
@@ -230,6 +240,7 @@ class App:
 
         The last one that was registered comes first.
         """
+        check_hook("on_shutdown", function)
         self._shutdown.append(function)
         return function
 
@@ -281,8 +292,7 @@ class App:
             UsageError: The application does not run, or the payload is no JSON.
             PulqueError: It is not confirmed.
         """
-        body = encode_payload(payload)
-        return await self.client.send(subject, body, timeout=timeout, **parts)
+        return await self.client.send(subject, payload, timeout=timeout, **parts)
 
     def send_blocking(
         self,
@@ -299,7 +309,15 @@ class App:
         sending = self.send(subject, payload, timeout=timeout, **parts)
         return asyncio.run_coroutine_threadsafe(sending, loop).result()
 
+    def _after_fork(self) -> None:
+        """Take it in a child for one that does not run: its loop and its threads are not there."""
+        if self._serving is not None:
+            self._serving = self._task = None
+            self._forked = forked("application's client", "use pulque.connect() in the child")
+
     def _running(self) -> Serving:
+        if self._forked is not None:
+            raise self._forked.with_traceback(None)
         if self._serving is None:
             raise UsageError("the application does not run; outside of it, use pulque.connect")
         return self._serving
@@ -336,6 +354,8 @@ class App:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, told)
                 watched.append(number)
+            # A worker outlives the terminal that started it, as servers do.
+            loop.add_signal_handler(signal.SIGHUP, lambda: None)
         await self.serve()
 
     async def serve(self) -> None:
@@ -397,7 +417,7 @@ class App:
             shutdown=tuple(self._shutdown),
             grace=self.grace,
         )
-        self._serving = Serving(plan, client)
+        self._serving, self._forked = Serving(plan, client), None
         return self._serving
 
     async def _serve(self, serving: Serving) -> BaseException | None:

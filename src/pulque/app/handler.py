@@ -1,6 +1,7 @@
 """A handler and what was said about it: subject, group, how many at once, for how long."""
 
 import contextlib
+import difflib
 import inspect
 import logging
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,6 +19,13 @@ from pulque.app.signature import (
     is_async,
     name_of,
 )
+from pulque.client.arguments import (
+    check_choice,
+    check_flag,
+    check_number,
+    check_whole,
+    check_words,
+)
 from pulque.client.received import ReceivedMessage
 from pulque.client.window import BlocksName
 from pulque.client.wishes import (
@@ -33,7 +41,7 @@ from pulque.client.wishes import (
 from pulque.dedup import Checker
 from pulque.errors import UsageError
 from pulque.model.groups import Mode, tag_filter
-from pulque.model.names import parse_group, parse_pattern
+from pulque.model.names import parse_consumer_id, parse_group, parse_pattern
 
 __all__ = ["AckName", "Handler", "OnAbandonName", "Wishes", "make_handler"]
 
@@ -47,6 +55,10 @@ _LEAST_HELD = 1000
 _HELD_PER_CALL = 100
 _MOST_HELD = 1_000_000_000
 _LONGEST = 7 * 24 * 3600.0
+_OPTIONS = ("group", "concurrency", "timeout", "ack", "on_abandon", "decode")
+"""What all handlers may be told beside their wishes."""
+_OF_ONE = ("dedup",)
+_OF_BATCHES = ("max_messages", "max_wait")
 
 
 class Wishes(TypedDict, total=False):
@@ -107,6 +119,11 @@ class Handler:
     def is_broadcast(self) -> bool:
         """Whether it gets everything, whoever else does."""
         return _mode_of(self.consumer, self.group) is Mode.BROADCAST
+
+    @property
+    def is_once(self) -> bool:
+        """Whether messages come one time only, and are not kept if they fail."""
+        return _mode_of(self.consumer, self.group) is Mode.ONCE
 
     @property
     def is_ordered(self) -> bool:
@@ -189,24 +206,20 @@ def make_handler(  # noqa: PLR0913  # the arguments of App.subscribe and App.sub
         UsageError: It makes no sense; the text says what would.
         InvalidNameError: The subject or the group is no name.
     """
-    _check("concurrency", concurrency, 1, _MOST_AT_ONCE)
+    check_whole("concurrency", concurrency, 1, _MOST_AT_ONCE)
     if timeout is not None:
-        _check("timeout", timeout, 0.001, _LONGEST)
+        check_number("timeout", timeout, 0.001, _LONGEST)
     if batch is not None:
-        _check("max_messages", batch, 1, _MOST_AT_ONCE)
-        _check("max_wait", max_wait, 0, 3600)
-    if ack not in {"auto", "manual"}:
-        raise UsageError(f'ack is {ack!r}; "auto" and "manual" are allowed')
-    if on_abandon not in {"finish", "cancel"}:
-        raise UsageError(f'on_abandon is {on_abandon!r}; "finish" and "cancel" are allowed')
-    if dedup is not None and ack == "manual":
-        raise UsageError(
-            "dedup needs to know when a message is handled, and with ack='manual' only the "
-            "handler does: it may use the checker itself"
-        )
+        check_whole("max_messages", batch, 1, _MOST_AT_ONCE)
+        check_number("max_wait", max_wait, 0, 3600)
+    check_choice("ack", ack, ("auto", "manual"))
+    check_choice("on_abandon", on_abandon, ("finish", "cancel"))
+    name = name_of(function)
+    _check_wishes(name, wishes, _OF_ONE if batch is None else _OF_BATCHES)
+    if dedup is not None:
+        _check_checker(name, dedup, group, ack)
     arguments = arguments_of(function, decode, is_batch=batch is not None)
     on_loop = is_async(function)
-    name = name_of(function)
     if on_abandon == "cancel" and not on_loop:
         raise UsageError(
             f"{name} is not async: a thread cannot be cancelled, so on_abandon must be "
@@ -228,6 +241,37 @@ def make_handler(  # noqa: PLR0913  # the arguments of App.subscribe and App.sub
         consumer=_consumer_options(subject, group, wishes, concurrency * (batch or 1)),
         dedup=dedup,
     )
+
+
+def _check_wishes(
+    name: str, wishes: Mapping[str, object] | Wishes, special: tuple[str, ...]
+) -> None:
+    """Refuse options that there are not."""
+    known = (*_OPTIONS, *special, *Wishes.__annotations__)
+    for option in wishes:
+        if option not in Wishes.__annotations__:
+            close = difflib.get_close_matches(option, known, 1)
+            hint = f"; did you mean {close[0]}?" if close else "."
+            allowed = ", ".join(sorted(known))
+            raise UsageError(f"{name}: there is no option {option}{hint} Allowed are {allowed}")
+
+
+def _check_checker(name: str, dedup: Checker, group: str | None, ack: str) -> None:
+    if not isinstance(dedup, Checker):
+        raise UsageError(
+            f"dedup of {name} is {dedup!r}; a checker is allowed, such as "
+            "pulque.dedup.MemoryChecker()"
+        )
+    if ack == "manual":
+        raise UsageError(
+            "dedup needs to know when a message is handled, and with ack='manual' only the "
+            "handler does: it may use the checker itself"
+        )
+    if dedup.group not in {"", group}:
+        raise UsageError(
+            f"dedup remembers what group {dedup.group} handled, and the handler is for "
+            f"{group or 'broadcast'}: give each group a checker of its own"
+        )
 
 
 def _check_effect(name: str, arguments: Arguments, ack: str, decode: Decode | None) -> None:
@@ -259,6 +303,12 @@ def _consumer_options(
     subject: str, group: str | None, wishes: Wishes, at_once: int
 ) -> dict[str, Any]:
     """Return what to tell the consumer: what was wished, and room for a window of calls."""
+    for name in ("tags", "all_tags"):
+        check_words(name, wishes.get(name, ()))
+    check_flag("ordered", wishes.get("ordered", False))
+    check_flag("broadcast", wishes.get("broadcast"), may_be_none=True)
+    if (consumer_id := wishes.get("consumer_id")) is not None:
+        parse_consumer_id(consumer_id)
     # They may be given as what can be read once only.
     tags, all_tags = _tags(wishes.get("tags", ())), _tags(wishes.get("all_tags", ()))
     parse_pattern(subject)
@@ -270,8 +320,9 @@ def _consumer_options(
     retry_of(wishes.get("retry"))
     tag_filter(tags, all_tags)
     least = WINDOW_LENGTH if mode is Mode.ORDERED else _LEAST_HELD
-    held = wishes.get("max_held") or max(least, _HELD_PER_CALL * at_once)
-    _check("max_held", held, at_once, _MOST_HELD)
+    told = wishes.get("max_held")
+    held = max(least, _HELD_PER_CALL * at_once) if told is None else told
+    check_whole("max_held", held, at_once, _MOST_HELD)
     return {
         **wishes,
         "tags": tags,
@@ -311,9 +362,3 @@ def _named_places(messages: list[ReceivedMessage]) -> Iterator[None]:
             places.get(which, which): reason for which, reason in error.reasons.items()
         }
         raise
-
-
-def _check(name: str, value: object, least: float, most: float) -> None:
-    if isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most:
-        return
-    raise UsageError(f"{name} is {value!r}; {least:g} to {most:g} are allowed")

@@ -43,8 +43,13 @@ class Retry(Exception):  # noqa: N818  # an order to us, not something that went
 
     def __init__(self, reason: str = "", *, delay: float | timedelta | None = None) -> None:
         seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
-        if seconds is not None and not 0 <= seconds <= _LONGEST_DELAY:
-            raise UsageError(f"delay is {delay!r}; 0 to {_LONGEST_DELAY:.0f} seconds are allowed")
+        is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+        if seconds is not None and not (is_number and 0 <= seconds <= _LONGEST_DELAY):
+            raise UsageError(
+                f"delay is {delay!r}; 0 to {_LONGEST_DELAY:.0f} seconds are allowed, as a number "
+                "or a timedelta"
+            )
+        _check_reason(reason)
         super().__init__(reason)
         self.reason = reason
         self.delay = seconds
@@ -66,6 +71,7 @@ class RetryAt(Exception):  # noqa: N818  # an order to us, not something that we
 
     def __init__(self, when: datetime, reason: str = "") -> None:
         instant_of(when, "when")
+        _check_reason(reason)
         super().__init__(reason)
         self.when = when
         self.reason = reason
@@ -79,6 +85,7 @@ class Reject(Exception):  # noqa: N818  # an order to us, not something that wen
     """
 
     def __init__(self, reason: str = "") -> None:
+        _check_reason(reason)
         super().__init__(reason)
         self.reason = reason
 
@@ -159,6 +166,11 @@ def nack(message: ReceivedMessage, verdict: Verdict) -> None:
         # The broker's limit of delays, say: that is no reason to keep the message.
         log.warning("nacked without its delay: %s", problem)
         message.nack(verdict.reason)
+
+
+def _check_reason(reason: object) -> None:
+    if not isinstance(reason, str):
+        raise UsageError(f"reason is {reason!r}; a str is allowed, as str(error)")
 
 
 def _text_of(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""Bodies as values: what a handler's type hint asks for, out of bytes, and back.
+"""Bodies as values: what a handler's type hint asks for, out of bytes.
 
 ``bytes`` and ``str`` are the body itself; ``dict``, ``list`` and ``Any`` are its JSON. Types with
 fields are validated: pydantic's by pydantic, all others (dataclasses, ``msgspec.Struct``,
@@ -6,23 +6,18 @@ fields are validated: pydantic's by pydantic, all others (dataclasses, ``msgspec
 imported only where a type asks for them.
 """
 
-import dataclasses
-import json
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn, cast, get_args, get_origin
+from typing import Any, cast, get_args, get_origin
 
-from pulque.errors import PulqueError, UsageError
+from pulque.errors import UsageError
+from pulque.model.message import PayloadError, parse_json
 
-__all__ = ["PayloadError", "decoder_of", "encode_payload"]
+__all__ = ["PayloadError", "decoder_of"]
 
 Decoder = Callable[[bytes], object]
 
 _PLAIN = (dict, dict[str, Any], dict[str, object], list, list[Any], list[object])
 """What needs no package."""
-
-
-class PayloadError(PulqueError):
-    """The body of a message is not what its handler asks for."""
 
 
 def decoder_of(wanted: Any) -> Decoder:
@@ -38,7 +33,7 @@ def decoder_of(wanted: Any) -> Decoder:
     if wanted is str:
         return _named(wanted, bytes.decode)
     if wanted is Any or wanted is object:
-        return _named(wanted, _parse)
+        return _named(wanted, parse_json)
     if wanted in _PLAIN:
         return _named(wanted, _plain(get_origin(wanted) or wanted))
     if any(_is_of_pydantic(part) for part in _parts(wanted)):
@@ -46,62 +41,17 @@ def decoder_of(wanted: Any) -> Decoder:
     return _named(wanted, _by_msgspec(wanted))
 
 
-def encode_payload(value: object) -> bytes:
-    """Return a value as a body: bytes and text as they are, all else as JSON.
-
-    Raises:
-        UsageError: It cannot be written as JSON.
-    """
-    match value:
-        case bytes():
-            return value
-        case bytearray() | memoryview():
-            return bytes(value)
-        case str():
-            return value.encode()
-        case _ if _is_of_pydantic(type(value)):
-            return _dump_by_pydantic(value)
-        case _ if hasattr(type(value), "__struct_fields__"):
-            return _dump_by_msgspec(value)
-        case _:
-            return _dump(value)
-
-
 # ── by hand ────────────────────────────────────────────────────────────────────────────────────
-
-
-def _parse(body: bytes) -> object:
-    return json.loads(body, parse_constant=_refuse)
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not JSON")
 
 
 def _plain(kind: type) -> Decoder:
     def decode(body: bytes) -> object:
-        value = _parse(body)
+        value = parse_json(body)
         if not isinstance(value, kind):
             raise TypeError(f"a JSON {kind.__name__} is wanted, it is a {type(value).__name__}")
         return value
 
     return decode
-
-
-def _dump(value: object) -> bytes:
-    try:
-        text = json.dumps(value, default=_as_json, allow_nan=False, ensure_ascii=False)
-        return text.encode()
-    except (TypeError, ValueError, RecursionError) as problem:
-        raise UsageError(f"a {type(value).__name__} cannot be sent: {problem}") from problem
-
-
-def _as_json(value: object) -> object:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
-    if _is_of_pydantic(type(value)):
-        return json.loads(_dump_by_pydantic(value))
-    raise TypeError(f"a {type(value).__name__} is no JSON")
 
 
 # ── by packages ────────────────────────────────────────────────────────────────────────────────
@@ -127,13 +77,6 @@ def _by_pydantic(wanted: Any) -> Decoder:
     return cast("Decoder", adapter.validate_json)
 
 
-def _dump_by_pydantic(value: object) -> bytes:
-    from pydantic import TypeAdapter
-
-    adapter: Any = TypeAdapter(type(value))
-    return cast("bytes", adapter.dump_json(value))
-
-
 def _by_msgspec(wanted: Any) -> Decoder:
     try:
         import msgspec
@@ -150,12 +93,6 @@ def _by_msgspec(wanted: Any) -> Decoder:
     if isinstance(info, msgspec.inspect.CustomType):
         raise UsageError(f"no body can be decoded into {_name_of(wanted)}; use decode=")
     return cast("Decoder", decoder.decode)
-
-
-def _dump_by_msgspec(value: object) -> bytes:
-    import msgspec
-
-    return msgspec.json.encode(value)
 
 
 def _named(wanted: Any, decode: Decoder) -> Decoder:

@@ -20,6 +20,7 @@ from pulque.app.outcomes import (
     Reject,
     Retry,
     RetryAt,
+    Verdict,
     nack,
     verdict_of,
     verdicts_of,
@@ -29,7 +30,7 @@ from pulque.app.signature import Function
 from pulque.app.threads import Job, Threads
 from pulque.client.aio_consumer import Consumer
 from pulque.client.pace import HORIZON
-from pulque.client.received import ReceivedMessage
+from pulque.client.received import ReceivedMessage, expire
 from pulque.errors import PulqueError, StorageError, UsageError
 
 __all__ = ["Runner"]
@@ -86,6 +87,9 @@ class Runner:
         self.handler = handler
         self.consumer = consumer
         self._is_ordered = handler.is_ordered
+        retry = handler.consumer.get("retry")
+        self._most_attempts = None if retry is None else retry.max_attempts
+        """After how many a message becomes a dead letter, if the handler says so."""
         self._on_exit = on_exit
         self._loop = asyncio.get_running_loop()
         self._threads = Threads(handler.name, self._late)
@@ -168,9 +172,9 @@ class Runner:
     def _next_messages(self) -> list[ReceivedMessage]:
         """Take what the next call is about; nothing if it is worth waiting for more."""
         batch = self.handler.batch
-        if batch is None:
-            return [self._waiting.popleft()]
-        if self._waiting[0].attempt >= _ALONE_FROM:
+        if not self._has_next():
+            return []
+        if batch is None or self._waiting[0].attempt >= _ALONE_FROM:
             return [self._waiting.popleft()]
         left = self._waiting_since + self.handler.max_wait - time.monotonic()
         if len(self._waiting) < batch and left > 0 and not self._is_ordered:
@@ -178,10 +182,16 @@ class Runner:
                 self._begin_timer = self._loop.call_later(left, self._wait_is_over)
             return []
         taken: list[ReceivedMessage] = []
-        while self._waiting and len(taken) < batch and self._waiting[0].attempt < _ALONE_FROM:
+        while len(taken) < batch and self._has_next() and self._waiting[0].attempt < _ALONE_FROM:
             taken.append(self._waiting.popleft())
         self._waiting_since = time.monotonic()
         return taken
+
+    def _has_next(self) -> bool:
+        """Drop messages that expired while they waited for a call; return whether one is left."""
+        while self._waiting and expire(self._waiting[0]):
+            self._waiting.popleft()
+        return bool(self._waiting)
 
     def _wait_is_over(self) -> None:
         self._begin_timer = None
@@ -269,19 +279,31 @@ class Runner:
 
     def _tell(self, call: Call, error: BaseException) -> None:
         """Log a failure; what the handler meant to raise needs no trace."""
-        first = call.messages[0]
+        first, verdict = call.messages[0], verdict_of(error)
+        limit = self._most_attempts
+        limit_text = "" if limit is None else f" of {limit}"
         is_meant = isinstance(error, Retry | RetryAt | Reject | PayloadError)
         log.log(
             logging.WARNING if is_meant else logging.ERROR,
-            "failed: handler=%s subject=%s id=%s attempt=%d messages=%d: %s",
+            "failed: handler=%s subject=%s id=%s attempt=%d%s messages=%d: %s%s",
             self.handler.name,
             first.subject,
             first.id,
             first.attempt,
+            limit_text,
             len(call.messages),
-            verdict_of(error).reason,
+            verdict.reason,
+            self._end_of(call.messages, verdict),
             exc_info=None if is_meant else error,
         )
+
+    def _end_of(self, messages: list[ReceivedMessage], verdict: Verdict) -> str:
+        """Return what to say of messages that do not come again."""
+        limit = self._most_attempts
+        is_last = limit is not None and all(each.attempt >= limit for each in messages)
+        if self.handler.is_once or not (verdict.is_dead or is_last):
+            return ""
+        return "; now a dead letter" if len(messages) == 1 else "; now dead letters"
 
     def _remember(self, messages: list[ReceivedMessage]) -> None:
         """Keep in mind what is to be acked elsewhere, for the end."""

@@ -17,6 +17,8 @@ __all__ = [
     "Decode",
     "Function",
     "arguments_of",
+    "check_hook",
+    "check_middleware",
     "decode_all",
     "is_async",
     "name_of",
@@ -80,6 +82,45 @@ def is_async(function: Function) -> bool:
         if inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each):
             raise UsageError(f"{name_of(function)} yields; it is to be a plain function, or async")
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+
+
+def check_middleware(function: Function) -> None:
+    """Refuse what cannot stand around a handler.
+
+    Raises:
+        UsageError: It is no function, yields, or does not take the message and ``call_next``.
+    """
+    if not callable(function):
+        raise UsageError(f"middleware {function!r} is not a function")
+    is_async(function)
+    try:
+        inspect.signature(function).bind("message", "call_next")
+    except ValueError:
+        return  # written in C: nobody can tell
+    except TypeError as problem:
+        raise UsageError(
+            f"middleware {name_of(function)} must take two arguments, the message and call_next: "
+            f"{problem}"
+        ) from None
+
+
+def check_hook(name: str, function: Function) -> None:
+    """Refuse what cannot be called at the start or the end of an application.
+
+    Raises:
+        UsageError: It is no function, yields, or wants arguments.
+    """
+    if not callable(function):
+        raise UsageError(f"{name} got {function!r}; a function is allowed")
+    is_async(function)
+    try:
+        inspect.signature(function).bind()
+    except ValueError:
+        return  # written in C: nobody can tell
+    except TypeError as problem:
+        raise UsageError(
+            f"{name_of(function)} is called by {name} without arguments: {problem}"
+        ) from None
 
 
 def arguments_of(function: Function, decode: Decode | None, *, is_batch: bool) -> Arguments:

@@ -2,13 +2,13 @@
 
 import asyncio
 import contextlib
-import secrets
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, TypeVar
 
 from pulque.client.aio_connection import AsyncConnection, connect_any
+from pulque.client.aio_guard import LoopGuard
 from pulque.client.aio_watching import Watcher
 from pulque.client.backoff import Retries
 from pulque.client.brokers import (
@@ -24,6 +24,7 @@ from pulque.client.brokers import (
 from pulque.client.connection import Connection
 from pulque.client.due import ANY_DELAY_MS
 from pulque.client.health import LATENCY_TABLE, LatencyRow
+from pulque.client.outcomes import never_sent
 from pulque.client.route_table import RouteKey, RouteTable
 from pulque.client.routes import (
     HOME,
@@ -36,6 +37,7 @@ from pulque.client.routes import (
     targets_of,
 )
 from pulque.client.url import Address
+from pulque.client.watching import watcher_name
 from pulque.errors import (
     DisconnectedError,
     NoDelayServerError,
@@ -46,7 +48,7 @@ from pulque.errors import (
 )
 from pulque.model.names import PartitionName, parse_subject
 from pulque.model.routes import Route, RouteKind
-from pulque.wire.requests import Request
+from pulque.wire.requests import Acks, Request
 from pulque.wire.requests import Route as AskRoute
 from pulque.wire.responses import Response, Welcome
 
@@ -63,6 +65,7 @@ class Calls:
         addresses: Where to connect to: any of these will do. Or what says so, each time.
         client: What this client calls itself.
         draw: Returns a random number in ``0.0..1.0``.
+        guard: Keeps other event loops and processes away.
         stale: Told when nobody answers there, or who does not lead: it may be elsewhere by now.
     """
 
@@ -72,6 +75,7 @@ class Calls:
         *,
         client: str,
         draw: Callable[[], float],
+        guard: LoopGuard,
         stale: Callable[[], None] | None = None,
     ) -> None:
         self.cluster = ""
@@ -84,12 +88,14 @@ class Calls:
         self._draw = draw
         self._connection: AsyncConnection | None = None
         self._connecting = asyncio.Lock()
+        self._guard = guard
         self._stale = stale
         self._opened: weakref.WeakSet[AsyncConnection] = weakref.WeakSet()
         self._has_moved = asyncio.Event()
 
     async def warm_up(self, timeout: float) -> AsyncConnection:
         """Return the connection; open one if need be."""
+        self._guard.check()
         async with self._connecting:
             if self._connection is None or not self._connection.is_open:
                 self._connection = await self.open(timeout)
@@ -97,6 +103,7 @@ class Calls:
 
     async def open(self, timeout: float) -> AsyncConnection:
         """Open a connection for whoever needs one."""
+        self._guard.check()
         self.check_open()
         found = self._addresses
         addresses = (found(),) if callable(found) else found
@@ -140,17 +147,21 @@ class Calls:
         retries = Retries(self._draw, started, deadline)
         left = timeout
         while True:
+            was_asked = False
             try:
                 connection = await self.warm_up(left)
                 left = max(0.001, deadline - time.monotonic())
+                was_asked = True
                 return await connection.request(request, left, convert)
             except PulqueError as error:
+                retries.failed(error, was_asked=was_asked)
                 self._look_elsewhere(error)
                 await self._rest(retries.next_wait(error, time.monotonic()))
                 left = max(0.001, deadline - time.monotonic())
 
     def check_open(self) -> None:
-        """Raise ``UsageError`` if the client is closed."""
+        """Raise ``UsageError`` if the client is closed, or is not this process's."""
+        self._guard.check_process()
         if self.is_closed:
             raise UsageError("this client is closed")
 
@@ -189,7 +200,8 @@ class Brokers:
         tell: Callable[[list[RouteKey]], Awaitable[None]],
         draw: Callable[[], float],
     ) -> None:
-        self.home = Calls(addresses, client=client, draw=draw)
+        self.guard = LoopGuard("client")
+        self.home = Calls(addresses, client=client, draw=draw, guard=self.guard)
         self.table = RouteTable(latency, draw)
         self.table.on_moved = self._moved
         self._client = client
@@ -199,7 +211,7 @@ class Brokers:
         self._watcher = Watcher(
             self.table,
             self.home.open,
-            client=f"{client}/{secrets.token_hex(4)}",
+            client=watcher_name(client),
             application=client,
             tell=tell,
             draw=draw,
@@ -213,6 +225,7 @@ class Brokers:
                 lambda: self.table.address_of(place),
                 client=self._client,
                 draw=self._draw,
+                guard=self.guard,
                 stale=self.stale,
             )
             found.is_closed = self.home.is_closed
@@ -238,7 +251,7 @@ class Brokers:
         """Whether there may be more brokers than the one that was connected to."""
         return bool(self.home.cluster)
 
-    async def find_targets(self, way: Way, timeout: float) -> Targets:
+    async def find_targets(self, way: Way, timeout: float, acks: int = Acks.DISK) -> Targets:
         """Return where messages of one way go; ask for it if it is not known.
 
         Raises:
@@ -246,6 +259,10 @@ class Brokers:
             NoDelayServerError: There is no delay server.
             PulqueError: The subject may not be created, or its name is none.
         """
+        with never_sent():
+            return await self._look_for_targets(way, timeout, acks)
+
+    async def _look_for_targets(self, way: Way, timeout: float, acks: int) -> Targets:
         deadline = time.monotonic() + timeout
         key = RouteKey.of_way(way)
         parse_subject(key.subject)
@@ -255,12 +272,13 @@ class Brokers:
         give_up_at = deadline
         if isinstance(way, Delayed) and not self.table.knew_delay_servers:
             give_up_at = min(deadline, time.monotonic() + DELAY_PATIENCE)
-        while (targets := self.table.targets.get(way)) is None:
+        known = self.table.targets_for(acks)
+        while (targets := known.get(way)) is None:
             await self.ask_route(key, deadline - time.monotonic())
-            if way not in self.table.targets:
+            if way not in known:
                 is_lone = isinstance(way, Delayed) and not self.is_cluster
                 if is_lone or time.monotonic() + NOBODY_WAIT >= give_up_at:
-                    raise nobody_takes(way)
+                    raise nobody_takes(way, acks)
                 await asyncio.sleep(NOBODY_WAIT)
         if isinstance(way, Delayed) and targets.longest_delay_ms == ANY_DELAY_MS:
             await self._find_longest(targets, deadline)
@@ -366,7 +384,7 @@ class Brokers:
         return [] if route is None else places_in(route, key.kind)
 
     async def plain_partitions(
-        self, subject: str, timeout: float, broker: str | None
+        self, subject: str, timeout: float, broker: str | None, partition: str | None = None
     ) -> list[tuple[Calls, str, PartitionName]]:
         """Return who has messages of a subject: connection, broker group, and partition.
 
@@ -374,6 +392,7 @@ class Brokers:
             subject: Whose.
             timeout: How long to try, in seconds.
             broker: Only this broker group's.
+            partition: Only this one, which may be for another priority.
 
         Raises:
             UsageError: The broker that is named is none of them.
@@ -383,11 +402,11 @@ class Brokers:
         if not self.home.server:
             await self.home.warm_up(timeout)
         if not self.is_cluster:
-            return [(self.home, self.home.server, PartitionName(name))]
+            return [(self.home, self.home.server, PartitionName(partition or name))]
         route = await self.ask_route(RouteKey(name, LOOKING), timeout)
         return [
             (self.calls_at(place_of(each)), each.broker_group, each.partition)
-            for each in chosen(route, broker)
+            for each in chosen(route, broker, partition)
         ]
 
     async def stores(self, subject: str, timeout: float) -> list[Store]:
@@ -427,6 +446,9 @@ class Brokers:
 
     async def close(self) -> None:
         """Close all connections."""
+        if self.guard.forked is not None:
+            return
+        self.guard.check()
         self.home.is_closed = True
         await self._watcher.stop()
         for pool in list(self._pools.values()):

@@ -1,7 +1,9 @@
 """The client for asyncio: the blocking one's twin, with the same names."""
 
+import asyncio
 import os
 import secrets
+import time
 import weakref
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import replace
@@ -16,6 +18,8 @@ from pulque.client.aio_delaying import Delaying
 from pulque.client.aio_ordered_consumer import OrderedConsumer
 from pulque.client.aio_producer import Producer
 from pulque.client.aio_reading import Reading
+from pulque.client.arguments import check_flag, check_path, check_timeout, check_wait
+from pulque.client.backoff import Backoff
 from pulque.client.brokers import LOOKING
 from pulque.client.health import LATENCY_TABLE, LatencyRow
 from pulque.client.identity import application_name
@@ -24,13 +28,13 @@ from pulque.client.options import (
     AcksName,
     CompressionName,
     acks_of,
-    check_timeout,
     consumer_plan,
     latency_table,
     open_spool,
     send_options,
 )
-from pulque.client.receipt import Outgoing, Parts, Receipt
+from pulque.client.outcomes import UNREACHED, not_reached
+from pulque.client.receipt import Parts, Receipt
 from pulque.client.route_table import RouteKey
 from pulque.client.routes import HOME, Targets, Way
 from pulque.client.spooling import SPOOL_LIMIT
@@ -42,6 +46,7 @@ from pulque.client.wishes import (
     StartAt,
 )
 from pulque.model.ids import IdSource
+from pulque.model.names import parse_subject
 from pulque.wire.requests import Request
 from pulque.wire.responses import ReadBack, Response
 
@@ -52,7 +57,7 @@ _MAX_BYTES = 1024 * 1024
 _draw = secrets.SystemRandom().random
 
 
-def connect(
+def connect(  # noqa: PLR0913  # choices by keyword, each with a default
     url: str | None = None,
     *,
     name: str | None = None,
@@ -60,6 +65,7 @@ def connect(
     acks: AcksName = "disk",
     state_dir: str | os.PathLike[str] | None = None,
     latency: Sequence[tuple[float, float]] | None = None,
+    wait: float = 0.0,
 ) -> "Client":
     """Return a client, to be used with ``async with``, which connects it; or ``await`` it.
 
@@ -80,6 +86,9 @@ def connect(
         latency: Pairs of seconds: after an answer to a send that took longer than the first, the
             broker is sent nothing for the second, where others take the messages; else
             ``[(0.55, 3), (1, 60)]``.
+        wait: How long to wait for a broker that does not answer yet, in seconds: for programs
+            that start together with it. By default nobody waits, so that a wrong URL is known at
+            once.
 
     Raises:
         ConfigError: The URL is not one.
@@ -91,6 +100,7 @@ def connect(
         acks=acks,
         state_dir=state_dir,
         latency=latency_table(latency),
+        wait=wait,
     )
 
 
@@ -100,7 +110,7 @@ class Client(Administration, Reading, Delaying):
     All methods may be called from any number of tasks of one event loop.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # as of connect
         self,
         addresses: Sequence[Address],
         *,
@@ -109,16 +119,20 @@ class Client(Administration, Reading, Delaying):
         acks: AcksName,
         state_dir: str | os.PathLike[str] | None,
         latency: tuple[LatencyRow, ...] = LATENCY_TABLE,
+        wait: float = 0.0,
     ) -> None:
+        self._wait = check_wait(wait, "wait")
         self._name = application_name(name)
         self._brokers = Brokers(
             addresses, client=self._name, latency=latency, tell=self._routes_changed, draw=_draw
         )
         self._timeout = check_timeout(timeout)
         self._acks_name: AcksName = acks
-        acks_of(acks)
+        self._acks = acks_of(acks)
+        if state_dir is not None:
+            check_path("state_dir", state_dir)
         self._state_dir = state_dir
-        self._targets = self._brokers.table.targets
+        self._targets = self._brokers.table.targets_for(self._acks)
         self._sends: Producer | None = None
         self._open_ends: weakref.WeakSet[Producer | Consumer] = weakref.WeakSet()
 
@@ -126,17 +140,26 @@ class Client(Administration, Reading, Delaying):
         """Connect now, so that a wrong address is known at once; ``async with`` does it.
 
         Raises:
-            DisconnectedError: Nobody answers there.
+            DisconnectedError: Nobody answers there, and nobody did while it waited.
         """
-        await self._brokers.home.warm_up(self._timeout)
-        return self
+        backoff = Backoff(_draw)
+        deadline = time.monotonic() + self._wait
+        while True:
+            try:
+                await self._brokers.home.warm_up(self._timeout)
+                return self
+            except UNREACHED as error:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise not_reached(error) from None
+                await asyncio.sleep(min(left, backoff.next_wait()))
 
     # ── sending ────────────────────────────────────────────────────────────────────────────
 
     async def send(
         self,
         subject: str,
-        body: bytes,
+        body: object,
         *,
         timeout: float | None = None,
         **parts: Unpack[Parts],
@@ -148,7 +171,8 @@ class Client(Administration, Reading, Delaying):
 
         Args:
             subject: Where to.
-            body: What.
+            body: Bytes or a text as they are; all else as JSON, with the header
+                ``content-type: application/json``.
             timeout: How long to wait, in seconds; else the client's.
             **parts: What the message has beside: ``key``, ``order_key``, ``tags``, ``headers``,
                 ``expires_at``, ``priority``, ``reliable``; and when it is to be delivered, if
@@ -159,6 +183,11 @@ class Client(Administration, Reading, Delaying):
             PulqueError: It is not confirmed; after an ``UnavailableError`` it may be stored
                 all the same.
         """
+        self._brokers.guard.check()
+        if type(subject) is not str:
+            parse_subject(subject)
+        if timeout is not None:
+            check_timeout(timeout)
         if not parts:
             await self._find_targets(subject, timeout)
         pending = await self._sending().send(subject, body, **parts)
@@ -167,7 +196,7 @@ class Client(Administration, Reading, Delaying):
     async def send_many(
         self,
         subject: str,
-        messages: Iterable[bytes | Outgoing],
+        messages: Iterable[object],
         *,
         timeout: float | None = None,
     ) -> list[Receipt]:
@@ -177,6 +206,11 @@ class Client(Administration, Reading, Delaying):
             PulqueError: Not all are confirmed; a note says how many are. To learn the outcome
                 of each, use ``producer``.
         """
+        self._brokers.guard.check()
+        if type(subject) is not str:
+            parse_subject(subject)
+        if timeout is not None:
+            check_timeout(timeout)
         pending = await self._sending().send_many(subject, messages)
         return await pending.result(timeout)
 
@@ -224,20 +258,21 @@ class Client(Administration, Reading, Delaying):
         or ``recovered`` returns; these raise ``UnavailableError`` if nobody can say.
         """
         options = send_options(
-            acks=acks or self._acks_name,
+            acks=self._acks_name if acks is None else acks,
             linger=linger,
             max_batch=max_batch,
             max_batch_bytes=max_batch_bytes,
             max_in_flight=max_in_flight,
             max_buffered_bytes=max_buffered_bytes,
-            timeout=timeout or self._timeout,
+            timeout=self._timeout if timeout is None else timeout,
             compression=compression,
         )
         self._brokers.home.check_open()
+        self._brokers.guard.check()
         producer = Producer(
             options,
             connect=self._brokers.open_at,
-            find_targets=self._find_targets,
+            find_targets=lambda way: self._brokers.find_targets(way, self._timeout, options.acks),
             stale=self._brokers.stale,
             first_place=None if self._brokers.is_cluster else HOME,
             producer_id=secrets.randbits(64) | 1,
@@ -301,6 +336,7 @@ class Client(Administration, Reading, Delaying):
                 default when iterating, and not for ``pull``.
         """
         self._brokers.home.check_open()
+        check_flag("prefetch", prefetch, may_be_none=True)
         plan = consumer_plan(
             subject,
             group,
@@ -334,6 +370,8 @@ class Client(Administration, Reading, Delaying):
 
     async def close(self) -> None:
         """Close everything that was made from this client, and its connections."""
+        if self._brokers.guard.forked is None:
+            self._brokers.guard.check()
         for end in list(self._open_ends):
             await end.close()
         await self._brokers.close()
@@ -377,7 +415,8 @@ class Client(Administration, Reading, Delaying):
     async def _find_targets(self, way: Way, timeout: float | None = None) -> Targets:
         targets = self._targets.get(way)
         if targets is None:
-            targets = await self._brokers.find_targets(way, timeout or self._timeout)
+            limit = timeout or self._timeout
+            targets = await self._brokers.find_targets(way, limit, self._acks)
         return targets
 
     async def _routes_changed(self, keys: list[RouteKey]) -> None:

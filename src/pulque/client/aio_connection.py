@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Self, TypeVar, cast
 
+from pulque.client.forking import on_fork
 from pulque.client.session import Session
 from pulque.client.url import Address
 from pulque.errors import (
@@ -44,6 +46,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         """Called once when the connection is gone, after all handlers were told."""
         self.on_deposed: Callable[[], None] | None = None
         """Called when the broker says that it does not lead: who does has to be asked."""
+        on_fork(self, AsyncConnection.after_fork)
 
     @classmethod
     async def open(cls, address: Address, *, client: str, timeout: float) -> Self:
@@ -133,6 +136,18 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self.is_open = False
         if self._transport is not None:
             self._transport.abort()
+
+    def after_fork(self) -> None:
+        """Let go of the parent's socket in a child.
+
+        Its number stays taken: the transport closes it one day, and must close nothing else.
+        """
+        self.is_open = False
+        sock = None if self._transport is None else self._transport.get_extra_info("socket")
+        if sock is not None and sock.fileno() >= 0:
+            nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+            os.dup2(nothing, sock.fileno(), inheritable=False)
+            os.close(nothing)
 
     # ── what the event loop calls ──────────────────────────────────────────────────────────
 

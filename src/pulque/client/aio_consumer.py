@@ -10,17 +10,21 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from types import TracebackType
 from typing import Self
 
+from pulque.client.aio_guard import LoopGuard
 from pulque.client.aio_inlet import FOR_EVER, Inlet
 from pulque.client.aio_inlets import ConsumerBrokers, Inlets
+from pulque.client.arguments import check_timeout, check_wait, check_whole
 from pulque.client.consumer_plan import ConsumerPlan
-from pulque.client.options import check_timeout
+from pulque.client.forking import on_fork
 from pulque.client.pace import Pace
-from pulque.client.received import ACKED, ReceivedBatch, ReceivedMessage
+from pulque.client.received import ACKED, ReceivedBatch, ReceivedMessage, expire
 from pulque.client.route_table import RouteKey
 from pulque.errors import RequestTimeoutError, UsageError
 from pulque.model.names import ConsumerId
 
 __all__ = ["Consumer"]
+
+_MOST_PULLED = 1_000_000
 
 _SETTLE_WAIT = 0.001
 
@@ -52,9 +56,23 @@ class Consumer:
         self._pace = Pace(plan.options.max_messages)
         self._inlets = self._make_inlets()
         self._inlets.owner = self
-        self._is_closed = False
+        self._is_closed = self._has_ended = False
         self._handed = 0
         self._handed_at = 0.0
+        self._guard = LoopGuard("consumer", brokers.guard)
+        on_fork(self, Consumer._after_fork)
+
+    def _after_fork(self) -> None:
+        """Refuse everything in a child: the parent goes on as this consumer."""
+        self._is_closed = self._has_ended = True
+        self._plan.identity.release()
+
+    def _check_open(self) -> None:
+        self._guard.check()
+        if self._is_closed:
+            raise UsageError(
+                "this consumer is closed, or its client is: make another with client.consumer()"
+            )
 
     def _make_inlets(self) -> Inlets:
         return Inlets(self._plan, self._brokers, timeout=self._timeout, draw=self._draw)
@@ -82,15 +100,18 @@ class Consumer:
                 consumer can go on: iterate again.
             FencedError: Another consumer took over this id.
         """
+        self._guard.check()
         prefetch = self._prefetch is not False
         while (found := await self._next_batch(FOR_EVER, None, prefetch=prefetch)) is not None:
             inlet, batch = found
-            index = batch.start
+            index, may_expire = batch.start, batch.may_expire
             try:
                 for index in range(batch.start, batch.end):  # where it was left is used below
                     message = ReceivedMessage(batch, index)
                     if batch.lost and message.is_abandoned:
                         continue  # others have it by now
+                    if may_expire and expire(message):
+                        continue
                     yield message
             finally:
                 inlet.core.put_back(batch, index + 1)
@@ -104,10 +125,12 @@ class Consumer:
             DisconnectedError: No broker could be reached for the client's timeout; before
                 that, there are just no messages.
             FencedError: Another consumer took over this id.
+            UsageError: The consumer is closed.
         """
-        limit = max_messages or self._plan.options.max_messages
-        if limit < 1:
-            raise UsageError(f"max_messages is {max_messages}; at least 1 must be asked for")
+        self._check_open()
+        limit = self._plan.options.max_messages if max_messages is None else max_messages
+        check_whole("max_messages", limit, 1, _MOST_PULLED)
+        timeout = check_wait(timeout)
         deadline = time.monotonic() + timeout
         found = await self._next_batch(deadline, limit, prefetch=bool(self._prefetch))
         messages: list[ReceivedMessage] = []
@@ -126,7 +149,8 @@ class Consumer:
     async def settle(self, *, timeout: float | None = None) -> None:
         """Tell the broker now what was acked and nacked, and return when it knows.
 
-        Otherwise it is told with the next pull, or within 200 ms. What comes after a message
+        A message that was nacked until a certain time is at a delay server then. Otherwise the
+        broker is told with the next pull, or within 200 ms. What comes after a message
         that is neither acked nor nacked has to wait for it. Called by the task that pulls.
 
         Raises:
@@ -134,6 +158,7 @@ class Consumer:
                 client's if none is given. The consumer goes on trying.
             FencedError: Another consumer took over this id.
         """
+        self._guard.check()
         limit = self._timeout if timeout is None else check_timeout(timeout)
         deadline = time.monotonic() + limit
         while not self._is_closed and not self._inlets.is_told():
@@ -151,16 +176,21 @@ class Consumer:
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a connection to a broker right now."""
+        """Whether there is a connection to a broker, or no broker has had the subject yet."""
         return self._inlets.is_connected
 
     async def close(self) -> None:
-        """Settle what is done, and hand the rest back at once."""
-        if self._is_closed:
+        """Settle what is done, and hand the rest back at once.
+
+        If it is cancelled, it can be called again.
+        """
+        if self._has_ended:
             return
+        self._guard.check()
         self._is_closed = True
         await self._inlets.close()
         self._plan.identity.release()
+        self._has_ended = True
 
     async def __aenter__(self) -> Self:
         return self
@@ -181,6 +211,7 @@ class Consumer:
         self, deadline: float, want: int | None, *, prefetch: bool
     ) -> tuple[Inlet, ReceivedBatch] | None:
         """Return the next batch to hand out and whose it is, or None at the deadline or end."""
+        self._guard.check_process()  # an iteration may go on in a child
         if self._handed:
             self._pace.handled(self._handed, time.monotonic() - self._handed_at)
             self._handed = 0

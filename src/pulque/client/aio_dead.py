@@ -42,12 +42,15 @@ class DeadLetters:
             sequence: Which one.
             broker: Whose, if several brokers have letters.
         """
-        return await self._talk_to_one(self._letters.one(sequence), broker, "a dead letter")
+        askers = await self._find_askers()
+        name = of_one(askers, broker, "a dead letter")
+        found = await talk_to(self._letters.one(sequence), askers[name])
+        return None if found is None else with_broker([found], name)[0]
 
     async def resend(
         self,
         *sequences: int,
-        body: bytes | None = None,
+        body: object = None,
         headers: Mapping[str, str] | None = None,
         broker: str | None = None,
     ) -> ResentLetters:
@@ -57,7 +60,8 @@ class DeadLetters:
 
         Args:
             sequences: Which ones.
-            body: In the place of its own, for a single one.
+            body: In the place of its own, for a single one; what ``send`` takes. The headers
+                stay as they are, unless ``headers`` replaces them.
             headers: In the place of its own, for a single one.
             broker: Whose, if several brokers have letters.
         """

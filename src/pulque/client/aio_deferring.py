@@ -32,11 +32,18 @@ class TaskDeferrals:
             self._task = asyncio.create_task(self._put(), name="pulque-deferring")
 
     async def finish(self) -> None:
-        """Wait for what is under way, and try the rest once."""
+        """Wait for what is under way, and try the rest once.
+
+        A cancelled wait leaves it under way: its thread cannot be stopped, and a second one beside
+        it would take the same messages to a delay server again.
+        """
+        await self._ended()
+        self.go_on()
+        await self._ended()
+
+    async def _ended(self) -> None:
         if self._task is not None:
-            await asyncio.gather(self._task, return_exceptions=True)
-        if self._deferring.is_due(time.monotonic()):
-            await self._put()
+            await asyncio.wait([self._task])
 
     async def _put(self) -> None:
         try:

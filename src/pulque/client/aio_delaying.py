@@ -1,6 +1,5 @@
 """Messages that are due later, for asyncio: cancel them, move them, see what is due when."""
 
-import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import TypeVar
@@ -16,11 +15,13 @@ from pulque.client.scheduled import (
     cancelling,
     counting,
     finding,
+    listed_messages,
     listing,
     listing_stuck,
     moving,
     period_of,
 )
+from pulque.clock import wall_ms
 from pulque.errors import PulqueError
 
 __all__ = ["DelayedMessages", "Delaying"]
@@ -58,7 +59,7 @@ class Delaying:
 
     async def cancel_many(self, messages: Iterable[Receipt | str]) -> list[Fate]:
         """Have messages never delivered; return what became of each, as ``cancel`` does."""
-        wanted = list(messages)
+        wanted = listed_messages(messages)
         return await _carry(self._delay_askers, lambda servers: cancelling(servers, wanted))
 
     async def reschedule(
@@ -83,7 +84,7 @@ class Delaying:
             UnavailableError: The one that has it is away.
             InvalidRequestError: The time is further ahead than it allows.
         """
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = wall_ms()
         return await _carry(
             self._delay_askers,
             lambda servers: moving(servers, message, delay, at, level, now_ms),

@@ -77,6 +77,7 @@ class Followers:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
             self._brokers.forget_route(self._key)
 
     async def _run(self) -> None:

@@ -83,7 +83,7 @@ class Inlet:
         self._lease = FOR_EVER
         self._beat_at = 0.0
         self._contact_at = FOR_EVER
-        self._is_closed = False
+        self._is_closed = self._has_ended = False
         if self._local is not None:
             self._local.on_adopted = self._adopted
 
@@ -117,6 +117,8 @@ class Inlet:
 
     async def close(self) -> None:
         """Settle what is done, and hand the rest back at once."""
+        if self._has_ended:
+            return
         self._is_closed = True
         self._arrived.set()
         if self._opener is not None:
@@ -135,6 +137,7 @@ class Inlet:
             await self._connection.close()
             self._connection = None
         await self._save(is_last=True)
+        self._has_ended = True
 
     async def _save(self, *, is_last: bool = False) -> None:
         """Write down how far the consumer got with this broker, for after a restart."""
@@ -415,9 +418,10 @@ class Inlet:
         if connection is not None:
             self.lost_at = time.monotonic()
             connection.on_lost = None
-            await connection.close()
         if self.core.is_pulling:
             self.core.pull_failed()
+        if connection is not None:
+            await connection.close()
 
     def _late(self, connection: AsyncConnection) -> RequestTimeoutError:
         return RequestTimeoutError(

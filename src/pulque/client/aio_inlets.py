@@ -13,6 +13,7 @@ from pulque.client.adopting import Adopting
 from pulque.client.aio_connection import AsyncConnection
 from pulque.client.aio_deferring import TaskDeferrals
 from pulque.client.aio_followers import Followers, FollowersOf
+from pulque.client.aio_guard import LoopGuard
 from pulque.client.aio_inlet import UNREACHABLE, Inlet
 from pulque.client.connection import Connection
 from pulque.client.consumer_plan import ConsumerPlan
@@ -38,6 +39,8 @@ _LONGEST_NAP = 0.5
 
 class ConsumerBrokers(FollowersOf, Protocol):
     """What a consumer needs to know of the brokers behind its client."""
+
+    guard: LoopGuard
 
     @property
     def is_known(self) -> bool:
@@ -95,9 +98,13 @@ class Inlets:
         self._trouble = Trouble(draw, timeout)
         self._followers = Followers(plan.options, brokers, draw)
         self._is_routed = False
+        self._is_served = False
+        """Whether any broker ever served the subject."""
         self._has_news = False
         self._is_closed = False
         self._dropped = 0
+        self._closing: set[asyncio.Task[None]] = set()
+        """The ends of inlets whose brokers are gone."""
         self.owner: object = None
         """Lives as long as the inlets: a consumer that nobody holds is closed with its client."""
         self._on_abandoned: Callable[[], None] | None = None
@@ -119,8 +126,15 @@ class Inlets:
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a connection to any broker."""
+        """Whether there is a connection to any broker, or none has had the subject yet."""
+        if self._is_answered and not self._is_served:
+            return True
         return any(each.connection is not None for each in self._inlets.values())
+
+    @property
+    def _is_answered(self) -> bool:
+        """Whether it was ever said who serves the subject."""
+        return self._is_routed
 
     @property
     def has_waiting(self) -> bool:
@@ -168,7 +182,7 @@ class Inlets:
         """Settle what is done everywhere, and hand the rest back."""
         self._is_closed = True
         self._arrived.set()
-        await asyncio.gather(*(each.close() for each in self._inlets.values()))
+        await asyncio.gather(*(each.close() for each in self._inlets.values()), *self._closing)
         await self._followers.stop()
         self._brokers.forget_route(self._key)
 
@@ -307,6 +321,7 @@ class Inlets:
         adopting.is_away = lambda: inlet.connection is None
         inlet.core.on_abandoned = self._on_abandoned
         self._inlets[place] = inlet
+        self._is_served = True
         self._share_room()
         return inlet
 
@@ -329,7 +344,11 @@ class Inlets:
         self._dropped += inlet.core.abandoned
         self._shares.forget(place)
         self._share_room()
-        await inlet.close()
+        # In a task, as the caller may be cancelled, and nobody would close it any more.
+        closing = asyncio.create_task(inlet.close(), name="pulque-closer")
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+        await asyncio.shield(closing)
 
     def _share_room(self) -> None:
         """Divide what may be held: a busy broker does not take it all."""

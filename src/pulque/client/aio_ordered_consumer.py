@@ -6,11 +6,13 @@ from collections.abc import AsyncIterator, Iterable
 from pulque.client.aio_consumer import Consumer
 from pulque.client.aio_inlet import FOR_EVER
 from pulque.client.aio_ordered_inlets import OrderedInlets
+from pulque.client.arguments import check_wait, check_whole
 from pulque.client.received import ReceivedMessage
 from pulque.client.window import OrderedMessage
-from pulque.errors import UsageError
 
 __all__ = ["OrderedConsumer"]
+
+_MOST_PULLED = 1_000_000
 
 
 class OrderedConsumer(Consumer):
@@ -33,6 +35,7 @@ class OrderedConsumer(Consumer):
                 can go on: iterate again.
             FencedError: Another consumer took over this id.
         """
+        self._guard.check()
         while found := await self._take(1, FOR_EVER):
             yield found[0]
             for following in self._inlets.follow(found[0]):
@@ -46,10 +49,12 @@ class OrderedConsumer(Consumer):
         Raises:
             DisconnectedError: Nobody could be reached for the client's timeout.
             FencedError: Another consumer took over this id.
+            UsageError: The consumer is closed.
         """
-        limit = max_messages or self._plan.options.max_messages
-        if limit < 1:
-            raise UsageError(f"max_messages is {max_messages}; at least 1 must be asked for")
+        self._check_open()
+        limit = self._plan.options.max_messages if max_messages is None else max_messages
+        check_whole("max_messages", limit, 1, _MOST_PULLED)
+        timeout = check_wait(timeout)
         return list(await self._take(limit, time.monotonic() + timeout))
 
     def ack_all(self, messages: Iterable[ReceivedMessage]) -> None:
@@ -58,6 +63,7 @@ class OrderedConsumer(Consumer):
             message.ack()
 
     async def _take(self, most: int, deadline: float) -> list[OrderedMessage]:
+        self._guard.check_process()  # an iteration may go on in a child
         want = self._plan.options.max_messages
         while not self._is_closed:
             messages = self._inlets.take(most, want)

@@ -91,6 +91,10 @@ class OrderedInlets(Inlets):
         """Yield what comes behind the only message that ``take`` returned, until others' turn."""
         return () if self._last is None else self._last.follow(message, TURN)
 
+    @property
+    def _is_answered(self) -> bool:
+        return self._attendance.is_known
+
     def _next_wake(self, until: float) -> float:
         for _, core in self._cores:
             due = core.next_due()

@@ -8,17 +8,20 @@ from types import TracebackType
 from typing import Self, Unpack
 
 from pulque.client.aio_connection import AsyncConnection
+from pulque.client.aio_guard import LoopGuard
 from pulque.client.aio_sending import SendLinks
+from pulque.client.arguments import check_wait
 from pulque.client.backoff import Backoff
 from pulque.client.batches import OutgoingBatch
 from pulque.client.dispatch import SendOptions
-from pulque.client.outgoing import NoRouteError
-from pulque.client.pending import Promise, Promises, Span
-from pulque.client.receipt import Outgoing, Parts, Receipt
+from pulque.client.forking import forked, on_fork
+from pulque.client.pending import Promise, Promises, Span, last_refusal
+from pulque.client.receipt import Outgoing, Parts, Receipt, listed
 from pulque.client.route_table import RouteKey
-from pulque.client.routes import Targets, Way
+from pulque.client.routes import NoRouteError, Targets, Way
 from pulque.client.send_spool import BatchNote, SendSpool
 from pulque.client.spooling import SpoolingCore, core_of, is_stored
+from pulque.clock import wall_ms
 from pulque.errors import (
     DisconnectedError,
     PulqueError,
@@ -26,6 +29,7 @@ from pulque.errors import (
     SpoolFullError,
 )
 from pulque.model.ids import IdSource
+from pulque.model.names import parse_subject
 
 __all__ = ["PendingSend", "PendingSends", "Producer"]
 
@@ -109,7 +113,7 @@ class Producer:
             ids=ids,
             promise=PendingSend,
             monotonic=time.monotonic,
-            now_ms=_now_ms,
+            now_ms=wall_ms,
             draw=draw,
         )
         self._spool = spool
@@ -124,11 +128,22 @@ class Producer:
         self._loop = asyncio.get_running_loop()
         self._links = SendLinks(self._core, connect, stale, draw)
         self._links.owner = self
-        self._is_closed = False
+        self._is_closed = self._has_ended = False
         if first_place is not None:
             self._core.add_place(first_place)
         if spool is not None:
             self._recovery = asyncio.create_task(self._recover(), name="pulque-spool")
+        self._guard = LoopGuard("producer")
+        self._guard.check()
+        on_fork(self, Producer._after_fork)
+
+    def _after_fork(self) -> None:
+        """Refuse everything in a child: what waits here is sent by the parent."""
+        self._is_closed = self._has_ended = True
+        self._guard.after_fork()
+        self._core.fork(self._guard.forked or forked("producer", "make another one in the child"))
+        if self._spool is not None:
+            self._spool.close()
 
     async def recovered(self) -> None:
         """Wait until it is known what became of the last run's messages, where there is a spool.
@@ -137,6 +152,7 @@ class Producer:
             UnavailableError: That could not be found out; the next call tries again.
             FencedError: The spool was used elsewhere, perhaps as a copy.
         """
+        self._guard.check()
         if self._recovery is None:
             return
         if self._recovery.done() and self._recovery.exception() is not None:
@@ -144,14 +160,17 @@ class Producer:
         await asyncio.shield(self._recovery)
         self._recovery = None
 
-    async def send(self, subject: str, body: bytes, **parts: Unpack[Parts]) -> PendingSend:
+    async def send(  # noqa: C901  # three kinds of messages, and what may be missing
+        self, subject: str, body: object, **parts: Unpack[Parts]
+    ) -> PendingSend:
         """Take in one message and return the promise of its receipt.
 
         Waits while too much is buffered, for at most the producer's timeout.
 
         Args:
             subject: Where to.
-            body: What.
+            body: Bytes or a text as they are; all else as JSON, with the header
+                ``content-type: application/json``.
             **parts: What the message has beside: ``key``, ``order_key``, ``tags``, ``headers``,
                 ``expires_at``, ``priority``, ``reliable``; and when it is to be delivered, if
                 later: ``delay``, ``at`` or ``level``.
@@ -162,17 +181,21 @@ class Producer:
             UnavailableError: Who serves the subject could not be found out.
             SpoolFullError: The spool has no room, and got none within the producer's timeout.
         """
+        self._guard.check()
         if self._recovery is not None:
             await self.recovered()
         core = self._core
         try:
             order_key = parts.get("order_key") if len(parts) == 1 else None
-            if order_key:
+            if order_key and type(order_key) is str:
                 pending = core.add_keyed(subject, body, order_key)
             elif parts:
                 pending = core.add_message(subject, Outgoing(body, **parts))
             else:
                 pending = core.add(subject, body)
+        except TypeError:
+            parse_subject(subject)  # what cannot be looked up is no subject
+            raise
         except NoRouteError as unknown:
             await self._learn(unknown.way)
             return await self.send(subject, body, **parts)
@@ -185,14 +208,16 @@ class Producer:
             await self._work()
         return pending
 
-    async def send_many(self, subject: str, messages: Iterable[bytes | Outgoing]) -> PendingSends:
+    async def send_many(self, subject: str, messages: Iterable[object]) -> PendingSends:
         """Take in many messages, and return the promises of their receipts in order.
 
         The cheapest way to send bodies that are at hand. Waits and raises as ``send`` does;
         when it raises in the middle, a note says how many were taken in.
         """
         await self.recovered()
-        items = messages if isinstance(messages, list) else list(messages)
+        if type(subject) is not str:
+            parse_subject(subject)
+        items = listed(messages)
         for way in self._core.ways_of(subject, items):
             if not self._core.knows(way):
                 await self._learn(way)
@@ -211,27 +236,32 @@ class Producer:
         Raises:
             RequestTimeoutError: Some have none within ``timeout`` seconds.
         """
+        wait_s = None if timeout is None else check_wait(timeout)
         await self.recovered()
         batches = self._core.flush()
         self._links.pump()
-        await _wait_for(batches, timeout)
+        await _wait_for(batches, wait_s)
 
     async def close(self, timeout: float | None = None) -> None:
         """Flush, and end. Messages without an outcome by then get ``DisconnectedError``.
 
         With a spool it waits for the producer's timeout at most, if for no other time; they stay
-        there, and the next producer with this spool sends them.
+        there, and the next producer with this spool sends them. If it is cancelled, it can be
+        called again.
         """
-        if self._is_closed:
+        if self._has_ended:
             return
+        self._guard.check()
+        if timeout is not None:
+            timeout = check_wait(timeout)
         self._is_closed = True
         if timeout is None and self._spool is not None:
             timeout = self._core.options.timeout
-        await self._end_recovery()
-        batches = self._core.close()
-        self._links.changed.set()
-        self._links.pump()
         try:
+            await self._end_recovery()
+            batches = self._core.close()
+            self._links.changed.set()
+            self._links.pump()
             await _wait_for(batches, timeout)
         except RequestTimeoutError:
             log.info("a producer is closed with messages on their way")
@@ -243,6 +273,7 @@ class Producer:
             await self._links.stop()
             if self._spool is not None:
                 self._spool.close()
+        self._has_ended = True
 
     async def __aenter__(self) -> Self:
         return self
@@ -320,14 +351,12 @@ class Producer:
                 return
 
 
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
 async def _wait_for(batches: Sequence[OutgoingBatch], timeout: float | None) -> None:
     todo = [batch for batch in batches if not batch.is_done]
     if not todo:
         return
+    if timeout is not None:
+        timeout = check_wait(timeout)
     done = asyncio.Event()
     left = len(todo)
 
@@ -346,4 +375,5 @@ async def _wait_for(batches: Sequence[OutgoingBatch], timeout: float | None) -> 
     except TimeoutError:
         raise RequestTimeoutError(
             f"{left} batches have no outcome within {timeout} s; they are still on their way"
+            f"{last_refusal(todo)}"
         ) from None

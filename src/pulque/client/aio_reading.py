@@ -6,23 +6,24 @@ from datetime import datetime
 
 from pulque.client.aio_brokers import Brokers
 from pulque.client.aio_messages import Messages
+from pulque.client.arguments import check_wait, check_whole
 from pulque.client.looking import (
     PartitionPositions,
     first_sequence,
-    messages_of,
     positions_of,
     positions_request,
+    read_of,
 )
 from pulque.client.wishes import StartAt, start_of
 from pulque.errors import UnknownSubjectError
 from pulque.model.message import Message
-from pulque.model.names import PartitionName
 from pulque.model.positions import ConsumeSequence
 from pulque.wire.requests import Read
 
 __all__ = ["Reading"]
 
 _MAX_BYTES = 1024 * 1024
+_MOST_READ = 1_000_000
 _LONG_POLL = 10.0
 _FIRST = ConsumeSequence(0)
 
@@ -58,18 +59,25 @@ class Reading:
             sequence: Where to start; if that is no longer stored, at the oldest that is.
             partition: Which partition, if the subject has several.
             broker: Only this broker group's.
-            max_messages: At most so many.
+            max_messages: At most so many; those that nobody can decode are left out.
             timeout: How long to wait for a first message, in seconds.
         """
-        wait = timeout
+        check_whole("sequence", sequence, 0, 2**63 - 1)
+        check_whole("max_messages", max_messages, 1, _MOST_READ)
+        wait = check_wait(timeout)
         found: list[Message] = []
         brokers = self._brokers
-        for calls, group, plain in await brokers.plain_partitions(subject, self._timeout, broker):
-            name = PartitionName(partition) if partition else plain
-            request = Read(name, sequence, max_messages, _MAX_BYTES, int(wait * 1000))
-            convert = functools.partial(messages_of, name, broker_group=group)
-            some = await calls.ask(request, wait + self._timeout, convert)
-            wait = 0.0 if some else wait
+        for calls, group, name in await brokers.plain_partitions(
+            subject, self._timeout, broker, partition
+        ):
+            convert = functools.partial(read_of, name, broker_group=group)
+            at, some = sequence, list[Message]()
+            while not some:
+                request = Read(name, at, max_messages, _MAX_BYTES, int(wait * 1000))
+                some, after = await calls.ask(request, wait + self._timeout, convert)
+                if after <= at:
+                    break
+                at, wait = after, 0.0  # also behind what nobody can decode
             found += some
         found.sort(key=lambda message: message.stored_at_ms)
         return found[:max_messages]

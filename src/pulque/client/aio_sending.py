@@ -231,14 +231,14 @@ class SendLink(Generic[P]):
 
     def _not_connected(self, error: PulqueError, started: float) -> None:
         log.info("not connected: %s", error)
-        self._dispatch.problem = str(error)
+        self._dispatch.problem = error
         self._give_up(time.monotonic() - started)
         if not error.retryable:
             self._dispatch.fail_all(error)
             self._links.tell()
 
     async def _stay_connected(self, connection: AsyncConnection) -> None:
-        self._dispatch.problem = ""
+        self._dispatch.problem = None
         self._dispatch.is_led = connection.welcome.tenure.epoch > 0
         if self._dispatch.health is not None:
             self._dispatch.health.answered(time.monotonic(), 0.0)
@@ -254,7 +254,7 @@ class SendLink(Generic[P]):
     def _disconnected(self, error: DisconnectedError) -> None:
         log.info("disconnected: %s", error)
         self._connection = None
-        self._dispatch.problem = str(error)
+        self._dispatch.problem = error
         self._dispatch.disconnected()
         self._links.look()
         self._lost.set()

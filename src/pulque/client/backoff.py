@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from pulque.client.outcomes import NotReachedError, out_of_time
 from pulque.errors import PulqueError
 
 __all__ = ["Backoff", "Retries"]
@@ -49,25 +50,41 @@ class Retries:
         deadline: When the caller wants to know.
     """
 
-    __slots__ = ("_backoff", "_deadline", "_started", "_tries")
+    __slots__ = ("_backoff", "_deadline", "_may_be_stored", "_refusal", "_started", "_tries")
 
     def __init__(self, draw: Callable[[], float], started: float, deadline: float) -> None:
         self._backoff = Backoff(draw)
         self._started = started
         self._deadline = deadline
         self._tries = 0
+        self._refusal: PulqueError | None = None
+        self._may_be_stored = False
+
+    def failed(self, error: PulqueError, *, was_asked: bool = True) -> None:
+        """Record how a try failed, and whether the server was asked at all."""
+        self._tries += 1
+        if was_asked and error.outcome_known and not isinstance(error, NotReachedError):
+            self._refusal = error
+        elif was_asked and not error.outcome_known:
+            self._may_be_stored = True
+
+    def final(self, error: PulqueError) -> PulqueError:
+        """Return an error that ends the call, marked by what earlier tries may have done."""
+        error.outcome_known = error.outcome_known and not self._may_be_stored
+        return error
 
     def next_wait(self, error: PulqueError, now: float) -> float:
-        """Return how long to wait before the next try.
+        """Return how long to wait before the next try; ``failed`` was told of the last one.
 
         Raises:
             PulqueError: Another try is of no use, or comes too late.
         """
         wait = self._backoff.next_wait()
-        self._tries += 1
         if not error.retryable:
-            raise error
+            raise self.final(error)
         if now + wait >= self._deadline:
-            lasted = now - self._started
-            raise type(error)(f"{error} (tried {self._tries} times in {lasted:.1f} s)") from error
+            found = f"tried {self._tries} times in {now - self._started:.1f} s"
+            raise out_of_time(
+                found, self._refusal, error, may_be_stored=self._may_be_stored
+            ) from error
         return wait

@@ -128,12 +128,14 @@ class OutgoingBatch:
         "large",
         "lock",
         "may_be_doubled",
+        "may_be_stored",
         "number",
         "opened_at_ms",
         "outcome",
         "packer",
         "pieces",
         "pieces_left",
+        "refusal",
         "sent_at",
         "size",
         "stream",
@@ -174,6 +176,10 @@ class OutgoingBatch:
         """Whether it was sent, and the connection lost before there was an answer."""
         self.may_be_doubled = False
         """Whether that was with another broker than the one that has it now."""
+        self.may_be_stored = False
+        """Whether it was sent to any broker without a definite answer."""
+        self.refusal: PulqueError | None = None
+        """Why a broker did not store it, the last time that one said so."""
         self.kept: list[int] | None = None
         """By which numbers the producer's spool knows its messages, if there is one."""
         self.outcome: Outcome | None = None
@@ -246,6 +252,14 @@ class OutgoingBatch:
             self.may_be_doubled,
             self.dues[index] if self.dues else AT_ONCE,
         )
+
+    def disown(self, error: PulqueError) -> None:
+        """End it, and what it is a piece of, for a forked child; the parent goes on with it."""
+        found: OutgoingBatch | None = self
+        while found is not None:
+            found.error = error
+            found.is_done = True
+            found = found.whole
 
     def hurry(self) -> None:
         """Take note that somebody is about to wait for it, and so adds nothing more meanwhile."""

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -10,7 +9,9 @@ from typing import NamedTuple
 from pulque.client.calls import Calls
 from pulque.client.connection import Connection
 from pulque.client.due import ANY_DELAY_MS
+from pulque.client.forking import on_fork
 from pulque.client.health import LATENCY_TABLE, LatencyRow
+from pulque.client.outcomes import never_sent
 from pulque.client.route_table import RouteKey, RouteTable
 from pulque.client.routes import (
     HOME,
@@ -24,7 +25,7 @@ from pulque.client.routes import (
 )
 from pulque.client.spreading import Spread
 from pulque.client.url import Address
-from pulque.client.watching import Watcher
+from pulque.client.watching import Watcher, watcher_name
 from pulque.errors import (
     DisconnectedError,
     NoDelayServerError,
@@ -34,8 +35,15 @@ from pulque.errors import (
     UnknownSubjectError,
     UsageError,
 )
-from pulque.model.names import EVERYTHING, PartitionName, parse_subject
+from pulque.model.names import (
+    DEFAULT_LEVEL,
+    EVERYTHING,
+    PartitionName,
+    level_of,
+    parse_subject,
+)
 from pulque.model.routes import PartitionRoute, Route, RouteKind
+from pulque.wire.requests import Acks
 from pulque.wire.requests import Route as AskRoute
 from pulque.wire.responses import Welcome
 
@@ -64,15 +72,26 @@ class Store(NamedTuple):
     targets: Targets
 
 
-def nobody_takes(way: Way) -> PulqueError:
+def nobody_takes(way: Way, acks: int = Acks.DISK) -> PulqueError:
     """Return what to say when messages have nowhere to go."""
     if not isinstance(way, Delayed):
+        if acks == Acks.REPLICA:
+            return UnavailableError(
+                f'no broker serves {way} at present that can keep acks "replica": the broker '
+                "groups of it that have followers are away"
+            )
         return UnavailableError(f"no broker serves {way} at present")
     return NoDelayServerError(f"a message of {way.subject} is due later, and {NO_DELAY_SERVER}")
 
 
-def chosen(route: Route, broker: str | None) -> list[PartitionRoute]:
-    """Return the partitions of a route, or of one broker group in it.
+def chosen(route: Route, broker: str | None, partition: str | None = None) -> list[PartitionRoute]:
+    """Return where to look for the messages of a route, or of one broker group in it.
+
+    Args:
+        route: Who has the subject, in which partitions.
+        broker: Only this broker group.
+        partition: Only this one, once at each broker group, which may have several. Without a
+            name, those that are for messages of the usual priority.
 
     Raises:
         UnknownSubjectError: Nobody has the subject.
@@ -84,7 +103,10 @@ def chosen(route: Route, broker: str | None) -> list[PartitionRoute]:
     if not found:
         names = ", ".join(sorted({each.broker_group for each in route.partitions}))
         raise UsageError(f"broker group {broker!r} does not serve {route.subject}; {names} do")
-    return found
+    if partition is None:
+        return [each for each in found if level_of(each.partition) == DEFAULT_LEVEL]
+    by_group = {each.broker_group: each for each in found}
+    return [each._replace(partition=PartitionName(partition)) for each in by_group.values()]
 
 
 class Brokers:
@@ -110,7 +132,7 @@ class Brokers:
         self.home = Calls(addresses, client=client, draw=draw)
         self.table = RouteTable(latency, draw)
         self.table.on_moved = self._moved
-        self.spread = Spread(self.calls_at, self.table.targets.get, self.stale, draw)
+        self.spread = Spread(self.calls_at, self.table.targets_for, self.stale, draw)
         self._client = client
         self._draw = draw
         self._pools: dict[str, Calls] = {HOME: self.home}
@@ -118,11 +140,16 @@ class Brokers:
         self._watcher = Watcher(
             self.table,
             self.home.open,
-            client=f"{client}/{secrets.token_hex(4)}",
+            client=watcher_name(client),
             application=client,
             tell=tell,
             draw=draw,
         )
+        on_fork(self, Brokers.after_fork)
+
+    def after_fork(self) -> None:
+        """Ask for routes anew in a child, where nobody watches them."""
+        self.table.forget_all()
 
     def calls_at(self, place: str) -> Calls:
         """Return the connections to a place that wait for the next call."""
@@ -147,7 +174,7 @@ class Brokers:
         """Whether there may be more brokers than the one that was connected to."""
         return bool(self.home.cluster)
 
-    def find_targets(self, way: Way, timeout: float) -> Targets:
+    def find_targets(self, way: Way, timeout: float, acks: int = Acks.DISK) -> Targets:
         """Return where messages of one way go; ask for it if it is not known.
 
         Raises:
@@ -155,6 +182,10 @@ class Brokers:
             NoDelayServerError: There is no delay server.
             PulqueError: The subject may not be created, or its name is none.
         """
+        with never_sent():
+            return self._look_for_targets(way, timeout, acks)
+
+    def _look_for_targets(self, way: Way, timeout: float, acks: int) -> Targets:
         deadline = time.monotonic() + timeout
         key = RouteKey.of_way(way)
         parse_subject(key.subject)
@@ -164,12 +195,13 @@ class Brokers:
         give_up_at = deadline
         if isinstance(way, Delayed) and not self.table.knew_delay_servers:
             give_up_at = min(deadline, time.monotonic() + DELAY_PATIENCE)
-        while (targets := self.table.targets.get(way)) is None:
+        known = self.table.targets_for(acks)
+        while (targets := known.get(way)) is None:
             self.ask_route(key, deadline - time.monotonic())
-            if way not in self.table.targets:
+            if way not in known:
                 is_lone = isinstance(way, Delayed) and not self.is_cluster
                 if is_lone or time.monotonic() + NOBODY_WAIT >= give_up_at:
-                    raise nobody_takes(way)
+                    raise nobody_takes(way, acks)
                 time.sleep(NOBODY_WAIT)
         if isinstance(way, Delayed) and targets.longest_delay_ms == ANY_DELAY_MS:
             self._find_longest(targets, deadline)
@@ -270,7 +302,7 @@ class Brokers:
         return [] if route is None else places_in(route, key.kind)
 
     def plain_partitions(
-        self, subject: str, timeout: float, broker: str | None
+        self, subject: str, timeout: float, broker: str | None, partition: str | None = None
     ) -> list[tuple[Calls, str, PartitionName]]:
         """Return who has messages of a subject: connections, broker group, and partition.
 
@@ -278,6 +310,7 @@ class Brokers:
             subject: Whose.
             timeout: How long to try, in seconds.
             broker: Only this broker group's.
+            partition: Only this one, which may be for another priority.
 
         Raises:
             UsageError: The broker that is named is none of them.
@@ -285,11 +318,11 @@ class Brokers:
         """
         name = parse_subject(subject)
         if not self.is_cluster:
-            return [(self.home, self.home.server, PartitionName(name))]
+            return [(self.home, self.home.server, PartitionName(partition or name))]
         route = self.ask_route(RouteKey(name, LOOKING), timeout)
         return [
             (self.calls_at(place_of(each)), each.broker_group, each.partition)
-            for each in chosen(route, broker)
+            for each in chosen(route, broker, partition)
         ]
 
     def stores(self, subject: str, timeout: float) -> list[Store]:

@@ -1,6 +1,5 @@
 """Calls that wait for one answer: each has a connection of its own while it lasts."""
 
-import secrets
 import threading
 import time
 import weakref
@@ -9,10 +8,17 @@ from typing import TypeVar
 
 from pulque.client.backoff import Retries
 from pulque.client.connection import Connection, connect_any
+from pulque.client.forking import on_fork
 from pulque.client.lanes import Lane
+from pulque.client.outcomes import NotReachedError
 from pulque.client.url import Address
-from pulque.errors import DisconnectedError, PulqueError, UnavailableError, UsageError
-from pulque.model.ids import IdSource
+from pulque.errors import (
+    DisconnectedError,
+    OverloadedError,
+    PulqueError,
+    UnavailableError,
+    UsageError,
+)
 from pulque.wire.requests import Request
 from pulque.wire.responses import Response
 
@@ -20,10 +26,6 @@ __all__ = ["Calls", "NotReachedError"]
 
 T = TypeVar("T")
 _MAX_IDLE = 64
-
-
-class NotReachedError(DisconnectedError):
-    """Nobody could be connected to: whatever was to be said, nobody has heard it."""
 
 
 class Calls:
@@ -59,6 +61,11 @@ class Calls:
         self._stale = stale
         self._idle: list[Lane] = []
         self._opened: weakref.WeakSet[Connection] = weakref.WeakSet()
+        self._has_moved = threading.Condition()
+        on_fork(self, Calls.after_fork)
+
+    def after_fork(self) -> None:
+        """Free what other threads may hold; the lanes look after themselves."""
         self._has_moved = threading.Condition()
 
     def warm_up(self, timeout: float) -> None:
@@ -140,16 +147,18 @@ class Calls:
     ) -> T:
         retries: Retries | None = None
         while True:
-            was_used = lane.connection is not None
+            was_used = was_asked = lane.connection is not None
             try:
                 if lane.connection is None:
                     lane.connection = self.open(left)
                     left = deadline - time.monotonic()
+                was_asked = True
                 return call(lane.connection, left)
             except PulqueError as error:
                 if lane.connection is not None and not lane.connection.is_open:
                     lane.drop_connection()
                 retries = retries or Retries(self._draw, deadline - left, deadline)
+                retries.failed(error, was_asked=was_asked)
                 # Brokers close connections that were idle for long: that is no trouble. But one
                 # that answers that somebody behind it is away has to be given time.
                 was_idle = was_used and lane.connection is None
@@ -180,7 +189,7 @@ class Calls:
                 try:
                     lane.connection = self.open(left)
                 except UnavailableError as error:
-                    if was_asked:
+                    if was_asked or isinstance(error, OverloadedError):
                         raise
                     raise NotReachedError(str(error)) from None
             try:
@@ -201,7 +210,7 @@ class Calls:
         try:
             return self._idle.pop()
         except IndexError:
-            return Lane(secrets.randbits(64) | 1, IdSource(secrets.randbits(38)))
+            return Lane()
 
     def give_back(self, lane: Lane) -> None:
         """Have a lane used by others again."""

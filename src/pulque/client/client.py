@@ -1,18 +1,27 @@
 """The blocking client: everything an application does goes through it."""
 
+import functools
+import logging
 import os
 import secrets
+import sys
+import threading
+import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Self, TypeVar
 
 from pulque.client.administration import Administration
+from pulque.client.arguments import check_flag, check_path, check_timeout, check_wait
+from pulque.client.backoff import Backoff
 from pulque.client.brokers import LOOKING, Brokers
 from pulque.client.calls import Calls
 from pulque.client.consumer import Consumer
 from pulque.client.dead import Asker
 from pulque.client.delaying import Delaying
+from pulque.client.forking import on_fork
 from pulque.client.health import LATENCY_TABLE, LatencyRow
 from pulque.client.identity import application_name
 from pulque.client.options import (
@@ -20,13 +29,13 @@ from pulque.client.options import (
     AcksName,
     CompressionName,
     acks_of,
-    check_timeout,
     consumer_plan,
     latency_table,
     open_spool,
     send_options,
 )
 from pulque.client.ordered_consumer import OrderedConsumer
+from pulque.client.outcomes import UNREACHED, not_reached
 from pulque.client.producer import Producer
 from pulque.client.reading import Reading
 from pulque.client.route_table import RouteKey
@@ -40,11 +49,14 @@ from pulque.client.wishes import (
     RetryPolicy,
     StartAt,
 )
+from pulque.errors import PulqueError
 from pulque.model.ids import IdSource
 from pulque.wire.requests import Request
 from pulque.wire.responses import Response
 
 __all__ = ["Client", "connect"]
+
+log = logging.getLogger("pulque.client")
 
 T = TypeVar("T")
 _MAX_BYTES = 1024 * 1024
@@ -52,7 +64,7 @@ _ANY_SIZE = 2**31
 _draw = secrets.SystemRandom().random
 
 
-def connect(
+def connect(  # noqa: PLR0913  # choices by keyword, each with a default
     url: str | None = None,
     *,
     name: str | None = None,
@@ -60,6 +72,7 @@ def connect(
     acks: AcksName = "disk",
     state_dir: str | os.PathLike[str] | None = None,
     latency: Sequence[tuple[float, float]] | None = None,
+    wait: float = 0.0,
 ) -> "Client":
     """Connect to a broker, or to a cluster of them.
 
@@ -80,6 +93,9 @@ def connect(
         latency: Pairs of seconds: after an answer to a send that took longer than the first, the
             broker is sent nothing for the second, where others take the messages; else
             ``[(0.55, 3), (1, 60)]``.
+        wait: How long to wait for a broker that does not answer yet, in seconds: for programs
+            that start together with it. By default nobody waits, so that a wrong URL is known at
+            once.
 
     Raises:
         DisconnectedError: Nobody answers there.
@@ -92,6 +108,7 @@ def connect(
         acks=acks,
         state_dir=state_dir,
         latency=latency_table(latency),
+        wait=wait,
     )
     client.warm_up()
     return client
@@ -104,7 +121,7 @@ class Client(Administration, Reading, Delaying, Sends):
     connection of their own while they do.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # as of connect
         self,
         addresses: Sequence[Address],
         *,
@@ -113,26 +130,45 @@ class Client(Administration, Reading, Delaying, Sends):
         acks: AcksName,
         state_dir: str | os.PathLike[str] | None,
         latency: tuple[LatencyRow, ...] = LATENCY_TABLE,
+        wait: float = 0.0,
     ) -> None:
+        self._wait = check_wait(wait, "wait")
         self._name = application_name(name)
         self._brokers = Brokers(
-            addresses, client=self._name, latency=latency, tell=self._routes_changed, draw=_draw
+            addresses, client=self._name, latency=latency, tell=_weak(self), draw=_draw
         )
         self._calls = self._brokers.home
         self._timeout = check_timeout(timeout)
         self._acks_name: AcksName = acks
         self._acks = acks_of(acks)
+        if state_dir is not None:
+            check_path("state_dir", state_dir)
         self._state_dir = state_dir
-        self._targets = self._brokers.table.targets
-        self._open_ends: weakref.WeakSet[Producer | Consumer] = weakref.WeakSet()
+        self._targets = self._brokers.table.targets_for(self._acks)
+        self._open_ends: set[Producer | Consumer] = set()
+        on_fork(self, Client._after_fork)
+
+    def _after_fork(self) -> None:
+        """Go on in a child, without the producers and consumers of the parent."""
+        self._open_ends = set()
 
     def warm_up(self) -> None:
         """Connect now, so that a wrong address is known at once; ``connect`` does it.
 
         Raises:
-            DisconnectedError: Nobody answers there.
+            DisconnectedError: Nobody answers there, and nobody did while it waited.
         """
-        self._calls.warm_up(self._timeout)
+        backoff = Backoff(_draw)
+        deadline = time.monotonic() + self._wait
+        while True:
+            try:
+                self._calls.warm_up(self._timeout)
+                return
+            except UNREACHED as error:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise not_reached(error) from None
+                time.sleep(min(left, backoff.next_wait()))
 
     # ── sending ────────────────────────────────────────────────────────────────────────────
 
@@ -178,20 +214,22 @@ class Client(Administration, Reading, Delaying, Sends):
             UnavailableError: What became of the last run's messages could not be found out.
         """
         options = send_options(
-            acks=acks or self._acks_name,
+            acks=self._acks_name if acks is None else acks,
             linger=linger,
             max_batch=max_batch,
             max_batch_bytes=max_batch_bytes,
             max_in_flight=max_in_flight,
             max_buffered_bytes=max_buffered_bytes,
-            timeout=timeout or self._timeout,
+            timeout=self._timeout if timeout is None else timeout,
             compression=compression,
         )
         self._calls.check_open()
         producer = Producer(
             options,
             connect=self._brokers.open_at,
-            find_targets=self._find_targets,
+            find_targets=functools.partial(
+                self._brokers.find_targets, timeout=self._timeout, acks=options.acks
+            ),
             stale=self._brokers.stale,
             first_place=None if self._brokers.is_cluster else HOME,
             producer_id=secrets.randbits(64) | 1,
@@ -199,7 +237,7 @@ class Client(Administration, Reading, Delaying, Sends):
             draw=_draw,
             spool=open_spool(spool, spool_limit, is_synced=spool_sync),
         )
-        self._open_ends.add(producer)
+        self._hold(producer)
         return producer
 
     # ── receiving ──────────────────────────────────────────────────────────────────────────
@@ -255,6 +293,7 @@ class Client(Administration, Reading, Delaying, Sends):
                 default when iterating, and not for ``pull``.
         """
         self._calls.check_open()
+        check_flag("prefetch", prefetch, may_be_none=True)
         plan = consumer_plan(
             subject,
             group,
@@ -281,7 +320,7 @@ class Client(Administration, Reading, Delaying, Sends):
             prefetch=prefetch,
             draw=_draw,
         )
-        self._open_ends.add(consumer)
+        self._hold(consumer)
         return consumer
 
     # ── the end ────────────────────────────────────────────────────────────────────────────
@@ -303,7 +342,31 @@ class Client(Administration, Reading, Delaying, Sends):
     ) -> None:
         self.close()
 
+    def __del__(self) -> None:
+        """Close a client that was dropped: its threads, which do not hold it, would go on."""
+        brokers = getattr(self, "_brokers", None)
+        if brokers is None or brokers.home.is_closed or not brokers.home.server:
+            return
+        if not sys.is_finalizing():
+            text = f"unclosed client {self._name}"
+            warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
+            threading.Thread(target=self._close_quietly, name="pulque-closer", daemon=True).start()
+
     # ── underneath ─────────────────────────────────────────────────────────────────────────
+
+    def _hold(self, end: Producer | Consumer) -> None:
+        """Keep a producer or a consumer until it is closed; it keeps the client as long."""
+        self._open_ends.add(end)
+        end.on_closed = self._let_go
+
+    def _let_go(self, end: Producer | Consumer) -> None:
+        self._open_ends.discard(end)
+
+    def _close_quietly(self) -> None:
+        try:
+            self.close()
+        except PulqueError as error:
+            log.warning("a client that was dropped could not be closed: %s", error)
 
     def _ask(self, request: Request, timeout: float, convert: Callable[[Response], T]) -> T:
         return self._calls.ask(request, timeout, convert)
@@ -326,6 +389,17 @@ class Client(Administration, Reading, Delaying, Sends):
         """Tell producers and consumers; called by the thread that watches."""
         for end in list(self._open_ends):
             end._routes_changed(keys)  # noqa: SLF001
+
+
+def _weak(client: Client) -> Callable[[list[RouteKey]], None]:
+    """Return what tells a client of changed routes, and does not keep it."""
+    found = weakref.ref(client)
+
+    def tell(keys: list[RouteKey]) -> None:
+        if (held := found()) is not None:
+            held._routes_changed(keys)  # noqa: SLF001  # its own module
+
+    return tell
 
 
 def _as_it_is(response: Response) -> Response:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Self
 
+from pulque.client.forking import on_fork
 from pulque.client.lookout import Lookout
 from pulque.client.session import Answer, Session
 from pulque.client.url import Address
@@ -18,7 +19,6 @@ from pulque.errors import (
     DisconnectedError,
     ErrorCode,
     NotLeaderError,
-    ProtocolError,
     PulqueError,
     RemoteProtocolError,
     RequestTimeoutError,
@@ -52,6 +52,7 @@ class Connection:
         self.is_open = True
         self.on_deposed: Callable[[], None] | None = None
         """Called when the broker says that it does not lead: who does has to be asked."""
+        on_fork(self, Connection.after_fork)
 
     @classmethod
     def open(cls, address: Address, *, client: str, timeout: float) -> Self:
@@ -69,13 +70,13 @@ class Connection:
             raise DisconnectedError(
                 f"cannot connect to {address} ({error}) after {waited:.1f} s"
             ) from None
-        prepare_socket(sock)
-        sock.settimeout(None)
-        connection = cls(sock, address, Session(client))
         try:
+            prepare_socket(sock)
+            sock.settimeout(None)
+            connection = cls(sock, address, Session(client))
             connection._shake_hands(started + timeout)
         except BaseException:
-            connection.close()
+            sock.close()
             raise
         return connection
 
@@ -101,6 +102,11 @@ class Connection:
     def close(self) -> None:
         """End it and free the socket. Only its owner may."""
         self.abort()
+        self._sock.close()
+
+    def after_fork(self) -> None:
+        """Close the child's end of the socket; the parent goes on with its own."""
+        self.is_open = False
         self._sock.close()
 
     def set_timeout(self, seconds: float) -> None:
@@ -186,7 +192,7 @@ class Connection:
         while True:
             try:
                 frame = next_frame()
-            except ProtocolError:
+            except BaseException:
                 self.abort()
                 raise
             if frame is None:
@@ -212,6 +218,9 @@ class Connection:
             raise self._late(self._timeout) from None
         except OSError as error:
             raise self._lost(error) from None
+        except BaseException:
+            self.abort()  # interrupted: perhaps half of a frame is written
+            raise
 
     def read_answer(self) -> Answer:
         """Return the next answer; wait for it as long as the socket's timeout allows."""
@@ -251,19 +260,22 @@ class Connection:
         reader = self.session.reader
         try:
             count = self._sock.recv_into(reader.buffer(), 0, flags)
+            if count:
+                reader.received(count)
+                return count
         except BlockingIOError:
             return 0
         except OSError as error:
             raise self._lost(error) from None
-        if not count:
-            raise self._lost("the broker closed it")
-        reader.received(count)
-        return count
+        except BaseException:
+            self.abort()  # interrupted: perhaps what came is lost
+            raise
+        raise self._lost("the broker closed it")
 
     def _next_answer(self) -> Answer | None:
         try:
             answer = self.session.next_answer()
-        except ProtocolError:
+        except BaseException:
             self.abort()
             raise
         if answer is not None and isinstance(answer[1], NotLeaderError):

@@ -10,17 +10,20 @@ from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Self
 
+from pulque.client.arguments import check_timeout, check_wait, check_whole
 from pulque.client.consumer_plan import ConsumerPlan
+from pulque.client.forking import forked, on_fork
 from pulque.client.inlet import FOR_EVER, Inlet
 from pulque.client.inlets import ConsumerBrokers, Inlets
-from pulque.client.options import check_timeout
 from pulque.client.pace import Pace
-from pulque.client.received import ACKED, ReceivedBatch, ReceivedMessage
+from pulque.client.received import ACKED, ReceivedBatch, ReceivedMessage, expire
 from pulque.client.route_table import RouteKey
-from pulque.errors import RequestTimeoutError, UsageError
+from pulque.errors import ForkedError, RequestTimeoutError, UsageError
 from pulque.model.names import ConsumerId
 
 __all__ = ["Consumer"]
+
+_MOST_PULLED = 1_000_000
 
 _SETTLE_WAIT = 0.001
 
@@ -51,10 +54,35 @@ class Consumer:
         self._draw = draw
         self._pace = Pace(plan.options.max_messages)
         self._inlets = self._make_inlets()
-        self._inlets.owner = self
-        self._is_closed = False
+        self.on_closed: Callable[[Consumer], None] | None = None
+        """Called at its end. It holds the client: the threads of a consumer hold neither."""
+        self._is_closed = self._has_ended = False
+        self._is_waiting = False
+        """Whether no message is being handed out: an interrupt loses none."""
         self._handed = 0
         self._handed_at = 0.0
+        self._forked: ForkedError | None = None
+        on_fork(self, Consumer._after_fork)
+
+    def _after_fork(self) -> None:
+        """Refuse everything in a child: the parent goes on as this consumer."""
+        self._is_closed = self._has_ended = True
+        self._forked = forked(
+            "consumer", "make a consumer in the child, and settle where messages were pulled"
+        )
+        self._inlets.after_fork()
+        self._plan.identity.release()
+
+    def _check_forked(self) -> None:
+        if self._forked is not None:
+            raise self._forked.with_traceback(None)
+
+    def _check_open(self) -> None:
+        self._check_forked()
+        if self._is_closed:
+            raise UsageError(
+                "this consumer is closed, or its client is: make another with client.consumer()"
+            )
 
     def _make_inlets(self) -> Inlets:
         return Inlets(self._plan, self._brokers, timeout=self._timeout, draw=self._draw)
@@ -82,23 +110,38 @@ class Consumer:
                 consumer can go on: iterate again.
             FencedError: Another consumer took over this id.
         """
+        self._check_forked()
         prefetch = self._prefetch is not False
         new = ReceivedMessage.__new__
-        while (found := self._next_batch(FOR_EVER, None, prefetch=prefetch)) is not None:
-            inlet, batch = found
-            index = batch.start
-            try:
-                for index in range(batch.start, batch.end):  # where it was left is used below
-                    # Without its constructor, as this is the hot path: bench/micro/client.py.
-                    message = new(ReceivedMessage)
-                    message._batch = batch  # noqa: SLF001
-                    message._index = index  # noqa: SLF001
-                    if batch.lost and message.is_abandoned:
-                        continue  # others have it by now
-                    yield message
-            finally:
-                with inlet.lock:
-                    inlet.core.put_back(batch, index + 1)
+        try:
+            while (found := self._next_batch(FOR_EVER, None, prefetch=prefetch)) is not None:
+                inlet, batch = found
+                index, may_expire = batch.start, batch.may_expire
+                try:
+                    for index in range(batch.start, batch.end):  # where it was left is used below
+                        # Without its constructor, as this is the hot path: bench/micro/client.py.
+                        message = new(ReceivedMessage)
+                        message._batch = batch  # noqa: SLF001
+                        message._index = index  # noqa: SLF001
+                        if batch.lost and message.is_abandoned:
+                            continue  # others have it by now
+                        if may_expire and expire(message):
+                            continue
+                        yield message
+                finally:
+                    if self._forked is None:  # else a thread of the parent may hold the lock
+                        with inlet.lock:
+                            inlet.core.put_back(batch, index + 1)
+        except (Exception, GeneratorExit):
+            raise
+        except BaseException:
+            self._interrupted()
+            raise
+
+    def _interrupted(self) -> None:
+        """Have messages delivered again that were being handed out when Ctrl-C came."""
+        if not self._is_waiting:
+            self._inlets.begin_anew()
 
     def pull(
         self, max_messages: int | None = None, *, timeout: float = 1.0
@@ -109,11 +152,21 @@ class Consumer:
             DisconnectedError: No broker could be reached for the client's timeout; before
                 that, there are just no messages.
             FencedError: Another consumer took over this id.
+            UsageError: The consumer is closed.
         """
-        limit = max_messages or self._plan.options.max_messages
-        if limit < 1:
-            raise UsageError(f"max_messages is {max_messages}; at least 1 must be asked for")
-        deadline = time.monotonic() + timeout
+        self._check_open()
+        limit = self._plan.options.max_messages if max_messages is None else max_messages
+        check_whole("max_messages", limit, 1, _MOST_PULLED)
+        timeout = check_wait(timeout)
+        try:
+            return self._pull(limit, time.monotonic() + timeout)
+        except Exception:
+            raise
+        except BaseException:
+            self._interrupted()
+            raise
+
+    def _pull(self, limit: int, deadline: float) -> list[ReceivedMessage]:
         found = self._next_batch(deadline, limit, prefetch=bool(self._prefetch))
         messages: list[ReceivedMessage] = []
         while found is not None:
@@ -132,7 +185,8 @@ class Consumer:
     def settle(self, *, timeout: float | None = None) -> None:
         """Tell the broker now what was acked and nacked, and return when it knows.
 
-        Otherwise it is told with the next pull, or within 200 ms. What comes after a message
+        A message that was nacked until a certain time is at a delay server then. Otherwise the
+        broker is told with the next pull, or within 200 ms. What comes after a message
         that is neither acked nor nacked has to wait for it. Called by the thread that pulls.
 
         Raises:
@@ -140,6 +194,7 @@ class Consumer:
                 client's if none is given. The consumer goes on trying.
             FencedError: Another consumer took over this id.
         """
+        self._check_forked()
         limit = self._timeout if timeout is None else check_timeout(timeout)
         deadline = time.monotonic() + limit
         while not self._is_closed and not self._inlets.is_told():
@@ -158,16 +213,19 @@ class Consumer:
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a connection to a broker right now."""
+        """Whether there is a connection to a broker, or no broker has had the subject yet."""
         return self._inlets.is_connected
 
     def close(self) -> None:
         """Settle what is done, and hand the rest back at once. May be called from any thread."""
-        if self._is_closed:
+        if self._has_ended:
             return
         self._is_closed = True
         self._inlets.close()
         self._plan.identity.release()
+        if self.on_closed is not None:
+            self.on_closed(self)
+        self._has_ended = True  # last: if it is interrupted, ``close`` can be called again
 
     def __enter__(self) -> Self:
         return self
@@ -188,6 +246,8 @@ class Consumer:
         self, deadline: float, want: int | None, *, prefetch: bool
     ) -> tuple[Inlet, ReceivedBatch] | None:
         """Return the next batch to hand out and whose it is, or None at the deadline or end."""
+        self._check_forked()  # an iteration may go on in a child
+        self._is_waiting = False
         now = time.monotonic()
         if self._handed:
             self._pace.handled(self._handed, now - self._handed_at)
@@ -205,7 +265,9 @@ class Consumer:
                 self._handed = batch.end - batch.start
                 self._handed_at = time.monotonic()
                 return found
+            self._is_waiting = True
             inlets.exchange(deadline, want)
+            self._is_waiting = False
             if time.monotonic() >= deadline and not inlets.has_waiting:
                 return None
         return None

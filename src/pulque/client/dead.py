@@ -8,12 +8,13 @@ import builtins
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
+from pulque.client.arguments import check_whole
 from pulque.client.everybody import Said, of_all, of_one, with_broker
 from pulque.client.looking import messages_of
-from pulque.client.receipt import as_body
+from pulque.client.receipt import Outgoing, as_body
 from pulque.errors import RejectedError, RemoteProtocolError, UsageError
 from pulque.model.message import Message
-from pulque.model.names import Group, dead_partition, parse_partition, parse_subject
+from pulque.model.names import dead_partition, parse_owner, parse_partition, parse_subject
 from pulque.model.positions import ConsumeSequence
 from pulque.wire.dead import Dead, DeadListed, Resend, Resent
 from pulque.wire.requests import Read, Request
@@ -48,8 +49,8 @@ class Letters:
 
     def __init__(self, subject: str, group: str) -> None:
         self.subject = parse_subject(subject)
-        self.group = group
-        self.partition = parse_partition(dead_partition(self.subject, Group(group)))
+        self.group = parse_owner(group)
+        self.partition = parse_partition(dead_partition(self.subject, self.group))
 
     def count(self) -> Talk[int]:
         """Ask how many there are."""
@@ -59,8 +60,7 @@ class Letters:
     def some(self, first: int, limit: int) -> Talk[Messages]:
         """Ask for letters from a sequence on."""
         _check(first, "the first sequence")
-        if not 1 <= limit <= _AT_ONCE:
-            raise UsageError(f"{limit} dead letters at once; 1 to {_AT_ONCE} are allowed")
+        check_whole("limit", limit, 1, _AT_ONCE)
         listed = yield from self._listed(first, _LAST, limit)
         found: Messages = []
         for start, length in listed.ranges:
@@ -79,7 +79,7 @@ class Letters:
     def resend(
         self,
         sequences: Sequence[int],
-        body: bytes | None,
+        body: object,
         headers: Mapping[str, str] | None,
     ) -> Talk[ResentLetters]:
         """Have letters delivered again."""
@@ -92,8 +92,9 @@ class Letters:
                 f"a new body or new headers for {len(sequences)} dead letters; "
                 "they can be edited one at a time"
             )
-        new_body = b"" if body is None else as_body(body)
-        new_headers = tuple((headers or {}).items())
+        edited = Outgoing(b"" if body is None else body, headers=headers)
+        new_body = as_body(edited.body)
+        new_headers = () if headers is None else tuple((edited.headers or {}).items())
         parts: list[Resent] = []
         for at in range(0, len(sequences), _AT_ONCE):
             some = tuple(sequences[at : at + _AT_ONCE])
@@ -176,12 +177,15 @@ class DeadLetters:
             sequence: Which one.
             broker: Whose, if several brokers have letters.
         """
-        return self._talk_to_one(self._letters.one(sequence), broker, "a dead letter")
+        askers = self._find_askers()
+        name = of_one(askers, broker, "a dead letter")
+        found = talk_to(self._letters.one(sequence), askers[name])
+        return None if found is None else with_broker([found], name)[0]
 
     def resend(
         self,
         *sequences: int,
-        body: bytes | None = None,
+        body: object = None,
         headers: Mapping[str, str] | None = None,
         broker: str | None = None,
     ) -> ResentLetters:
@@ -191,7 +195,8 @@ class DeadLetters:
 
         Args:
             sequences: Which ones.
-            body: In the place of its own, for a single one.
+            body: In the place of its own, for a single one; what ``send`` takes. The headers
+                stay as they are, unless ``headers`` replaces them.
             headers: In the place of its own, for a single one.
             broker: Whose, if several brokers have letters.
         """

@@ -16,6 +16,7 @@ from pulque.client.backoff import Backoff
 from pulque.client.connection import Connection
 from pulque.client.incoming import IncomingCore
 from pulque.client.received import ACKED, DEFERRED, NACKED, ReceivedBatch, ToDefer
+from pulque.clock import wall_ms
 from pulque.errors import (
     NoDelayServerError,
     PulqueError,
@@ -256,7 +257,7 @@ class Deferring:
                 error,
             )
             self._packed.pop(each.key, None)
-            left_ms = max(0, each.due_ms - time.time_ns() // 1_000_000)
+            left_ms = max(0, each.due_ms - wall_ms())
             delay_ms = min(left_ms, each.batch.max_delay_ms)
             each.batch.nacks[each.place] = each.reason, delay_ms
             each.batch.states[each.place] = NACKED

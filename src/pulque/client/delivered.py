@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from pulque.client.received import ReceivedBatch
+from pulque.client.received import ReceivedBatch, UnreadableRange
 from pulque.client.records import (
     Served,
     check_count,
@@ -10,6 +10,7 @@ from pulque.client.records import (
     read_record,
     read_single,
 )
+from pulque.errors import InvalidBatchError
 from pulque.model.batch import seed_of
 from pulque.model.gathered import GATHERED_MAGIC, Gathered
 from pulque.model.names import PartitionName
@@ -19,12 +20,15 @@ from pulque.wire.responses import Delivered
 __all__ = ["batches_of"]
 
 
-def batches_of(partition: PartitionName, delivered: Delivered) -> Iterator[ReceivedBatch]:
+def batches_of(
+    partition: PartitionName, delivered: Delivered
+) -> Iterator[ReceivedBatch | UnreadableRange]:
     """Yield the batches of a run of deliveries, each with what of it was delivered.
+
+    A batch that its producer packed in a way that nobody can decode is a range without messages.
 
     Raises:
         CorruptionError: A batch is not what its producer packed.
-        InvalidBatchError: Its producer packed nonsense.
         RemoteProtocolError: The records are out of order, or of another run.
     """
     assert not isinstance(delivered.records, tuple)  # noqa: S101  # decoded, not encoded
@@ -34,13 +38,14 @@ def batches_of(partition: PartitionName, delivered: Delivered) -> Iterator[Recei
     last = expected + delivered.count
     ahead = delivered.first_pull - expected
     at = 0
+    batch: ReceivedBatch | UnreadableRange
     while at < len(records) and expected < last:
         if records.startswith(GATHERED_MAGIC, at):
             gathered = read_gathered_record(records, at, partition, expected, last)
-            batch = _gathered(gathered, partition, ahead, delivered.tenure)
+            many = _gathered(gathered, partition, ahead, delivered.tenure)
             at += gathered.size
-            expected = batch.sequence_of(batch.end - 1) + 1
-            yield batch
+            expected = many.sequence_of(many.end - 1) + 1
+            yield many
             continue
         single = read_single(records, at, seed)
         if single is not None and expected <= single[2] < last:
@@ -73,17 +78,21 @@ def _gathered(
 
 def _received(
     served: Served, partition: PartitionName, ahead: int, tenure: Tenure
-) -> ReceivedBatch:
+) -> ReceivedBatch | UnreadableRange:
     first = served.envelope.first_sequence
-    batch = ReceivedBatch(
-        served.data,
-        partition=partition,
-        first_sequence=first,
-        stored_at_ms=served.envelope.stored_at_ms,
-        pull_base=ahead + first,
-        start=served.start,
-        end=served.end,
-        tenure=tenure,
-    )
-    check_count(len(batch), served.envelope.count)
+    try:
+        batch = ReceivedBatch(
+            served.data,
+            partition=partition,
+            first_sequence=first,
+            stored_at_ms=served.envelope.stored_at_ms,
+            pull_base=ahead + first,
+            start=served.start,
+            end=served.end,
+            tenure=tenure,
+        )
+        check_count(len(batch), served.envelope.count)
+    except InvalidBatchError as error:
+        at, length = first + served.start, served.end - served.start
+        return UnreadableRange(ahead + at, length, tenure, at, str(error))
     return batch

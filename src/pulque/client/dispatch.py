@@ -22,7 +22,7 @@ from itertools import count
 from pulque.client.batches import OutgoingBatch, Stream
 from pulque.client.health import Health
 from pulque.client.held import HeldStreams
-from pulque.client.outcomes import outcomes_of
+from pulque.client.outcomes import last_answer, out_of_time, outcomes_of
 from pulque.client.packing import packed
 from pulque.client.routes import Way
 from pulque.client.send_options import SendOptions, Signal
@@ -30,7 +30,6 @@ from pulque.errors import (
     LocalProtocolError,
     NotLeaderError,
     PulqueError,
-    RequestTimeoutError,
     StaleRouteError,
     StorageError,
 )
@@ -88,8 +87,8 @@ class Dispatch:
         """Something may be ready to be taken; may be read without the lock."""
         self.released = 0
         """Bytes of all messages that have an outcome, since the start."""
-        self.problem = ""
-        """Why there is no connection, for the texts of errors."""
+        self.problem: PulqueError | None = None
+        """Why there is no connection."""
         self.open = open_batches
         self._producer_id = producer_id
         self._ids = ids
@@ -108,13 +107,13 @@ class Dispatch:
 
     def opened(self, batch: OutgoingBatch) -> None:
         """Take note of a new batch."""
-        batch.stream.open = batch
         # Behind others it is not the next one to linger long enough, nor to run out of time:
         # whoever waits for these looks at it then.
         if not self._lingering or not self._unresolved:
             self.has_work = self._signal.is_up = True
         self._lingering.append(batch)
         self._unresolved.append(batch)
+        batch.stream.open = batch
 
     def discard(self, batch: OutgoingBatch) -> None:
         """Forget a batch whose first message turned out to be no message."""
@@ -136,10 +135,11 @@ class Dispatch:
         """Take care that no message comes into a batch."""
         stream = batch.stream
         if stream.open is batch:
-            stream.open = None
-            stream.is_due = False
+            # Nobody may add to it from here on, even if this is interrupted.
             if self.open.get(batch.way) is batch:
                 del self.open[batch.way]
+            stream.open = None
+            stream.is_due = False
 
     def activate(self, stream: Stream) -> None:
         """Have a look at a stream at the next occasion, if there is something to send.
@@ -152,6 +152,46 @@ class Dispatch:
             stream.is_active = True
             self._active.append(stream)
             self.has_work = self._signal.is_up = True
+
+    def mend(self) -> None:
+        """Put every batch where it belongs, after an interrupt (Ctrl-C) in the middle of a change.
+
+        ``_unresolved`` has all batches without an outcome, and ``_in_flight`` those that were
+        written; everything else follows from these.
+        """
+        in_flight = [batch for batches in self._in_flight.values() for batch in batches]
+        waiting = [each for each in (*self._unresolved, *self._ghosts) if not each.is_done]
+        streams = dict.fromkeys(batch.stream for batch in (*waiting, *in_flight))
+        for way, batch in list(self.open.items()):
+            if batch.stream.open is not batch:
+                del self.open[way]
+        for stream in (*streams, *self._active):
+            stream.in_flight = 0
+            stream.is_active = False
+        self._active.clear()
+        for batch in in_flight:
+            batch.stream.in_flight += 1
+        for batch in waiting:
+            self._put_where_it_belongs(batch, in_flight)
+        self._lingering = deque(each for each in waiting if each.stream.open is each)
+        for stream in streams:
+            self.activate(stream)
+        self.has_work = self._signal.is_up = True
+
+    def _put_where_it_belongs(
+        self, batch: OutgoingBatch, in_flight: Sequence[OutgoingBatch]
+    ) -> None:
+        stream = batch.stream
+        if batch.number >= 0 and batch not in stream.unresolved:
+            stream.unresolved.append(batch)
+        if not batch.bodies and not batch.data:
+            self.discard(batch)  # it was opened for a message that never came
+        elif stream.open is batch or batch in in_flight or batch in stream.ready:
+            return
+        elif batch.number >= 0:
+            stream.put_back(batch)
+        else:
+            stream.ready.append(batch)
 
     def hurry(self) -> None:
         """Have what is held sent now, of all that the producer has. Takes the lock itself."""
@@ -255,8 +295,9 @@ class Dispatch:
     @staticmethod
     def _number(batch: OutgoingBatch) -> None:
         stream = batch.stream
-        batch.number = stream.next_number
-        stream.next_number += 1
+        number = stream.next_number
+        stream.next_number = number + 1  # first: no number is given twice
+        batch.number = number
         stream.unresolved.append(batch)
 
     def _pack(self, batch: OutgoingBatch) -> bytes:
@@ -295,7 +336,7 @@ class Dispatch:
         for batches in in_flight.values():
             for batch in batches:
                 batch.stream.in_flight -= 1
-                batch.is_unanswered = True
+                batch.is_unanswered = batch.may_be_stored = True
                 if not batch.is_done:
                     batch.stream.put_back(batch)
                 self.activate(batch.stream)
@@ -363,20 +404,23 @@ class Dispatch:
         while unresolved and (unresolved[0].is_done or unresolved[0].deadline <= now):
             batch = unresolved.popleft()
             if not batch.is_done:
-                is_overdue = is_overdue or any(batch in each for each in self._in_flight.values())
-                state = "the outcome is unknown" if batch.number >= 0 else "it was never sent"
-                problem = f" ({self.problem})" if self.problem else ""
-                if batch.is_bound and batch.number >= 0:
+                is_in_flight = any(batch in each for each in self._in_flight.values())
+                is_overdue = is_overdue or is_in_flight
+                batch.may_be_stored = batch.may_be_stored or is_in_flight
+                if batch.is_bound and batch.may_be_stored:
                     self._leave_ghost(batch)
-                self._fail(
-                    batch,
-                    RequestTimeoutError(
-                        f"no outcome within {self.options.timeout:g} s for a batch to "
-                        f"{batch.stream.target.partition}; {state}{problem}"
-                    ),
-                )
+                self._fail(batch, self._out_of_time(batch))
                 self._look_quiet(batch.stream, batch)
         return is_overdue
+
+    def _out_of_time(self, batch: OutgoingBatch) -> PulqueError:
+        found = f"no outcome within {self.options.timeout:g} s for a batch to "
+        return out_of_time(
+            found + batch.stream.target.partition,
+            batch.refusal,
+            self.problem,
+            may_be_stored=batch.may_be_stored,
+        )
 
     def _leave_ghost(self, batch: OutgoingBatch) -> None:
         """Have a batch sent on whose outcome is unknown, so that none overtakes it."""
@@ -390,7 +434,12 @@ class Dispatch:
         """Give every batch without an outcome this one."""
         self.disconnected()
         for batch in (*self._unresolved, *self._ghosts):
-            self._fail(batch, error)
+            if batch.refusal is None:
+                self._fail(batch, error)
+            else:
+                closed = type(error)(f"{error}{last_answer(batch.refusal)}")
+                closed.outcome_known = not batch.may_be_stored
+                self._fail(batch, closed)
         self._unresolved.clear()
         self._ghosts.clear()
 
@@ -428,9 +477,11 @@ class Dispatch:
     def _refused(self, batch: OutgoingBatch, error: PulqueError, now: float) -> None:
         if batch.is_done:
             return
+        batch.refusal = error
+        batch.may_be_stored = batch.may_be_stored or not error.outcome_known
         if batch.is_ordered and isinstance(error, StaleRouteError):
             # Its partition was split, and it is not stored: another route will say where it goes.
-            batch.is_unanswered = False
+            batch.is_unanswered = batch.may_be_stored = False
             self.was_refused = True
         elif isinstance(error, NotLeaderError):
             # It may be stored all the same, and who leads next knows then.
@@ -449,6 +500,7 @@ class Dispatch:
         if error.retryable or is_unknown:
             self._try_again(batch, now)
         else:
+            error.outcome_known = error.outcome_known and not batch.may_be_stored
             self._fail(batch, error)
 
     def _try_again(self, batch: OutgoingBatch, now: float) -> None:

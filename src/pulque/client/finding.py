@@ -4,16 +4,20 @@ A search is a conversation with one broker, without I/O: it yields what to ask a
 answers. A broker finds by hashes; that a message has the very key or id is seen here.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import overload
 
 from pulque.client.dead import Talk
+from pulque.client.everybody import of_one
 from pulque.client.looking import messages_of
 from pulque.client.receipt import Receipt, ms_of
+from pulque.client.routes import HOME
 from pulque.errors import (
     CorruptionError,
+    InvalidBatchError,
     PulqueError,
     RemoteProtocolError,
     UnavailableError,
@@ -23,7 +27,7 @@ from pulque.errors import (
 )
 from pulque.model.batch import seed_of, verify_crc
 from pulque.model.ids import ID_SIZE
-from pulque.model.message import Message, StoredBatch
+from pulque.model.message import Message, StoredBatch, check_message
 from pulque.model.names import EVERYTHING, parse_partition, parse_subject, subject_of
 from pulque.model.pack import encode_key
 from pulque.model.positions import ConsumeSequence, Position
@@ -39,13 +43,17 @@ __all__ = [
     "all_found",
     "id_of",
     "message_at",
+    "nobody_has",
     "one_of",
+    "place_at",
     "position_of",
     "position_request",
     "search_for",
     "subject_at",
     "uncovered",
 ]
+
+log = logging.getLogger("pulque.client")
 
 _MAX_BYTES = 1024 * 1024
 _LONGEST_MS = 1000
@@ -109,7 +117,7 @@ class Search:
             answer = yield request
             if not isinstance(answer, FoundMessages):
                 raise RemoteProtocolError(f"a request to find messages got {answer!r}")
-            messages = [_message_of(each, broker_group) for each in answer.messages]
+            messages = _readable(_message_of(each, broker_group) for each in answer.messages)
             found += [message for message in messages if self._is_wanted(message)]
             if not answer.next or len(found) >= self.limit:
                 return True
@@ -216,6 +224,13 @@ def all_found(
     return MessagesFound(messages[: search.limit], missing)
 
 
+def nobody_has(subject: str) -> PulqueError:
+    """Return what to say when there is no broker to ask about a subject or a pattern."""
+    if subject == EVERYTHING:
+        return UnavailableError("no broker is there at present; try again")
+    return UnknownSubjectError(f"no broker has a subject {subject}")
+
+
 def uncovered(route: Route) -> dict[str, str]:
     """Say if a part of a subject is with brokers that nobody reaches: a route leaves them out."""
     at = 0
@@ -243,7 +258,8 @@ def one_of(found: MessagesFound, message_id: bytes) -> Message:
             + "; ".join(f"{name}: {why}" for name, why in found.missing.items())
         )
     raise UnknownMessageError(
-        f"no broker has message {message_id.hex()}: it was never stored, or retention removed it"
+        f"no broker has message {message_id.hex()}: it was never stored, retention removed it, or "
+        "nobody can decode it"
     )
 
 
@@ -266,6 +282,25 @@ def position_of(what: Receipt | Position) -> Position:
     if not _is_number(what.sequence) or not 0 <= what.sequence < 2**63:
         raise UsageError(f"sequence is {what.sequence!r}; a whole number from 0 is wanted")
     return what
+
+
+def place_at(position: Position, places: Collection[str]) -> str:
+    """Return which of the brokers of a subject to ask for a position.
+
+    Raises:
+        UnavailableError: The broker group that it names is away.
+        UnknownSubjectError: It names none, and no broker has the subject.
+        UsageError: It names none, and several brokers have the subject.
+    """
+    named = position.broker_group
+    if named in places or HOME in places:
+        return named if named in places else HOME
+    where = f"{position.partition}/{position.sequence}"
+    if named:
+        raise UnavailableError(f"broker group {named} is not there now; it has {where}")
+    if not places:
+        raise nobody_has(subject_at(position))
+    return of_one(places, None, where)
 
 
 def position_request(position: Position) -> Read:
@@ -294,7 +329,9 @@ def message_at(position: Position, wanted_id: str | None, response: Response) ->
         raise UnknownMessageError(
             f"{where} is not stored any more: the oldest one is {response.start}"
         )
-    raise UnknownMessageError(f"{where} cannot be read: its bytes are damaged")
+    raise UnknownMessageError(
+        f"{where} cannot be read: its bytes are damaged, or nobody can decode them"
+    )
 
 
 def subject_at(position: Position) -> str:
@@ -318,6 +355,17 @@ def _message_of(found: FoundMessage, broker_group: str) -> Message:
         raise RemoteProtocolError(f"a message that was found is a batch of {len(batch)}")
     batch.broker_group = broker_group
     return Message(batch, 0)
+
+
+def _readable(messages: Iterable[Message]) -> Iterator[Message]:
+    """Yield messages, except those that nobody can decode."""
+    for message in messages:
+        try:
+            check_message(message)
+        except InvalidBatchError as error:
+            log.warning("not readable: %s/%d %s", message.partition, message.sequence, error)
+        else:
+            yield message
 
 
 def _is_number(value: object) -> bool:

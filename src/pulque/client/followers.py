@@ -83,6 +83,7 @@ class Followers:
             connection.abort()
         if self._thread is not None:
             self._thread.join(2 * LIMIT)
+            self._thread = None
             self._brokers.forget_route(self._key)
 
     def _run(self) -> None:

@@ -34,7 +34,7 @@ class Subscription:
         self.settled = UNKNOWN
         """All before it are settled, as far as we know."""
         self.asked = UNKNOWN
-        """All before it may be settled, as we asked for it."""
+        """All before it may be settled, as we asked for it; never beyond ``expected``."""
         self.floor = UNKNOWN
         """What was settled when the pull on its way was asked."""
         self.held: deque[ReceivedBatch | Hole] = deque()
@@ -101,6 +101,9 @@ class Subscription:
                 break
             self.held.pop()
         self.expected = pull
-        if lost:
-            self.settling = 0  # the settle on its way may be for some of them
+        if self.asked > pull:
+            # A settle asked for some of them: the broker refuses it, and what it settles from
+            # here on it settled for other reasons, such as a lease that ran out.
+            self.asked = pull
+            self.nothing_on_the_way()
         return lost

@@ -19,15 +19,19 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from pulque.client.delivered import batches_of
+from pulque.client.forking import on_fork
 from pulque.client.holding import UNKNOWN, Subscription
 from pulque.client.kept import Kept, Progress, finish, finished_of
 from pulque.client.pull_options import PullOptions
 from pulque.client.received import (
     ANY_DELAY_MS,
+    OPEN,
     Hole,
     ReceivedBatch,
     ReceivedMessage,
     ToDefer,
+    UnreadableRange,
+    expire,
 )
 from pulque.client.settling import finished_in
 from pulque.client.trouble import problem_of
@@ -103,6 +107,14 @@ class IncomingCore:
         """Of the lock, where the group is an ordered one."""
         self._covers: tuple[str, ...] = (options.subject,)
         """What all partitions are pulled of: the broker tells when there are more."""
+        on_fork(self, lambda core: core.after_fork())
+
+    def after_fork(self) -> None:
+        """Refuse acks and nacks in a child of what the parent holds."""
+        for each in self._subscriptions:
+            for batch in each.held:
+                if isinstance(batch, ReceivedBatch):
+                    batch.after_fork()
 
     def limit_delays(self, max_delay_ms: int) -> None:
         """Take in the longest delay that the broker lets a nack ask for."""
@@ -268,20 +280,62 @@ class IncomingCore:
                 f"delivery {delivered.first_pull} of {each.partition} came, "
                 f"{each.expected} was expected",
             )
-        filters = self._filters(each.partition)
         for batch in batches_of(each.partition, delivered):
-            first_pull = batch.pull_of(batch.start)
+            first_pull = batch.first_pull
             if first_pull > each.expected:
                 self._leave_out(each, first_pull, delivered.tenure)
             each.expected = batch.pull_until(batch.end)
-            batch.max_delay_ms = self._max_delay_ms
-            batch.to_defer = self.to_defer
-            batch.broker_group = self.broker_group
-            if filters:
-                self._take_in_wanted(each, batch)
+            if isinstance(batch, UnreadableRange):
+                self._reject(each, batch)
             else:
-                self._hold(each, batch)
+                self._take_in_batch(each, batch)
         self._leave_out(each, delivered.first_pull + delivered.count, delivered.tenure)
+
+    def _take_in_batch(self, each: Subscription, batch: ReceivedBatch) -> None:
+        """Hold what can be decoded of a batch, and reject the rest."""
+        batch.max_delay_ms = self._max_delay_ms
+        batch.to_defer = self.to_defer
+        batch.broker_group, batch.group = self.broker_group, self.options.group
+        unreadable = batch.unreadable()
+        if not unreadable:
+            self._take_in_readable(each, batch)
+            return
+        at = batch.start
+        for start, end, problem in unreadable:
+            if at < start:
+                self._take_in_readable(each, batch.window(at, start))
+            self._reject(each, batch.rejected(start, end, problem))
+            at = end
+            gap = batch.pull_until(end) - batch.pull_of(end - 1) - 1
+            if gap:
+                each.held.append(Hole(batch.pull_until(end) - gap, gap, batch.tenure))
+        if at < batch.end:
+            self._take_in_readable(each, batch.window(at, batch.end))
+
+    def _take_in_readable(self, each: Subscription, batch: ReceivedBatch) -> None:
+        if self._filters(each.partition):
+            self._take_in_wanted(each, batch)
+        else:
+            self._hold(each, batch)
+
+    def _reject(self, each: Subscription, found: UnreadableRange) -> None:
+        """Have messages that cannot be decoded settled; their group gets a dead letter."""
+        self._warn_unreadable(each, found)
+        if self.options.mode is Mode.BROADCAST:
+            # Nobody looks for dead letters of a single consumer.
+            each.held.append(Hole(found.pull_base, found.end, found.tenure))
+        else:
+            each.held.append(found)
+
+    def _warn_unreadable(self, each: Subscription, found: UnreadableRange) -> None:
+        log.warning(
+            "not handed out: %s/%d count=%d group=%s %s",
+            each.partition,
+            found.first_sequence,
+            found.end,
+            self.options.group,
+            found.reason,
+        )
 
     def _filters(self, partition: PartitionName) -> bool:
         """Whether the strings must be compared; what is retried was wanted already."""
@@ -303,10 +357,17 @@ class IncomingCore:
         """Have messages handed out that are settled already, whatever becomes of them."""
         wanted = self.options.filter
         for batch in batches_of(each.partition, delivered):
-            batch.broker_group = self.broker_group
-            is_whole = not wanted.kind or batch.is_wanted(wanted)
-            runs = [(batch.start, batch.end, True)] if is_whole else batch.runs(wanted)
-            self._waiting += [batch.window(*run) for *run, is_wanted in runs if is_wanted]
+            if isinstance(batch, UnreadableRange):
+                self._warn_unreadable(each, batch)
+                continue
+            batch.broker_group, batch.group = self.broker_group, self.options.group
+            unreadable = batch.unreadable()
+            for found in unreadable:
+                self._warn_unreadable(each, batch.rejected(*found))
+            for part in batch.without(unreadable):
+                is_whole = not wanted.kind or part.is_wanted(wanted)
+                runs = [(part.start, part.end, True)] if is_whole else part.runs(wanted)
+                self._waiting += [part.window(*run) for *run, is_wanted in runs if is_wanted]
 
     def _hold(self, each: Subscription, batch: ReceivedBatch) -> None:
         """Hold the messages of a batch, and have them handed out."""
@@ -345,6 +406,8 @@ class IncomingCore:
             batch = self._waiting.popleft()
             # What the broker gave to others since is not handed out.
             batch.start = max(batch.start, batch.settled)
+            if batch.may_expire:
+                _pass_over_expired(batch)
             if batch.start < batch.end:
                 return batch
         return None
@@ -358,7 +421,10 @@ class IncomingCore:
                 messages.append(ReceivedMessage(batch, start))
             else:
                 end = min(end, start + limit - len(messages))
-                messages += [ReceivedMessage(batch, index) for index in range(start, end)]
+                some = [ReceivedMessage(batch, index) for index in range(start, end)]
+                if batch.may_expire:
+                    some = [each for each in some if not expire(each)]
+                messages += some
                 self.put_back(batch, end)
             batch = self.next_batch() if len(messages) < limit else None
         return messages
@@ -425,8 +491,8 @@ class IncomingCore:
 
     @property
     def is_told(self) -> bool:
-        """Whether the broker has all that may be settled."""
-        return not any(
+        """Whether the broker has all that may be settled, and delay servers what is deferred."""
+        return not self.to_defer and not any(
             each.on_the_way is not None or finished_in(each, self._max_delay_ms) is not None
             for each in self._subscriptions
         )
@@ -490,6 +556,19 @@ class IncomingCore:
                     self._abandon(each.lose_from(batch.pull_until(until)))
                     break
 
+    def begin_anew(self) -> None:
+        """Abandon everything, after an interrupt (Ctrl-C) in the middle of a change.
+
+        The broker delivers again what it knows no outcome of. What is delivered once stays here:
+        it does not come again.
+        """
+        self.pull_failed()
+        for each in self._subscriptions:
+            self._abandon(each.forget())
+        if self.options.mode is not Mode.ONCE:
+            self._waiting.clear()
+            self.held = 0
+
     def _abandon(self, count: int) -> None:
         self.abandoned += count
         self.held -= count
@@ -497,3 +576,11 @@ class IncomingCore:
             log.warning("deliveries abandoned: consumer=%s count=%d", self.options.consumer, count)
             if self.on_abandoned is not None:
                 self.on_abandoned()
+
+
+def _pass_over_expired(batch: ReceivedBatch) -> None:
+    """Settle what has expired, and begin with the first message that has not."""
+    for index in range(batch.start, batch.end):
+        expire(ReceivedMessage(batch, index))
+    found = batch.states.find(OPEN, batch.start, batch.end)
+    batch.start = batch.end if found < 0 else found

@@ -25,7 +25,7 @@ from pulque.errors import (
 from pulque.model.names import PartitionName
 from pulque.model.positions import Tenure
 from pulque.wire.requests import Settle
-from pulque.wire.responses import Pulled
+from pulque.wire.responses import Pulled, Response
 
 __all__ = ["FOR_EVER", "Inlet"]
 
@@ -142,6 +142,14 @@ class Inlet:
         self._keeper.leave(self._timeout)
         self.save(is_last=True)
 
+    def begin_anew(self) -> None:
+        """Abandon what is held, as the caller's thread was interrupted in the middle of it."""
+        with self.lock:
+            self.core.begin_anew()
+        connection = self._connection
+        if connection is not None:
+            connection.abort()
+
     def interrupt(self) -> None:
         """Wake the thread that waits for an answer."""
         connection = self._connection
@@ -166,11 +174,23 @@ class Inlet:
         with self._reading:
             if not self.core.is_pulling:
                 return  # the keeper took its answer in a moment ago, and no other will come
-            answer = connection.wait_answer(min(deadline, self._pull_due))
+            if self._take_in_next(connection, min(deadline, self._pull_due)):
+                return
+            if time.monotonic() >= self._pull_due:
+                raise self._late(connection)
+
+    def _take_in_next(self, connection: Connection, until: float) -> bool:
+        """Wait for an answer and take it in; return whether one came in time."""
+        try:
+            answer = connection.wait_answer(until)
             if answer is not None:
                 self._take_in(answer)
-            elif time.monotonic() >= self._pull_due:
-                raise self._late(connection)
+        except Exception:
+            raise
+        except BaseException:
+            connection.abort()  # interrupted: perhaps an answer was read and not taken in
+            raise
+        return answer is not None
 
     def recover(self, error: PulqueError, deadline: float) -> None:
         """Drop a broken connection and wait a while, or raise the error if it lasts too long."""
@@ -222,6 +242,10 @@ class Inlet:
                 return
             except UNREACHABLE as error:
                 problem = error
+            except BaseException:
+                if connection is not None:
+                    connection.abort()
+                raise
         self._lose(problem)
 
     def retry_now(self) -> None:
@@ -285,23 +309,28 @@ class Inlet:
         """
         now = time.monotonic()
         wait = max(0.0, min(_LONG_POLL, deadline - now))
-        with self.lock:
-            buffers: list[bytes | memoryview] = []
-            for settle in self.core.next_settles():
-                buffers += self._settle_frame(connection, settle)
-            room = self.core.room_for(want, is_early=is_early)
-            route = self.core.next_route()
-            if route is not None:
-                self._route_id, frame = connection.session.ask(route)
-                self._pull_due = now + self._timeout
-                buffers += frame
-            elif room > 0:
-                pull = self.core.next_pull(room, wait)
-                self._pull_id, frame = connection.session.ask(pull)
-                self._pull_due = now + wait + self._timeout
-                buffers += frame
-        if buffers:
-            connection.write(buffers)
+        try:
+            with self.lock:
+                buffers: list[bytes | memoryview] = []
+                for settle in self.core.next_settles():
+                    buffers += self._settle_frame(connection, settle)
+                room = self.core.room_for(want, is_early=is_early)
+                route = self.core.next_route()
+                if route is not None:
+                    self._route_id, frame = connection.session.ask(route)
+                    self._pull_due = now + self._timeout
+                    buffers += frame
+                elif room > 0:
+                    pull = self.core.next_pull(room, wait)
+                    self._pull_id, frame = connection.session.ask(pull)
+                    self._pull_due = now + wait + self._timeout
+                    buffers += frame
+            if buffers:
+                connection.write(buffers)
+        except BaseException:
+            # Interrupted, perhaps before it was written: it is asked again on the next one.
+            connection.abort()
+            raise
         return room > 0 or route is not None
 
     def _settle_frame(self, connection: Connection, settle: Settle) -> list[bytes | memoryview]:
@@ -311,22 +340,33 @@ class Inlet:
 
     def _take_in(self, answer: Answer) -> None:
         """Take in one answer; ``_reading`` is held."""
-        request_id, response = answer
         with self.lock:
-            settle = self._settles.pop(request_id, None)
-            if settle is not None:
-                self._keeper.take_in(settle, response)
-            elif request_id == self._pull_id and self.core.is_pulling:
-                if isinstance(response, Pulled):
-                    self.core.pulled(response)
-                    self._trouble.over()
-                else:
-                    self.core.pull_failed()
-                    raise problem_of(response)
-            elif request_id == self._route_id and self.core.is_pulling:
-                self.core.routed(response)
-            elif isinstance(response, PulqueError):
-                raise response
+            try:
+                self._match(*answer)
+            except Exception:
+                raise
+            except BaseException:
+                self.core.begin_anew()
+                if self._connection is not None:
+                    self._connection.abort()
+                raise
+
+    def _match(self, request_id: int, response: Response | PulqueError) -> None:
+        """Have an answer taken in by what asked; the lock is held."""
+        settle = self._settles.pop(request_id, None)
+        if settle is not None:
+            self._keeper.take_in(settle, response)
+        elif request_id == self._pull_id and self.core.is_pulling:
+            if isinstance(response, Pulled):
+                self.core.pulled(response)
+                self._trouble.over()
+            else:
+                self.core.pull_failed()
+                raise problem_of(response)
+        elif request_id == self._route_id and self.core.is_pulling:
+            self.core.routed(response)
+        elif isinstance(response, PulqueError):
+            raise response
 
     def _drain(self) -> None:
         """Take in what has come while the caller is busy; called by the keeper's thread."""
@@ -366,18 +406,24 @@ class Inlet:
         """
         left = min(self._timeout, deadline - time.monotonic())
         connection = self._connect(max(left, 0.1))
-        self._subscribe(connection)
-        with self.lock:
-            self.core.connected()
-            self.core.limit_delays(connection.welcome.max_delay_ms)
-            self.core.broker_group = self.core.broker_group or connection.welcome.broker
-            buffers: list[bytes | memoryview] = []
-            for settle in self.core.repeat_settles():
-                buffers += self._settle_frame(connection, settle)
-            self._connection = connection
-        if buffers:
-            connection.write(buffers)
-        self._keeper.start(connection.welcome.lease_ms / 1000)
+        try:
+            self._subscribe(connection)
+            with self.lock:
+                self.core.connected()
+                self.core.limit_delays(connection.welcome.max_delay_ms)
+                self.core.broker_group = self.core.broker_group or connection.welcome.broker
+                buffers: list[bytes | memoryview] = []
+                for settle in self.core.repeat_settles():
+                    buffers += self._settle_frame(connection, settle)
+                self._connection = connection
+            if buffers:
+                connection.write(buffers)
+            self._keeper.start(connection.welcome.lease_ms / 1000)
+        except BaseException:
+            connection.abort()
+            if self._connection is not connection:
+                connection.close()
+            raise
         return connection
 
     def _subscribe(self, connection: Connection) -> None:
@@ -386,7 +432,6 @@ class Inlet:
             answer = connection.request(self.core.subscribe_request(), self._timeout)
             self.core.subscribed(answer)
         except PulqueError as error:
-            connection.close()
             raise problem_of(error) from None
 
     def drop_connection(self) -> None:

@@ -97,11 +97,10 @@ class Inlets:
         self._trouble = Trouble(draw, timeout)
         self._followers = Followers(plan.options, brokers, draw)
         self._is_routed = False
-        self._has_news = threading.Event()
-        self._is_closed = False
+        self._is_served = False
+        """Whether any broker ever served the subject."""
+        self._is_closed = self._is_forgotten = False
         self._dropped = 0
-        self.owner: object = None
-        """Lives as long as the inlets: a consumer that nobody holds is closed with its client."""
         self._on_abandoned: Callable[[], None] | None = None
         self._waiting = threading.Lock()
         self._sockets: tuple[socket.socket, socket.socket] | None = None
@@ -127,8 +126,15 @@ class Inlets:
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a connection to any broker."""
+        """Whether there is a connection to any broker, or none has had the subject yet."""
+        if self._is_answered and not self._is_served:
+            return True
         return any(each.connection is not None for each in self._all())
+
+    @property
+    def _is_answered(self) -> bool:
+        """Whether it was ever said who serves the subject."""
+        return self._is_routed
 
     @property
     def has_waiting(self) -> bool:
@@ -171,6 +177,11 @@ class Inlets:
                 inlet.keep_going(0)
             inlet.hurry()
 
+    def begin_anew(self) -> None:
+        """Abandon what is held, as the caller's thread was interrupted while it took messages."""
+        for inlet in self._all():
+            inlet.begin_anew()
+
     def close(self) -> None:
         """Settle what is done everywhere, and hand the rest back. Any thread may."""
         self._is_closed = True
@@ -178,17 +189,25 @@ class Inlets:
         for inlet in self._all():
             inlet.close()
         self._followers.stop()
-        self._brokers.forget_route(self._key)
+        if not self._is_forgotten:
+            self._is_forgotten = True  # once, although ``close`` may be interrupted and repeated
+            self._brokers.forget_route(self._key)
         with self._waiting:
             for each in self._sockets or ():
                 each.close()
             self._sockets = None
 
+    def after_fork(self) -> None:
+        """Let go of the parent's sockets in a child, which does nothing more here."""
+        self._is_closed = True
+        for each in self._sockets or ():
+            each.close()
+        self._sockets = None
+
     def routes_changed(self, keys: Iterable[RouteKey]) -> None:
         """Take in that other brokers may serve the subject. Any thread may."""
         self._followers.routes_changed(keys)
         if self._key in keys:
-            self._has_news.set()
             for inlet in self._all():
                 inlet.retry_now()
             self._wake()
@@ -305,12 +324,10 @@ class Inlets:
             self._ask_route(deadline)
             return
         places = self._brokers.known_places(self._key)
-        if self._has_news.is_set():
-            self._has_news.clear()
-            for place in places:
-                if place not in self._inlets:
-                    log.info("a broker appeared: %s", place)
-                    self._add(place, is_late=True)
+        for place in places:
+            if place not in self._inlets:
+                log.info("a broker appeared: %s", place)
+                self._add(place, is_late=True)
         for place in [each for each in self._inlets if each not in places]:
             if self._inlets[place].is_gone():
                 self._drop(place)
@@ -322,9 +339,10 @@ class Inlets:
         except UnavailableError as error:
             time.sleep(self._trouble.next_wait(error, time.monotonic(), deadline))
             return
-        self._is_routed = True
         for place in places:
-            self._add(place, is_late=False)
+            if place not in self._inlets:  # else an interrupt came after it was added
+                self._add(place, is_late=False)
+        self._is_routed = True
 
     def _add(self, place: str, *, is_late: bool) -> Inlet:
         adopting = Adopting(place, self._key, self._plan.options, self._brokers)
@@ -341,6 +359,7 @@ class Inlets:
         inlet.core.on_abandoned = self._on_abandoned
         self._inlets = {**self._inlets, place: inlet}
         self._share_room()
+        self._is_served = True
         return inlet
 
     def _deferrals(self, core: IncomingCore) -> Deferrals:

@@ -5,14 +5,16 @@ partition. So a lane never has more than one batch without an outcome, and a bro
 a batch again that is sent a second time.
 """
 
-import time
+import secrets
 from collections.abc import Iterator, Sequence
 from itertools import repeat
 
 from pulque.client.connection import Connection
 from pulque.client.due import AT_ONCE
+from pulque.client.forking import on_fork
 from pulque.client.receipt import Outgoing, Receipt, as_body, check_priority, ms_of
 from pulque.client.routes import Target, Targets
+from pulque.clock import wall_ms
 from pulque.errors import MessageTooLargeError
 from pulque.model.batch import renumber
 from pulque.model.ids import ID_SIZE, IdSource
@@ -56,17 +58,22 @@ class Packed:
 class Lane:
     """What one call needs to send. One user at a time."""
 
-    __slots__ = ("_ids", "_numbers", "_producer_id", "connection")
+    __slots__ = ("__weakref__", "_ids", "_numbers", "_producer_id", "connection")
 
-    def __init__(self, producer_id: int, ids: IdSource) -> None:
+    def __init__(self) -> None:
+        self.after_fork()
+        on_fork(self, Lane.after_fork)
+
+    def after_fork(self) -> None:
+        """Draw an identity: a broker takes equal numbers of one producer for repeats."""
         self.connection: Connection | None = None
-        self._producer_id = producer_id
-        self._ids = ids
+        self._producer_id = secrets.randbits(64) | 1
+        self._ids = IdSource(secrets.randbits(38))
         self._numbers: dict[str, int] = {}
 
     def pack_body(self, target: Target, body: bytes) -> Packed:
         """Make a batch of one plain message and give it its number."""
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = wall_ms()
         message_id = self._ids.one(now_ms)
         data = pack_single(
             body,
@@ -81,7 +88,7 @@ class Lane:
     def pack(self, target: Target, packer: BatchPacker, dues: Sequence[int] = ()) -> Packed:
         """Make a batch and give it its number."""
         number = self._next_number(target.partition)
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = wall_ms()
         length = len(packer.bodies)
         ids = self._ids.many(now_ms, length)
         data = packer.encode(
@@ -199,7 +206,7 @@ def deal(
         if level not in others:
             others[level] = targets.pick(None, level, now)
         target = targets.pick(order_key, level, now) if order_key else others[level]
-        size = len(item.body if isinstance(item, Outgoing) else item)
+        size = len(as_body(item.body) if isinstance(item, Outgoing) else item)
         places, total = batches.get(target, ([], 0))
         if places and (len(places) >= _MAX_MANY or total + size > _MAX_BYTES):
             yield target, places

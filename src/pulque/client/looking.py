@@ -1,14 +1,15 @@
 """Looking at what is stored, without a group: the requests, and what their answers mean."""
 
 import json
+import logging
 from datetime import datetime
 from typing import Any, NamedTuple
 
 from pulque.client.receipt import ms_of
 from pulque.client.records import check_count, split_records
-from pulque.errors import RemoteProtocolError
+from pulque.errors import InvalidBatchError, RemoteProtocolError
 from pulque.model.groups import Start, StartKind
-from pulque.model.message import Message, StoredBatch
+from pulque.model.message import Message, StoredBatch, unreadable_in
 from pulque.model.names import PartitionName
 from pulque.model.positions import ConsumeSequence
 from pulque.wire.requests import NO_TIME, Positions
@@ -20,9 +21,12 @@ __all__ = [
     "messages_of",
     "positions_of",
     "positions_request",
+    "read_of",
     "report_of",
     "sealed_end_of",
 ]
+
+log = logging.getLogger("pulque.client")
 
 
 class PartitionPositions(NamedTuple):
@@ -69,7 +73,17 @@ def positions_of(
 def messages_of(
     partition: PartitionName, response: Response, *, broker_group: str = ""
 ) -> list[Message]:
-    """Return the messages of an answer to a read."""
+    """Return the messages of an answer to a read; those that nobody can decode are left out."""
+    return read_of(partition, response, broker_group=broker_group)[0]
+
+
+def read_of(
+    partition: PartitionName, response: Response, *, broker_group: str = ""
+) -> tuple[list[Message], int]:
+    """Return the messages of an answer to a read, and the sequence after the last that came.
+
+    Messages that nobody can decode are left out; the sequence is 0 if nothing came at all.
+    """
     if not isinstance(response, ReadBack) or isinstance(response.records, tuple):
         raise RemoteProtocolError(f"a read got {response!r}")
     messages: list[Message] = []
@@ -79,16 +93,23 @@ def messages_of(
         first_sequence=response.first_sequence,
         count=response.count,
     ):
-        batch = StoredBatch(
-            served.data,
-            partition=partition,
-            first_sequence=served.envelope.first_sequence,
-            stored_at_ms=served.envelope.stored_at_ms,
-        )
-        check_count(len(batch), served.envelope.count)
-        batch.broker_group = broker_group
-        messages += [Message(batch, index) for index in range(served.start, served.end)]
-    return messages
+        first, indices = served.envelope.first_sequence, range(served.start, served.end)
+        try:
+            batch = StoredBatch(
+                served.data,
+                partition=partition,
+                first_sequence=first,
+                stored_at_ms=served.envelope.stored_at_ms,
+            )
+            check_count(len(batch), served.envelope.count)
+            batch.broker_group = broker_group
+            unreadable = unreadable_in(batch, served.start, served.end)
+            messages += [Message(batch, index) for index in indices if index not in unreadable]
+        except InvalidBatchError as error:
+            unreadable = dict.fromkeys(indices, str(error))
+        for index, problem in unreadable.items():
+            log.warning("not readable: %s/%d %s", partition, first + index, problem)
+    return messages, response.first_sequence + response.count if response.count else 0
 
 
 def report_of(response: Response) -> dict[str, Any]:

@@ -13,11 +13,14 @@ import threading
 import time
 from collections.abc import Callable
 
+from pulque.client.forking import free
+
 __all__ = ["LONGEST_LOOK", "Lookout"]
 
 LONGEST_LOOK = 0.0004
 """How long to look, in seconds; an answer that takes longer is slept for the next time."""
 _one_looks = threading.Lock()
+os.register_at_fork(after_in_child=lambda: free(_one_looks))
 
 
 def _cores() -> int:

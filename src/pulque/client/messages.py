@@ -17,7 +17,9 @@ from pulque.client.finding import (
     all_found,
     id_of,
     message_at,
+    nobody_has,
     one_of,
+    place_at,
     position_of,
     position_request,
     search_for,
@@ -25,8 +27,7 @@ from pulque.client.finding import (
 )
 from pulque.client.receipt import Receipt
 from pulque.client.route_table import RouteKey
-from pulque.client.routes import HOME
-from pulque.errors import PulqueError, UnavailableError
+from pulque.errors import PulqueError
 from pulque.model.message import Message
 from pulque.model.names import EVERYTHING
 from pulque.model.positions import Position
@@ -90,8 +91,10 @@ class Messages:
 
         Raises:
             UnknownMessageError: It is not stored, and the text says why.
+            UnknownSubjectError: No broker has the subject of a position.
             UnavailableError: Whoever may have it does not answer.
-            UsageError: It can be no message.
+            UsageError: It can be no message, or several brokers may have it: a position without
+                a broker group.
         """
         if isinstance(what, Receipt | Position):
             return self._at(position_of(what), what.id if isinstance(what, Receipt) else None)
@@ -101,6 +104,8 @@ class Messages:
 
     def _search(self, search: Search, broker: str | None) -> MessagesFound:
         calls, route = self._calls_for(search.subject)
+        if not calls:
+            raise nobody_has(search.subject)
         if broker is not None:
             chosen = of_one(calls, broker, "messages to find")
             calls, route = {chosen: calls[chosen]}, None
@@ -128,14 +133,10 @@ class Messages:
 
     def _at(self, position: Position, wanted_id: str | None) -> Message:
         calls, _ = self._calls_for(subject_at(position))
-        chosen = position.broker_group if position.broker_group in calls else HOME
-        if chosen not in calls:
-            raise UnavailableError(
-                f"broker group {position.broker_group} is not there now; it has "
-                f"{position.partition}/{position.sequence}"
-            )
+        place = place_at(position, calls)
+        position = position._replace(broker_group=place or self._brokers.home.server)
         convert = partial(message_at, position, wanted_id)
-        return calls[chosen].ask(position_request(position), self._timeout, convert)
+        return calls[place].ask(position_request(position), self._timeout, convert)
 
     def _calls_for(self, subject: str) -> tuple[Mapping[str, Calls], Route | None]:
         """Return whom to ask about a subject or a pattern, and the route that says so."""

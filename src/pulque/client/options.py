@@ -5,6 +5,15 @@ import time
 from collections.abc import Iterable
 from typing import Literal
 
+from pulque.client.arguments import (
+    check_choice,
+    check_flag,
+    check_number,
+    check_path,
+    check_timeout,
+    check_whole,
+    check_words,
+)
 from pulque.client.batches import WINDOW
 from pulque.client.consumer_plan import ConsumerPlan
 from pulque.client.dispatch import SendOptions
@@ -37,7 +46,6 @@ __all__ = [
     "AcksName",
     "CompressionName",
     "acks_of",
-    "check_timeout",
     "consumer_plan",
     "latency_table",
     "open_spool",
@@ -50,32 +58,34 @@ CompressionName = Literal["lz4", "zstd"]
 DEFAULT_TIMEOUT = 30.0
 _ACKS = {"disk": Acks.DISK, "memory": Acks.MEMORY, "replica": Acks.REPLICA}
 _CODECS = {None: Codec.NONE, "lz4": Codec.LZ4, "zstd": Codec.ZSTD}
+_LONGEST_LATENCY = 1_000_000
 _LARGEST_BATCH = 8 * 1024 * 1024
 """Half of what a broker takes, see ``OutgoingCore``."""
 
 
 def acks_of(name: str) -> Acks:
-    """Return how durable a send must be, as a request says it."""
-    if name not in _ACKS:
-        raise UsageError(f'acks is {name!r}; "disk", "memory" and "replica" are allowed')
+    """Return how durable a send must be, as a request says it.
+
+    Raises:
+        UsageError: There is no such name.
+    """
+    check_choice("acks", name, _ACKS)
     return _ACKS[name]
-
-
-def check_timeout(seconds: float) -> float:
-    """Return a limit of time that makes sense."""
-    if not 0 < seconds < 1_000_000:
-        raise UsageError(f"timeout is {seconds!r}; more than 0 and at most a million seconds")
-    return float(seconds)
 
 
 def latency_table(rows: Iterable[tuple[float, float]] | None) -> tuple[LatencyRow, ...]:
     """Return what is done about slow answers."""
     if rows is None:
         return LATENCY_TABLE
-    found = tuple(LatencyRow(*row) for row in rows)
+    try:
+        found = tuple(LatencyRow(*row) for row in rows)
+    except TypeError:
+        raise UsageError(
+            f"latency is {rows!r}; pairs of seconds are allowed, as [(0.55, 3), (1, 60)]"
+        ) from None
     for row in found:
-        if row.limit < 0 or row.wait < 0:
-            raise UsageError(f"latency has {tuple(row)}; both must be 0 seconds or more")
+        for each in row:
+            check_number("a number in latency", each, 0, _LONGEST_LATENCY)
     return found
 
 
@@ -91,13 +101,12 @@ def send_options(  # noqa: PLR0913  # the arguments of Client.producer
     compression: str | None,
 ) -> SendOptions:
     """Check what a producer was told."""
-    _check("linger", linger, 0, 60)
-    _check("max_batch", max_batch, 1, MAX_COUNT)
-    _check("max_batch_bytes", max_batch_bytes, 1, _LARGEST_BATCH)
-    _check("max_in_flight", max_in_flight, 1, WINDOW)
-    _check("max_buffered_bytes", max_buffered_bytes, 1, 2**40)
-    if compression not in _CODECS:
-        raise UsageError(f'compression is {compression!r}; None, "lz4" and "zstd" are allowed')
+    check_number("linger", linger, 0, 60)
+    check_whole("max_batch", max_batch, 1, MAX_COUNT)
+    check_whole("max_batch_bytes", max_batch_bytes, 1, _LARGEST_BATCH)
+    check_whole("max_in_flight", max_in_flight, 1, WINDOW)
+    check_whole("max_buffered_bytes", max_buffered_bytes, 1, 2**40)
+    check_choice("compression", compression, _CODECS)
     codec = _CODECS[compression]
     compress(b"", codec)  # says now, not later, that the package is missing
     return SendOptions(
@@ -118,7 +127,9 @@ def open_spool(
     """Open the spool of a producer, if it is to have one."""
     if folder is None:
         return None
-    _check("spool_limit", limit, 1, 2**40)
+    check_path("spool", folder)
+    check_whole("spool_limit", limit, 1, 2**40)
+    check_flag("spool_sync", is_synced)
     return SendSpool(
         Folder(folder),
         limit=limit,
@@ -149,13 +160,19 @@ def consumer_plan(  # noqa: PLR0913  # the arguments of Client.consumer
 ) -> ConsumerPlan:
     """Check what a consumer was told, and find out who it is."""
     pattern = parse_pattern(subject)
+    check_flag("ordered", ordered)
+    check_flag("broadcast", broadcast, may_be_none=True)
+    check_words("tags", tags)
+    check_words("all_tags", all_tags)
+    if group == "":
+        raise UsageError("group is ''; a name is allowed, or None for a broadcast consumer")
     found_mode = mode_of(mode, group, broadcast=broadcast, ordered=ordered)
     wanted = ordered_options(subject, found_mode, blocks, retry)
     name = "" if found_mode is Mode.BROADCAST else parse_group(group or "")
-    _check("max_messages", max_messages, 1, 1_000_000)
-    _check("max_bytes", max_bytes, 1, _LARGEST_BATCH)
+    check_whole("max_messages", max_messages, 1, 1_000_000)
+    check_whole("max_bytes", max_bytes, 1, _LARGEST_BATCH)
     if max_held is not None:
-        _check("max_held", max_held, 1, 1_000_000_000)
+        check_whole("max_held", max_held, 1, 1_000_000_000)
     wishes = (found_mode, tag_filter(tags, all_tags), start_of(start), retry_of(retry))
     folder = state_folder(state_dir, os.environ)
     if consumer_id is not None:
@@ -175,8 +192,3 @@ def consumer_plan(  # noqa: PLR0913  # the arguments of Client.consumer
         least_share=1 if max_held or wanted is not None else 2 * max_messages,
     )
     return ConsumerPlan(options, identity, wanted)
-
-
-def _check(name: str, value: float, least: float, most: float) -> None:
-    if not least <= value <= most:
-        raise UsageError(f"{name} is {value!r}; {least} to {most} are allowed")

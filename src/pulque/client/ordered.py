@@ -16,7 +16,7 @@ from typing import NamedTuple
 from pulque.client.holding import Subscription
 from pulque.client.incoming import IncomingCore
 from pulque.client.pull_options import PullOptions
-from pulque.client.received import ReceivedBatch
+from pulque.client.received import ReceivedBatch, expire
 from pulque.client.trouble import problem_of
 from pulque.client.window import DELAYS, BlocksName, OrderedMessage, Window
 from pulque.errors import ErrorCode, LockLostError, PulqueError
@@ -96,6 +96,11 @@ class OrderedCore(IncomingCore):
         self._kept_at = 0.0
         self._covers = ()
         self.subscribe([partition])
+
+    def after_fork(self) -> None:
+        """Refuse acks and nacks in a child, and hand out nothing more there."""
+        super().after_fork()
+        self.window.close()
 
     # ── the lock ───────────────────────────────────────────────────────────────────────────
 
@@ -199,6 +204,15 @@ class OrderedCore(IncomingCore):
         log.warning("lock lost: %s: " + why, self.partition, *details)  # noqa: G003
         self._give_up()
 
+    def begin_anew(self) -> None:
+        """Abandon everything, after an interrupt in the middle of a change, and lock again.
+
+        What was about to be handed out never ends, as nobody has it: it is not waited for.
+        """
+        self.pull_failed()
+        self._give_up()
+        self._before = None
+
     def _give_up(self) -> None:
         """Abandon everything: it is, or may be, another's."""
         self._token = NO_TOKEN
@@ -223,7 +237,11 @@ class OrderedCore(IncomingCore):
 
     def take(self, now: float) -> OrderedMessage | None:
         """Return the next message, if there is one that may be handed out now."""
-        return self.window.take(now) if self.may_hand_out(now) else None
+        while self.may_hand_out(now):
+            message = self.window.take(now)
+            if message is None or not expire(message):
+                return message
+        return None
 
     def take_many(self, most: int) -> list[OrderedMessage]:
         """Return messages that may be handed out side by side, each at its own moment."""
@@ -375,6 +393,12 @@ class RetryCore(OrderedCore):
     def lose_contact(self) -> None:
         """Abandon what is not finished: the broker gives it to others."""
         IncomingCore.lose_contact(self)
+
+    def begin_anew(self) -> None:
+        """Abandon everything, after an interrupt in the middle of a change."""
+        self.window.close()
+        self.window = Window(blocks=self._wishes.blocks)
+        IncomingCore.begin_anew(self)
 
     def farewell(self) -> Request | None:
         """Hand back the rest; all locks at that broker must be released by then."""

@@ -3,14 +3,16 @@
 import time
 from collections.abc import Iterable, Iterator
 
+from pulque.client.arguments import check_wait, check_whole
 from pulque.client.consumer import Consumer
 from pulque.client.inlet import FOR_EVER
 from pulque.client.ordered_inlets import OrderedInlets
 from pulque.client.received import ReceivedMessage
 from pulque.client.window import OrderedMessage
-from pulque.errors import UsageError
 
 __all__ = ["OrderedConsumer"]
+
+_MOST_PULLED = 1_000_000
 
 
 class OrderedConsumer(Consumer):
@@ -33,9 +35,16 @@ class OrderedConsumer(Consumer):
                 can go on: iterate again.
             FencedError: Another consumer took over this id.
         """
-        while found := self._take(1, FOR_EVER):
-            yield found[0]
-            yield from self._inlets.follow(found[0])
+        self._check_forked()
+        try:
+            while found := self._take(1, FOR_EVER):
+                yield found[0]
+                yield from self._inlets.follow(found[0])
+        except (Exception, GeneratorExit):
+            raise
+        except BaseException:
+            self._interrupted()
+            raise
 
     def pull(
         self, max_messages: int | None = None, *, timeout: float = 1.0
@@ -45,11 +54,19 @@ class OrderedConsumer(Consumer):
         Raises:
             DisconnectedError: Nobody could be reached for the client's timeout.
             FencedError: Another consumer took over this id.
+            UsageError: The consumer is closed.
         """
-        limit = max_messages or self._plan.options.max_messages
-        if limit < 1:
-            raise UsageError(f"max_messages is {max_messages}; at least 1 must be asked for")
-        return list(self._take(limit, time.monotonic() + timeout))
+        self._check_open()
+        limit = self._plan.options.max_messages if max_messages is None else max_messages
+        check_whole("max_messages", limit, 1, _MOST_PULLED)
+        timeout = check_wait(timeout)
+        try:
+            return list(self._take(limit, time.monotonic() + timeout))
+        except Exception:
+            raise
+        except BaseException:
+            self._interrupted()
+            raise
 
     def ack_all(self, messages: Iterable[ReceivedMessage]) -> None:
         """Ack many messages."""
@@ -57,12 +74,16 @@ class OrderedConsumer(Consumer):
             message.ack()
 
     def _take(self, most: int, deadline: float) -> list[OrderedMessage]:
+        self._check_forked()  # an iteration may go on in a child
         want = self._plan.options.max_messages
+        self._is_waiting = False
         while not self._is_closed:
             messages = self._inlets.take(most, want)
             if messages:
                 return messages
+            self._is_waiting = True
             self._inlets.exchange(deadline, want)
+            self._is_waiting = False
             if time.monotonic() >= deadline and not self._inlets.has_waiting:
                 break
         return []

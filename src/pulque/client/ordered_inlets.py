@@ -108,6 +108,10 @@ class OrderedInlets(Inlets):
         """Return the partitions whose window is full."""
         return [core for _, core in self._cores if core.token and core.room <= 0]
 
+    @property
+    def _is_answered(self) -> bool:
+        return self._attendance.is_known
+
     def _next_wake(self, until: float) -> float:
         for _, core in self._cores:
             due = core.next_due()

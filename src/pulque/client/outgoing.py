@@ -21,29 +21,22 @@ from pulque.client.backoff import Backoff
 from pulque.client.batches import OutgoingBatch, Stream
 from pulque.client.dispatch import OBJECT_BYTES, Dispatch, SendOptions, Signal
 from pulque.client.due import AT_ONCE, check_longest
+from pulque.client.forking import free
 from pulque.client.health import Health
 from pulque.client.pending import Promise, Span
 from pulque.client.receipt import Outgoing, as_body, check_priority, ms_of
 from pulque.client.redealing import divide
-from pulque.client.routes import Delayed, Target, Targets, Way, is_delay_server
+from pulque.client.routes import Delayed, NoRouteError, Target, Targets, Way, is_delay_server
 from pulque.client.spreading import FAILOVER_PATIENCE
 from pulque.client.way_streams import WayStreams
 from pulque.errors import MessageTooLargeError, PulqueError, UsageError
 from pulque.model.ids import IdSource
 from pulque.model.names import DEFAULT_LEVEL
 
-__all__ = ["NoRouteError", "OutgoingCore"]
+__all__ = ["OutgoingCore"]
 
 P = TypeVar("P", bound=Promise)
 _NO_LIMIT = 2**31
-
-
-class NoRouteError(Exception):
-    """The core does not know yet where messages of one way go."""
-
-    def __init__(self, way: Way) -> None:
-        super().__init__(str(way))
-        self.way = way
 
 
 class OutgoingCore(Generic[P]):
@@ -87,8 +80,6 @@ class OutgoingCore(Generic[P]):
         self._healths: dict[str, Health] = {}
         self._promise = promise
         self._new_promise: Callable[[type[P]], P] = promise.__new__
-        self._acquire = self.lock.acquire
-        self._release = self.lock.release
         self._monotonic = monotonic
         self._now_ms = now_ms
         self._draw = draw
@@ -98,11 +89,14 @@ class OutgoingCore(Generic[P]):
         self._ways: dict[Way, WayStreams] = {}
         self._streams: dict[Way, WayStreams] = {}
         """The same, also when the producer is closed and takes nothing more."""
-        self._closed_by: PulqueError | None = None
+        self.closed_by: PulqueError | None = None
+        """Why nothing more is taken in, if so."""
         self.limit_messages(_NO_LIMIT)
 
     def limit_messages(self, max_message: int) -> None:
-        """Take in the largest message that the broker takes."""
+        """Take in the largest message that the broker takes; 0 is what meta servers say."""
+        if not max_message:
+            return
         self.max_message = max_message
         self._full = min(self.options.max_batch_bytes, max_message)
         self._small = self._full // self.options.max_batch
@@ -124,7 +118,7 @@ class OutgoingCore(Generic[P]):
         if streams is not None:
             if targets not in {streams.targets, streams.pending}:
                 self._change(streams, targets)
-        elif self._closed_by is None:
+        elif self.closed_by is None:
             streams = WayStreams(targets, self._new_stream, self._monotonic)
             self._ways[way] = self._streams[way] = streams
 
@@ -162,9 +156,10 @@ class OutgoingCore(Generic[P]):
         found = self.dispatches.get(place)
         if found is None:
             found = self._new_dispatch() if self.dispatches else self.dispatch
-            self.dispatches[place] = found
+            # First: if that is interrupted, the place is not known, and the next one tries again.
             if self.on_place is not None:
                 self.on_place(place, found)
+            self.dispatches[place] = found
         return found
 
     def unreachable(self, dispatch: Dispatch, now: float, lasted: float) -> bool:
@@ -215,8 +210,8 @@ class OutgoingCore(Generic[P]):
         if batch.is_bound or self._stays(batch, now):
             return False
         streams = self._streams[batch.way]
-        own = batch.stream.target
-        other = streams.targets.pick_other(own, now, is_ordered=batch.is_ordered)
+        is_ordered = batch.is_ordered
+        other = streams.targets.pick_other(batch.stream.target, now, is_ordered=is_ordered)
         if other is None:
             return False
         batch.stream.dispatch.let_go(batch)
@@ -232,7 +227,7 @@ class OutgoingCore(Generic[P]):
 
     # ── messages come in ───────────────────────────────────────────────────────────────────
 
-    def add(self, subject: str, body: bytes) -> P:
+    def add(self, subject: str, body: object) -> P:
         """Add a message that is nothing but a body. Takes the lock itself.
 
         Raises:
@@ -241,59 +236,66 @@ class OutgoingCore(Generic[P]):
             MessageTooLargeError: The broker would refuse it.
         """
         # The hot path of every producer. bench/micro/client.py shows what each choice gains:
-        # bound methods of the lock, no count of bytes for each batch, no call of a constructor.
+        # no count of bytes for each batch, no call of a constructor. ``with`` takes the lock in
+        # one step: an interrupt (Ctrl-C) after ``acquire()`` would leave it taken for ever.
         if type(body) is not bytes:
-            body = as_body(body)
+            return self.add_message(subject, Outgoing(body))
         size = len(body)
-        self._acquire()
-        try:
-            batch = self._open.get(subject)
-            if batch is None or size > self._small:
-                batch = self._batch_for(subject, None, size)
-            bodies = batch.bodies
-            index = len(bodies)
-            bodies.append(body)
-            self._added = added = self._added + size + OBJECT_BYTES
-            if index == self._last:
-                batch.stream.dispatch.close(batch)
-            elif added > self._ceiling:
-                self._raise_ceiling()
-        finally:
-            self._release()
+        with self.lock:
+            try:
+                batch = self._open.get(subject)
+                if batch is None or size > self._small:
+                    batch = self._batch_for(subject, None, size)
+                bodies = batch.bodies
+                index = len(bodies)
+                bodies.append(body)
+                self._added = added = self._added + size + OBJECT_BYTES
+                if index >= self._last:
+                    batch.stream.dispatch.close(batch)
+                elif added > self._ceiling:
+                    self._raise_ceiling()
+            except BaseException as error:
+                self._mend_after(error)
+                raise
         promise = self._new_promise(self._promise)
         promise._batch = batch  # noqa: SLF001
         promise._index = index  # noqa: SLF001
         return promise
 
-    def add_keyed(self, subject: str, body: bytes, order_key: str) -> P:
+    def add_keyed(  # noqa: C901, PLR0915  # without calls, as it is the hot path
+        self, subject: str, body: object, order_key: str
+    ) -> P:
         """Add a message that has an order key and nothing else. Takes the lock itself.
 
         Raises as ``add`` does. As short as can be, where the batch has such messages only.
         """
         if type(body) is not bytes:
-            body = as_body(body)
+            return self.add_message(subject, Outgoing(body, order_key=order_key))
         batch, index = None, 0
-        self._acquire()
-        try:
-            streams = self._ways.get(subject)
-            found = streams and (streams.keyed.get(order_key) or streams.remember(order_key))
-            if found:
-                stream, key, size = found
-                open_batch = stream.open
-                if open_batch is not None and open_batch.large <= self._full:
-                    bodies, keys = open_batch.bodies, open_batch.keys
-                    index, size = len(bodies), size + len(body)
-                    if 0 < index == len(keys) and size <= self._small:
-                        batch = open_batch
-                        bodies.append(body)
-                        keys.append(key)
-                        self._added = added = self._added + size + OBJECT_BYTES
-                        if index == self._last:
-                            stream.dispatch.close(batch)
-                        elif added > self._ceiling:
-                            self._raise_ceiling()
-        finally:
-            self._release()
+        with self.lock:
+            try:
+                streams = self._ways.get(subject)
+                found = streams and (streams.keyed.get(order_key) or streams.remember(order_key))
+                if found:
+                    stream, key, size = found
+                    open_batch = stream.open
+                    if open_batch is not None and open_batch.large <= self._full:
+                        bodies, keys = open_batch.bodies, open_batch.keys
+                        index, size = len(bodies), size + len(body)
+                        if 0 < index == len(keys) and size <= self._small:
+                            batch = open_batch
+                            keys.append(key)
+                            bodies.append(body)
+                            self._added = added = self._added + size + OBJECT_BYTES
+                            if index >= self._last:
+                                stream.dispatch.close(batch)
+                            elif added > self._ceiling:
+                                self._raise_ceiling()
+            except BaseException as error:
+                if batch is not None and len(batch.bodies) == index < len(batch.keys):
+                    batch.packer.cut(index)
+                self._mend_after(error)
+                raise
         if batch is None:
             return self.add_message(subject, Outgoing(body, order_key=order_key))
         promise = self._new_promise(self._promise)
@@ -312,62 +314,92 @@ class OutgoingCore(Generic[P]):
         with self.lock:
             if due_at_ms:
                 self._check_longest(way, due_at_ms, now_ms)
-            batch = self._batch_for(way, message.order_key, len(body), level)
-            packer = batch.packer
-            index = len(batch.bodies)
             try:
-                extra = packer.add(
-                    body,
-                    key=message.key,
-                    order_key=message.order_key,
-                    tags=message.tags,
-                    headers=message.all_headers(),
-                    expires_at_ms=expires_at_ms,
-                    due_at_ms=due_at_ms,
-                )
-            except BaseException:
-                if not index:
-                    batch.stream.dispatch.discard(batch)
+                batch = self._batch_for(way, message.order_key, len(body), level)
+                index = len(batch.bodies)
+                self._put_in(batch, index, message, body, expires_at_ms, due_at_ms)
+            except BaseException as error:
+                self._mend_after(error)
                 raise
+        return self._promise(batch, index)
+
+    def _put_in(  # what add_message found out
+        self,
+        batch: OutgoingBatch,
+        index: int,
+        message: Outgoing,
+        body: bytes,
+        expires_at_ms: int,
+        due_at_ms: int,
+    ) -> None:
+        """Put a message into a batch; whole, or not at all if that fails or is interrupted."""
+        try:
+            extra = batch.packer.add(
+                body,
+                key=message.key,
+                order_key=message.order_key,
+                tags=message.tags,
+                headers=message.all_headers(),
+                expires_at_ms=expires_at_ms,
+                due_at_ms=due_at_ms,
+            )
             if due_at_ms != AT_ONCE:
                 batch.dues.append(due_at_ms)
-            batch.large += extra
-            self._added += len(body) + extra + OBJECT_BYTES
-            self._raise_ceiling()
             if message.order_key:
                 batch.is_ordered = batch.stream.has_keys = True
-            if index == self._last:
-                batch.stream.dispatch.close(batch)
-        return self._promise(batch, index)
+        except BaseException:
+            batch.packer.cut(index)
+            del batch.dues[index:]
+            if not index:
+                batch.stream.dispatch.discard(batch)
+            raise
+        batch.large += extra
+        self._added += len(body) + extra + OBJECT_BYTES
+        self._raise_ceiling()
+        if index >= self._last:
+            batch.stream.dispatch.close(batch)
 
     def add_many(self, subject: str, bodies: Sequence[bytes]) -> list[Span]:
         """Add many bodies, all of type bytes. Takes the lock itself; raises as ``add`` does."""
         spans: list[Span] = []
         at = 0
         with self.lock:
-            while at < len(bodies):
-                batch = self._open.get(subject) or self._batch_for(subject, None, 0)
-                start = len(batch.bodies)
-                some = bodies[at : at + self._last + 1 - start]
-                size = sum(map(len, some))
-                if size > self._full - self._small * start - batch.large:
-                    # Not all of them fit: one by one, then.
-                    some = some[:1]
-                    size = len(some[0])
-                    batch = self._batch_for(subject, None, size)
+            try:
+                while at < len(bodies):
+                    batch = self._open.get(subject) or self._batch_for(subject, None, 0)
                     start = len(batch.bodies)
-                batch.bodies.extend(some)
-                self._added += size + OBJECT_BYTES * len(some)
-                at += len(some)
-                spans.append((batch, start, start + len(some)))
-                if start + len(some) > self._last:
-                    batch.stream.dispatch.close(batch)
-            self._raise_ceiling()
+                    some = bodies[at : at + self._last + 1 - start]
+                    size = sum(map(len, some))
+                    if size > self._full - self._small * start - batch.large:
+                        # Not all of them fit: one by one, then.
+                        some = some[:1]
+                        size = len(some[0])
+                        batch = self._batch_for(subject, None, size)
+                        start = len(batch.bodies)
+                    batch.bodies.extend(some)
+                    self._added += size + OBJECT_BYTES * len(some)
+                    at += len(some)
+                    spans.append((batch, start, start + len(some)))
+                    if start + len(some) > self._last:
+                        batch.stream.dispatch.close(batch)
+                self._raise_ceiling()
+            except BaseException as error:
+                self._mend_after(error)
+                raise
         return spans
 
-    def add_in_steps(
-        self, subject: str, messages: Iterable[bytes | Outgoing]
-    ) -> Iterator[list[Span]]:
+    def _mend_after(self, error: BaseException) -> None:
+        """Put batches in order if a change of them was interrupted; ours are raised before it."""
+        if not isinstance(error, Exception):
+            self.mend()
+
+    def mend(self) -> None:
+        """Put every batch where it belongs, after an interrupt in the middle of a change."""
+        for each in self._all():
+            each.mend()
+        self._raise_ceiling()
+
+    def add_in_steps(self, subject: str, messages: Iterable[object]) -> Iterator[list[Span]]:
         """Add messages of both kinds, a batch's worth at a time, so that the shell can send.
 
         Takes the lock itself. Raises as ``add`` does: for bodies before the first is added,
@@ -382,7 +414,7 @@ class OutgoingCore(Generic[P]):
             return
         for at, item in enumerate(items):
             try:
-                message = item if isinstance(item, Outgoing) else Outgoing(as_body(item))
+                message = item if isinstance(item, Outgoing) else Outgoing(item)
                 yield [self.add_message(subject, message).span]
             except PulqueError as error:
                 error.add_note(f"{at} of {len(items)} messages were taken in")
@@ -426,7 +458,7 @@ class OutgoingCore(Generic[P]):
         """
         streams = self._ways.get(way)
         if streams is None:
-            raise self._closed_by or NoRouteError(way)
+            raise self.closed_by or NoRouteError(way)
         self.check_size(size)
         # Picked once: to pick is to take a turn, and the next turn may be another broker's.
         stream = streams.pick(order_key, level)
@@ -457,24 +489,35 @@ class OutgoingCore(Generic[P]):
 
     def _open_batch(self, way: Way, stream: Stream) -> OutgoingBatch:
         now = self._monotonic()
-        options = self.options
-        batch = OutgoingBatch(
-            way,
-            stream,
-            self.lock,
-            due_at=now + options.linger,
-            deadline=now + options.timeout,
-        )
+        due_at, deadline = now + self.options.linger, now + self.options.timeout
+        batch = OutgoingBatch(way, stream, self.lock, due_at=due_at, deadline=deadline)
         batch.opened_at_ms = self._now_ms()
         stream.dispatch.opened(batch)
         return batch
 
     def close(self) -> list[OutgoingBatch]:
         """Refuse new messages; those that are here go on. Return the batches of them."""
-        self._closed_by = UsageError("this producer is closed")
+        self.closed_by = UsageError("this producer is closed")
         self._ways = {}
         self._open.clear()
         return self.flush()
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether every message has an outcome."""
+        return not any(each.unresolved() for each in self._all())
+
+    def fork(self, error: PulqueError) -> None:
+        """Refuse everything in a child. What is on its way is the parent's, and stays untouched.
+
+        Without the lock: a thread that the child does not have may hold it.
+        """
+        self.closed_by = error
+        self._ways = {}
+        self._open.clear()
+        for batch in [each for dispatch in self._all() for each in dispatch.unresolved()]:
+            batch.disown(error)
+        free(self.lock)
 
     def flush(self) -> list[OutgoingBatch]:
         """Let no batch linger; return all that have no outcome yet."""

@@ -4,16 +4,27 @@ Messages of one batch share their fate, so that a promise is a reference to the 
 index: no lock and no event for each message. Whoever waits leaves a callback with the batch.
 """
 
-import threading
+import functools
+import queue
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, Self, TypeVar, overload
 
+from pulque.client.arguments import check_wait
 from pulque.client.batches import OutgoingBatch
+from pulque.client.outcomes import last_answer
 from pulque.client.receipt import Receipt
 from pulque.errors import PulqueError, RequestTimeoutError
 
-__all__ = ["PendingSend", "PendingSends", "Promise", "Promises", "Span", "wait_for"]
+__all__ = [
+    "PendingSend",
+    "PendingSends",
+    "Promise",
+    "Promises",
+    "Span",
+    "last_refusal",
+    "wait_for",
+]
 
 
 class Promise:
@@ -167,21 +178,32 @@ def wait_for(batches: Sequence[OutgoingBatch], timeout: float | None) -> None:
     todo = [batch for batch in batches if not batch.is_done]
     if not todo:
         return
-    left = threading.Semaphore(0)
+    if timeout is not None:
+        timeout = check_wait(timeout)
+    # Unlike a semaphore, which is Python, it stays whole when this thread is interrupted: who
+    # brings the outcome would wait for the semaphore's lock for ever.
+    done: queue.SimpleQueue[None] = queue.SimpleQueue()
     for batch in todo:
-        batch.when_done(left.release)
+        batch.when_done(functools.partial(done.put, None))
         batch.hurry()
-    if not _acquire(left, len(todo), timeout):
+    if not _wait(done, len(todo), timeout):
         raise RequestTimeoutError(
             f"{sum(not batch.is_done for batch in todo)} batches have no outcome "
-            f"within {timeout} s; they are still on their way"
+            f"within {timeout} s; they are still on their way{last_refusal(todo)}"
         )
 
 
-def _acquire(left: threading.Semaphore, count: int, timeout: float | None) -> bool:
+def last_refusal(batches: Sequence[OutgoingBatch]) -> str:
+    """Return why a broker did not store one of the batches without an outcome, for texts."""
+    found = (each.refusal for each in batches if not each.is_done and each.refusal is not None)
+    return last_answer(next(found, None))
+
+
+def _wait(done: "queue.SimpleQueue[None]", count: int, timeout: float | None) -> bool:
     deadline = None if timeout is None else time.monotonic() + timeout
-    for _ in range(count):
-        wait = None if deadline is None else max(0.0, deadline - time.monotonic())
-        if not left.acquire(timeout=wait):
-            return False
+    try:
+        for _ in range(count):
+            done.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
+    except queue.Empty:
+        return False
     return True

@@ -1,29 +1,44 @@
 """A producer that batches underneath: messages go in one by one, and travel together."""
 
 import atexit
+import logging
 import time
+import weakref
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Self, Unpack
 
+from pulque.client.arguments import check_wait
 from pulque.client.backoff import Backoff
+from pulque.client.batches import OutgoingBatch
 from pulque.client.connection import Connection
 from pulque.client.dispatch import SendOptions
-from pulque.client.outgoing import NoRouteError
+from pulque.client.forking import forked, on_fork
 from pulque.client.pending import PendingSend, PendingSends, Span, wait_for
-from pulque.client.receipt import Outgoing, Parts
+from pulque.client.receipt import Outgoing, Parts, listed
 from pulque.client.route_table import RouteKey
-from pulque.client.routes import Targets, Way
+from pulque.client.routes import NoRouteError, Targets, Way
 from pulque.client.send_spool import BatchNote, SendSpool
 from pulque.client.sending import SendLinks
 from pulque.client.spooling import SpoolingCore, core_of, is_stored
-from pulque.errors import DisconnectedError, PulqueError, RequestTimeoutError, SpoolFullError
+from pulque.clock import wall_ms
+from pulque.errors import (
+    ForkedError,
+    PulqueError,
+    RequestTimeoutError,
+    SpoolFullError,
+)
 from pulque.model.ids import IdSource
+from pulque.model.names import parse_subject
 
 __all__ = ["Producer"]
 
+log = logging.getLogger("pulque.client")
+
 _LAST_WORDS = 5.0
 """How long the end of the process waits for outcomes, in seconds."""
+
+_open: "weakref.WeakSet[Producer]" = weakref.WeakSet()
 
 
 class Producer:
@@ -54,7 +69,7 @@ class Producer:
             ids=ids,
             promise=PendingSend,
             monotonic=time.monotonic,
-            now_ms=_now_ms,
+            now_ms=wall_ms,
             draw=draw,
         )
         self._spool = spool
@@ -69,10 +84,22 @@ class Producer:
         self._links = SendLinks(self._core, connect, stale, draw)
         if first_place is not None:
             self._core.add_place(first_place)
-        self._is_closed = False
+        self._is_closed = self._has_ended = False
         if isinstance(self._core, SpoolingCore):
             self._recover(self._core)
-        atexit.register(self.close, _LAST_WORDS)
+        self.on_closed: Callable[[Producer], None] | None = None
+        """Called at its end. It holds the client: the threads of a producer hold neither."""
+        _open.add(self)
+        on_fork(self, Producer._after_fork)
+
+    def _after_fork(self) -> None:
+        """Refuse everything in a child: what waits here is sent by the parent."""
+        self._is_closed = self._has_ended = True
+        _open.discard(self)
+        self._core.fork(forked("producer", "make a producer in the child, with client.producer()"))
+        self._links.after_fork()
+        if self._spool is not None:
+            self._spool.close()
 
     def recovered(self) -> None:
         """Return once it is known what became of the last run's messages: at once.
@@ -81,14 +108,17 @@ class Producer:
         cannot, and has to be asked.
         """
 
-    def send(self, subject: str, body: bytes, **parts: Unpack[Parts]) -> PendingSend:
+    def send(  # noqa: C901  # one way for each shape of message, and one for each trouble
+        self, subject: str, body: object, **parts: Unpack[Parts]
+    ) -> PendingSend:
         """Take in one message and return the promise of its receipt.
 
         Blocks while too much is buffered, for at most the producer's timeout.
 
         Args:
             subject: Where to.
-            body: What.
+            body: Bytes or a text as they are; all else as JSON, with the header
+                ``content-type: application/json``.
             **parts: What the message has beside: ``key``, ``order_key``, ``tags``, ``headers``,
                 ``expires_at``, ``priority``, ``reliable``; and when it is to be delivered, if
                 later: ``delay``, ``at`` or ``level``.
@@ -102,10 +132,15 @@ class Producer:
         try:
             if not parts:
                 pending = self._add(subject, body)
-            elif len(parts) == 1 and (order_key := parts.get("order_key")):
+            elif (
+                len(parts) == 1 and type(order_key := parts.get("order_key")) is str and order_key
+            ):
                 pending = self._add_keyed(subject, body, order_key)
             else:
                 pending = self._core.add_message(subject, Outgoing(body, **parts))
+        except TypeError:
+            parse_subject(subject)  # what cannot be looked up is no subject
+            raise
         except NoRouteError as unknown:
             self._learn(unknown.way)
             return self.send(subject, body, **parts)
@@ -114,25 +149,34 @@ class Producer:
             if self._core.is_crowded:
                 raise
             return self.send(subject, body, **parts)
+        except BaseException:
+            self._links.wake()  # interrupted: perhaps a message came in that nobody knows of
+            raise
         if self._signal.is_up:
             self._work()
         return pending
 
-    def send_many(self, subject: str, messages: Iterable[bytes | Outgoing]) -> PendingSends:
+    def send_many(self, subject: str, messages: Iterable[object]) -> PendingSends:
         """Take in many messages, and return the promises of their receipts in order.
 
         The cheapest way to send bodies that are at hand. Blocks and raises as ``send`` does;
         when it raises in the middle, a note says how many were taken in.
         """
-        items = messages if isinstance(messages, list) else list(messages)
+        if type(subject) is not str:
+            parse_subject(subject)
+        items = listed(messages)
         for way in self._core.ways_of(subject, items):
             if not self._core.knows(way):
                 self._learn(way)
         spans: list[Span] = []
-        for some in self._core.add_in_steps(subject, items):
-            spans += some
-            if self._signal.is_up:
-                self._work()
+        try:
+            for some in self._core.add_in_steps(subject, items):
+                spans += some
+                if self._signal.is_up:
+                    self._work()
+        except BaseException:
+            self._links.wake()
+            raise
         return PendingSends(spans)
 
     def flush(self, timeout: float | None = None) -> None:
@@ -143,10 +187,20 @@ class Producer:
         Raises:
             RequestTimeoutError: Some have none within ``timeout`` seconds.
         """
+        if isinstance(self._core.closed_by, ForkedError):
+            raise self._core.closed_by.with_traceback(None)
+        wait_s = None if timeout is None else check_wait(timeout)
         with self._core.lock:
-            batches = self._core.flush()
+            batches = self._flush()
         self._links.pump()
-        wait_for(batches, timeout)
+        wait_for(batches, wait_s)
+
+    def _flush(self, *, is_last: bool = False) -> list[OutgoingBatch]:
+        try:
+            return self._core.close() if is_last else self._core.flush()
+        except BaseException:
+            self._core.mend()
+            raise
 
     def close(self, timeout: float | None = None) -> None:
         """Flush, and end. Messages without an outcome by then get ``DisconnectedError``.
@@ -154,29 +208,31 @@ class Producer:
         With a spool it waits for the producer's timeout at most, if for no other time; they stay
         there, and the next producer with this spool sends them.
         """
-        if self._is_closed:
+        if self._has_ended:
             return
+        if timeout is not None:
+            timeout = check_wait(timeout)
         self._is_closed = True
         if timeout is None and self._spool is not None:
             timeout = self._core.options.timeout
-        atexit.unregister(self.close)
-        with self._core.lock:
-            batches = self._core.close()
-            self._links.changed.notify_all()
-        self._links.pump()
         try:
+            with self._core.lock:
+                batches = self._flush(is_last=True)
+            self._links.notify()
+            self._links.pump()
             wait_for(batches, timeout)
         except RequestTimeoutError:
-            with self._core.lock:
-                self._core.fail_all(
-                    DisconnectedError("the producer was closed before the outcome was known")
-                )
-                finished = self._core.take_finished()
-            self._links.tell(finished)
+            log.info("a producer is closed with messages on their way")
         finally:
+            # Also when interrupted: whoever presses Ctrl-C does not want to wait any more. And if
+            # this is interrupted, too, ``close`` can be called again.
             self._links.stop()
             if self._spool is not None:
                 self._spool.close()
+            _open.discard(self)
+            if self.on_closed is not None:
+                self.on_closed(self)
+            self._has_ended = True
 
     def __enter__(self) -> Self:
         return self
@@ -211,7 +267,7 @@ class Producer:
                 self._learn(way)
             self.left_over = PendingSends(core.resume())
         except BaseException:
-            self._is_closed = True
+            self._is_closed = self._has_ended = True
             self._links.stop()
             if self._spool is not None:
                 self._spool.close()
@@ -242,8 +298,12 @@ class Producer:
 
     def _work(self) -> None:
         """Send what is ready, and wait while too much is not."""
-        self._links.pump()
         core = self._core
+        try:
+            self._links.pump()
+        except BaseException:
+            self._links.wake()
+            raise
         if self._signal.is_ahead:
             # Else a loop that only sends keeps the thread that reads answers from running, for
             # five milliseconds each time (the interpreter's switch interval).
@@ -251,11 +311,15 @@ class Producer:
             time.sleep(0)
         if core.is_crowded:
             # Whatever happens, batches have an outcome within their timeout: that makes room.
-            with core.lock:
-                self._links.changed.wait_for(
-                    lambda: self._is_closed or not core.is_crowded, core.options.timeout
-                )
+            self._links.wait_while(
+                lambda: not self._is_closed and core.is_crowded, core.options.timeout
+            )
 
 
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
+def _close_all() -> None:
+    """Flush what is still open at the end of the process."""
+    for producer in list(_open):
+        producer.close(_LAST_WORDS)
+
+
+atexit.register(_close_all)

@@ -6,12 +6,22 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple, TypedDict
 
 from pulque.client.due import AT_ONCE, due_of
+from pulque.client.payload import JSON_TYPE, TYPE_HEADER, encode_payload
 from pulque.errors import UsageError
 from pulque.model.names import DEFAULT_LEVEL, MAX_LEVEL, PartitionName
-from pulque.model.pack import NEVER, ONCE_HEADER
+from pulque.model.pack import NEVER, ONCE_HEADER, SYSTEM_PREFIX
 from pulque.model.positions import ConsumeSequence, Position
 
-__all__ = ["Outgoing", "Parts", "Receipt", "as_body", "check_priority", "ms_of"]
+__all__ = [
+    "Outgoing",
+    "Parts",
+    "Receipt",
+    "as_body",
+    "check_priority",
+    "listed",
+    "ms_of",
+    "outgoing_of",
+]
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -79,7 +89,9 @@ class Parts(TypedDict, total=False):
 class Outgoing:
     """A message to send that is more than a body."""
 
-    body: bytes
+    body: object
+    """Bytes or a text as they are; all else as JSON, with ``content-type: application/json`` among
+    the headers, unless they have one. Once made, it has bytes."""
     key: str | None = None
     """What the message is about; it can be found by it."""
     order_key: str | None = None
@@ -99,6 +111,25 @@ class Outgoing:
     """When it is to be delivered; with a time zone. What is past is delivered at once."""
     level: int | None = None
     """1 to 18: a delay of 1, 5, 10 or 30 seconds, 1 to 10, 20 or 30 minutes, 1 or 2 hours."""
+
+    def __post_init__(self) -> None:
+        if type(self.body) is not bytes:
+            self._encode_body()
+        _check_text("key", self.key)
+        _check_text("order_key", self.order_key)
+        if self.headers is not None:
+            _check_headers(self.headers)
+        if not isinstance(self.tags, Iterable):
+            raise UsageError(f"tags is {self.tags!r}; a str, or some of them, is allowed")
+        if type(self.reliable) is not bool:
+            raise UsageError(f"reliable is {self.reliable!r}; True and False are allowed")
+
+    def _encode_body(self) -> None:
+        body = encode_payload(self.body)
+        is_json = not isinstance(self.body, bytes | bytearray | memoryview | str)
+        object.__setattr__(self, "body", body)
+        if is_json and (self.headers is None or isinstance(self.headers, Mapping)):
+            object.__setattr__(self, "headers", {TYPE_HEADER: JSON_TYPE, **(self.headers or {})})
 
     def due_at_ms(self, now_ms: int) -> int:
         """Return when it is due, in milliseconds since 1970; 0 for at once.
@@ -120,6 +151,29 @@ class Outgoing:
         return self.headers if self.reliable else {**(self.headers or {}), ONCE_HEADER: "1"}
 
 
+def _check_text(name: str, text: object) -> None:
+    if text is not None and not isinstance(text, str):
+        raise UsageError(f"{name} is {text!r}; a str is allowed, or None for none")
+
+
+def _check_headers(headers: object) -> None:
+    if not isinstance(headers, Mapping):
+        raise UsageError(
+            f"headers is {headers!r}; a dict of names and values, all str, is allowed"
+        )
+    for name, value in headers.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise UsageError(
+                f"headers has {name!r}: {value!r}; names and values are to be str, so write "
+                f"{str(name)!r}: {str(value)!r}"
+            )
+        if name.startswith(SYSTEM_PREFIX):
+            raise UsageError(
+                f"headers has {name!r}; names that begin with {SYSTEM_PREFIX} belong to the "
+                "system, choose another one"
+            )
+
+
 def check_priority(priority: object) -> int:
     """Return a priority that there is.
 
@@ -131,6 +185,35 @@ def check_priority(priority: object) -> int:
     raise UsageError(
         f"priority is {priority!r}; a whole number from 0 to {MAX_LEVEL} is allowed, higher first"
     )
+
+
+def listed(messages: Iterable[object]) -> list[object]:
+    """Return messages as a list.
+
+    Raises:
+        UsageError: They are one message, or none at all.
+    """
+    if isinstance(messages, list):
+        return messages
+    if isinstance(messages, str | bytes | bytearray | memoryview | Mapping | Outgoing):
+        raise UsageError(
+            f"messages is one {type(messages).__name__}; a list of messages is allowed: "
+            "to send one, use send"
+        )
+    if not isinstance(messages, Iterable):
+        raise UsageError(f"messages is {messages!r}; a list of messages is allowed")
+    return list(messages)
+
+
+def outgoing_of(messages: Iterable[object]) -> list[bytes | Outgoing]:
+    """Return what to send of each of some messages: bytes as they are, all else with its parts.
+
+    Raises:
+        UsageError: They are one message, or one of them is none.
+    """
+    return [
+        each if isinstance(each, bytes | Outgoing) else Outgoing(each) for each in listed(messages)
+    ]
 
 
 def as_body(body: object) -> bytes:
@@ -150,6 +233,8 @@ def ms_of(instant: datetime | None) -> int:
     """Return an instant in milliseconds since 1970; 0 for None."""
     if instant is None:
         return NEVER
+    if not isinstance(instant, datetime):
+        raise UsageError(f"{instant!r} is not an instant; a datetime with a time zone is allowed")
     if instant.tzinfo is None:
         raise UsageError(f"{instant!r} has no time zone; use datetime.now(timezone.utc) or alike")
     # Whole numbers throughout: a float would lose a millisecond now and then.

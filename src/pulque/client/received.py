@@ -4,22 +4,25 @@ To ack a message is to store one byte: the consumer finds later, batch by batch,
 prefix of finished messages reaches.
 """
 
-import time
+import logging
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 from functools import lru_cache
 from math import ceil
+from typing import NoReturn
 
 from pulque.client.due import instant_of
+from pulque.client.forking import forked
 from pulque.client.records import Single
+from pulque.clock import wall_ms
 from pulque.errors import UsageError
-from pulque.model.actions import GROUP_DECIDES, NO_RETRY
+from pulque.model.actions import EXPIRED, GROUP_DECIDES, NO_RETRY
 from pulque.model.batch import Flag
 from pulque.model.gathered import Gathered
 from pulque.model.groups import Filter
-from pulque.model.message import Message, StoredBatch, tags_in
-from pulque.model.names import PartitionName
+from pulque.model.message import Message, StoredBatch, tags_in, unreadable_in
+from pulque.model.names import Group, PartitionName, is_broadcast
 from pulque.model.positions import ConsumeSequence, PullSequence, Tenure
 
 __all__ = [
@@ -31,7 +34,12 @@ __all__ = [
     "ReceivedBatch",
     "ReceivedMessage",
     "ToDefer",
+    "UnreadableRange",
+    "expire",
+    "text_of",
 ]
+
+log = logging.getLogger("pulque.client")
 
 OPEN = 0
 ACKED = 1
@@ -43,6 +51,7 @@ ANY_DELAY_MS = 2**62
 _MAX_REASON = 1000
 LONGEST_DEFERRED_MS = 2 * 366 * 24 * 3600 * 1000
 """How far ahead a message may be wanted again: as delay servers have it by default."""
+_EXPIRES = int(Flag.EXPIRES)
 _HAS_TAGS = int(Flag.TAGS)
 _TAGGED_ONLY = int(Flag.TAGS | Flag.KEYS | Flag.ORDER_KEYS)
 """If only the first of these is there, a message begins with its tags."""
@@ -52,6 +61,15 @@ _TAGGED_ONLY = int(Flag.TAGS | Flag.KEYS | Flag.ORDER_KEYS)
 def _matches(wanted: Filter, encoded: bytes) -> bool:
     """Compare the tags of a message: most have those of another."""
     return wanted.matches(tags_in(encoded))
+
+
+class _ParentStates(bytearray):
+    """The states of messages in a child of fork: only the parent can change them."""
+
+    def __setitem__(self, key: object, value: object) -> NoReturn:
+        raise forked(
+            "message", "ack, nack or reject it in the process that pulled it, which still holds it"
+        )
 
 
 class ReceivedBatch(StoredBatch):
@@ -136,7 +154,7 @@ class ReceivedBatch(StoredBatch):
         batch.partition = partition
         batch.first_sequence = first
         batch.stored_at_ms = stored_at_ms
-        batch.broker_group = ""
+        batch.broker_group = batch.group = ""
         batch.places = batch.stored_times = None
         batch.reach = 0
         batch._columns = {}  # noqa: SLF001  # its own
@@ -154,10 +172,28 @@ class ReceivedBatch(StoredBatch):
         batch.to_defer = None
         return batch
 
+    @property
+    def may_expire(self) -> bool:
+        """Whether any message in it has an expiry."""
+        return bool(self.header.flags & _EXPIRES)
+
+    def after_fork(self) -> None:
+        """Refuse acks and nacks in a child: nobody would tell the broker.
+
+        An iteration that goes on there hands out none of these messages: the parent does.
+        """
+        self.states = _ParentStates(self.states)
+        self.lost = (range(len(self)),)
+
     def gather(self, found: Gathered) -> None:
         """Take note that the messages were gathered out of many batches, with gaps between."""
         self.places, self.stored_times = found.places, found.stored_at_ms
         self.reach = found.places[self.end - 1] + 1
+
+    @property
+    def first_pull(self) -> int:
+        """The pull sequence of the first message that is not handed out."""
+        return self.pull_of(self.start)
 
     def pull_of(self, index: int) -> int:
         """Return the pull sequence of the message at an index."""
@@ -217,6 +253,29 @@ class ReceivedBatch(StoredBatch):
         data, starts, sizes = self.data, self.starts, self.column("tags_size")
         self.body_starts()  # it checks the sizes
         return [data[starts[i] : starts[i] + sizes[i]] for i in range(start, end)]
+
+    def unreadable(self) -> list[tuple[int, int, str]]:
+        """Return runs of delivered messages that cannot be decoded: start, end, and why."""
+        runs: list[tuple[int, int, str]] = []
+        for index, problem in unreadable_in(self, self.start, self.end).items():
+            if runs and runs[-1][1:] == (index, problem) and self.places is None:
+                runs[-1] = runs[-1][0], index + 1, problem
+            else:
+                runs.append((index, index + 1, problem))
+        return runs
+
+    def rejected(self, start: int, end: int, problem: str) -> "UnreadableRange":
+        """Return what stands for messages of one of these runs."""
+        first, length = self.pull_of(start), end - start
+        return UnreadableRange(first, length, self.tenure, self.sequence_of(start), problem)
+
+    def without(self, unreadable: Iterable[tuple[int, int, str]]) -> "Iterator[ReceivedBatch]":
+        """Yield the parts of what was delivered between such runs; nothing is handed out yet."""
+        at = self.start
+        for start, end in (*((s, e) for s, e, _ in unreadable), (self.end, self.end)):
+            if at < start:
+                yield self if start - at == self.end - self.start else self.window(at, start)
+            at = end
 
     def runs(self, wanted: Filter) -> Iterator[tuple[int, int, bool]]:
         """Divide what was delivered into runs that a filter wants and runs that it does not.
@@ -290,6 +349,11 @@ class Hole:
         self.states = b""
         self.nacks: dict[int, tuple[str, int]] = {}
 
+    @property
+    def first_pull(self) -> int:
+        """The pull sequence of the first of them."""
+        return self.pull_base
+
     def finished_until(self) -> int:
         """Return the index after the last: all are finished."""
         return self.end
@@ -310,6 +374,30 @@ class Hole:
         """There is nothing to lose."""
         del start, end
         return 0
+
+
+class UnreadableRange(Hole):
+    """Deliveries whose messages cannot be decoded: they are rejected, not handed out.
+
+    The broker makes a dead letter of them, which has their bytes. After a restart they are
+    delivered and rejected again, so that nothing need be kept.
+    """
+
+    __slots__ = ("first_sequence", "reason")
+
+    def __init__(
+        self,
+        pull_base: int,
+        length: int,
+        tenure: Tenure,
+        first_sequence: int,
+        problem: str,
+    ) -> None:
+        super().__init__(pull_base, length, tenure)
+        self.first_sequence = first_sequence
+        self.reason = text_of(f"unreadable: {problem}")
+        self.states = bytes([NACKED]) * length
+        self.nacks = dict.fromkeys(range(length), (self.reason, NO_RETRY))
 
 
 class ReceivedMessage(Message):
@@ -359,7 +447,7 @@ class ReceivedMessage(Message):
             longest_ms = max(longest_ms, LONGEST_DEFERRED_MS)
         delay_ms = _delay_ms_of(delay, longest_ms)
         if delay_ms > batch.max_delay_ms:
-            self._defer(reason, _now_ms() + delay_ms)
+            self._defer(reason, wall_ms() + delay_ms)
         else:
             self._nack(reason, delay_ms)
 
@@ -372,12 +460,12 @@ class ReceivedMessage(Message):
         self._nack(reason, NO_RETRY)
 
     def _nack(self, reason: str, delay_ms: int) -> None:
-        self._batch.nacks[self._index] = (_text_of(reason), delay_ms)
+        self._batch.nacks[self._index] = (text_of(reason), delay_ms)
         self._batch.states[self._index] = NACKED
 
     def _nack_at(self, reason: str, at: datetime) -> None:
         batch = self._batch
-        due_ms, now_ms = instant_of(at, "at"), _now_ms()
+        due_ms, now_ms = instant_of(at, "at"), wall_ms()
         longest_ms = batch.max_delay_ms if batch.to_defer is None else LONGEST_DEFERRED_MS
         if due_ms - now_ms > longest_ms:
             hint = "" if batch.to_defer is not None else ", as there is no delay server here"
@@ -393,7 +481,7 @@ class ReceivedMessage(Message):
     def _defer(self, reason: str, due_ms: int) -> None:
         batch, index = self._batch, self._index
         assert batch.to_defer is not None  # noqa: S101  # the callers looked
-        batch.deferred[index] = (_text_of(reason), due_ms)
+        batch.deferred[index] = (text_of(reason), due_ms)
         batch.states[index] = DEFERRED
         batch.to_defer[batch, index] = None
 
@@ -417,13 +505,31 @@ class ReceivedMessage(Message):
         return PullSequence(self._batch.pull_of(self._index))
 
 
-def _text_of(reason: str) -> str:
+def expire(message: ReceivedMessage) -> bool:
+    """Return whether a message is not to be handed out, as it has expired.
+
+    It becomes a dead letter of its group. A broadcast consumer only passes it over: nobody looks
+    for dead letters of a single consumer.
+    """
+    batch, index = message._batch, message._index  # noqa: SLF001  # of this module
+    if batch.states[index] != OPEN:
+        return True  # as was found before
+    if not 0 < message.expires_at_ms <= wall_ms():
+        return False
+    log.info("expired, and not handed out: %r", message)
+    if is_broadcast(Group(batch.group)):
+        message.ack()
+    else:
+        message.reject(EXPIRED)
+    return True
+
+
+def text_of(reason: str) -> str:
+    """Return the reason of a nack as it is sent."""
+    if not isinstance(reason, str):
+        raise UsageError(f"reason is {reason!r}; a str is allowed, as str(error)")
     # The names of files may hold what is no UTF-8, and errors are full of such names.
     return reason[:_MAX_REASON].encode(errors="backslashreplace").decode()
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def _delay_ms_of(delay: object, longest_ms: int) -> int:

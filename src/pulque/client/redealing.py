@@ -90,6 +90,8 @@ def _empty_like(batch: OutgoingBatch, stream: Stream) -> OutgoingBatch:
     piece.whole = batch
     piece.is_ordered = batch.is_ordered
     piece.may_be_doubled = batch.may_be_doubled
+    piece.may_be_stored = batch.may_be_stored
+    piece.refusal = batch.refusal
     piece.opened_at_ms = batch.opened_at_ms
     piece.kept = None if batch.kept is None else []
     return piece

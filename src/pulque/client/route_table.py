@@ -8,10 +8,19 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from pulque.client.health import LATENCY_TABLE, Health, LatencyRow
-from pulque.client.routes import Delayed, Targets, Way, is_delay_server, place_of, places_in
+from pulque.client.routes import (
+    Delayed,
+    Targets,
+    Way,
+    is_delay_server,
+    kept_in_copies,
+    place_of,
+    places_in,
+)
 from pulque.client.url import Address
 from pulque.errors import DisconnectedError
 from pulque.model.routes import Route, RouteKind
+from pulque.wire.requests import Acks
 from pulque.wire.routes import ChangedRoute, KnownRoute
 
 __all__ = ["RouteKey", "RouteTable"]
@@ -55,6 +64,8 @@ class RouteTable:
     ) -> None:
         self.targets: dict[Way, Targets] = {}
         """Where the messages of a subject are sent to, and those of it that are due later."""
+        self.copied: dict[Way, Targets] = {}
+        """The same for messages that must be on several disks."""
         self._routes: dict[RouteKey, Route] = {}
         self._addresses: dict[str, Address] = {}
         self._healths: dict[str, Health] = {}
@@ -63,6 +74,10 @@ class RouteTable:
         self._wanted: Counter[RouteKey] = Counter()
         self.on_moved: Callable[[str], None] = lambda place: None
         """Told of a broker group that another broker leads by now, or that listens elsewhere."""
+
+    def targets_for(self, acks: int) -> dict[Way, Targets]:
+        """Return where messages are sent to that are confirmed as ``acks`` says."""
+        return self.copied if acks == Acks.REPLICA else self.targets
 
     def health_of(self, place: str) -> Health:
         """Return how a broker group is doing; it is the same one for all routes."""
@@ -106,7 +121,6 @@ class RouteTable:
     def take_in(self, key: RouteKey, route: Route) -> bool:
         """Keep a route; say whether it differs from the last one."""
         before = self._routes.get(key)
-        self._routes[key] = route
         for each in route.partitions:
             if each.host:
                 self.learn(place_of(each, key.kind), Address(each.host, each.port))
@@ -114,16 +128,30 @@ class RouteTable:
             self._welcome_back(key, before, route)
         is_new = before is None or before[2:] != route[2:]  # its version may differ alone
         if is_new and not key.group and key.kind in _SENT_TO:
-            targets = Targets(route, self.health_of, key.kind)
-            if known := self.targets.get(key.way):
-                targets.go_on_from(known)
+            self._aim(self.targets, key, route)
+            left = kept_in_copies(route)
+            if left is not route:
+                # If those with followers are away, their messages wait for them.
+                if left.partitions:
+                    self._aim(self.copied, key, left)
+            elif key.way in self.targets:
+                self.copied[key.way] = self.targets[key.way]
             else:
-                targets.begin_at(self._draw())
-            if targets.is_empty:
-                self.targets.pop(key.way, None)
-            else:
-                self.targets[key.way] = targets
+                self.copied.pop(key.way, None)
+        # Last: were it known before its targets and this interrupted, it would never be new.
+        self._routes[key] = route
         return is_new
+
+    def _aim(self, at: dict[Way, Targets], key: RouteKey, route: Route) -> None:
+        targets = Targets(route, self.health_of, key.kind)
+        if known := at.get(key.way):
+            targets.go_on_from(known)
+        else:
+            targets.begin_at(self._draw())
+        if targets.is_empty:
+            at.pop(key.way, None)
+        else:
+            at[key.way] = targets
 
     def _welcome_back(self, key: RouteKey, before: Route, route: Route) -> None:
         """Let nobody be kept out for what was before it left the route."""
@@ -149,6 +177,13 @@ class RouteTable:
         if self._wanted[key] <= 0:
             del self._wanted[key]
             self._routes.pop(key, None)
+
+    def forget_all(self) -> None:
+        """Forget all routes, but not where brokers listen: each is asked for when needed."""
+        self.targets.clear()
+        self.copied.clear()
+        self._routes.clear()
+        self._wanted.clear()
 
     def forget_followers(self) -> bool:
         """Take in that a server does not know of followers; say whether any were watched."""

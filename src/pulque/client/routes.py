@@ -25,11 +25,13 @@ from pulque.wire.responses import Response, Routed
 __all__ = [
     "HOME",
     "Delayed",
+    "NoRouteError",
     "Target",
     "Targets",
     "Way",
     "choose",
     "is_delay_server",
+    "kept_in_copies",
     "next_best",
     "place_of",
     "places_in",
@@ -56,6 +58,14 @@ class Delayed(NamedTuple):
 
 Way = str | Delayed
 """What travels the same way: messages of a subject that are due at once, or those due later."""
+
+
+class NoRouteError(Exception):
+    """It is not known yet where messages of one way go."""
+
+    def __init__(self, way: Way) -> None:
+        super().__init__(str(way))
+        self.way = way
 
 
 class Target:
@@ -144,6 +154,23 @@ def route_of(response: Response) -> Route:
     if not isinstance(response, Routed):
         raise RemoteProtocolError(f"a request for a route got {response!r}")
     return response.route
+
+
+def kept_in_copies(route: Route) -> Route:
+    """Return the partitions of a route that a message may go to which must be on several disks.
+
+    Those of brokers without followers are left out where others have some. Not so where the order
+    is strict, as order keys belong to them: they are there as taking none, and say why.
+    """
+    if not any(each.is_alone for each in route.partitions):
+        return route
+    if route.order is OrderStrategy.STRICT:
+        left = (
+            each._replace(sends=0 if each.is_alone else each.sends) for each in route.partitions
+        )
+    else:
+        left = (each for each in route.partitions if not each.is_alone)
+    return route._replace(partitions=tuple(left))
 
 
 def targets_of(response: Response) -> "Targets":

@@ -47,6 +47,7 @@ __all__ = [
     "cancelling",
     "counting",
     "finding",
+    "listed_messages",
     "listing",
     "listing_stuck",
     "moving",
@@ -164,6 +165,17 @@ def period_of(start: datetime | None, end: datetime | None) -> Period:
 
 
 # ── cancelling and moving ──────────────────────────────────────────────────────────────────
+
+
+def listed_messages(messages: object) -> list[Receipt | str]:
+    """Return receipts and message ids as a list.
+
+    Raises:
+        UsageError: It is one of them, or none at all.
+    """
+    if isinstance(messages, str | Receipt) or not isinstance(messages, Iterable):
+        raise UsageError(f"messages is {messages!r}; a list of receipts or message ids is allowed")
+    return list(messages)
 
 
 def cancelling(servers: Sequence[str], messages: Sequence[object]) -> DelayTalk[list[Fate]]:

@@ -4,8 +4,10 @@ Whoever closes a batch writes it, in its own thread; this thread reads the answe
 has lingered long enough, and connects again when the connection is lost.
 """
 
+import contextlib
 import functools
 import logging
+import queue
 import select
 import socket
 import threading
@@ -47,8 +49,9 @@ class SendLinks:
         stale: Callable[[], None],
         draw: Callable[[], float],
     ) -> None:
-        self.changed = threading.Condition(core.lock)
-        """Told whenever batches got their outcome."""
+        self._listeners: list[queue.SimpleQueue[None]] = []
+        """Told whenever batches got their outcome. No condition: that is Python, and an interrupt
+        (Ctrl-C) in the middle of it leaves its lock taken."""
         self.stale = stale
         self._core = core
         self._connect = connect
@@ -64,9 +67,19 @@ class SendLinks:
         for link in self._links:
             link.pump()
 
+    def wake(self) -> None:
+        """Have the threads look what there is to do: whoever should have done it did not."""
+        for link in self._links:
+            link.dispatch.has_work = True
+            link.wake()
+
     def _hurry(self) -> None:
         with self._core.lock:
-            self._core.let_loose()
+            try:
+                self._core.let_loose()
+            except BaseException:
+                self._core.mend()
+                raise
         self.pump()
 
     def look(self) -> None:
@@ -81,11 +94,36 @@ class SendLinks:
         for link in self._links:
             link.retry_now()
 
+    def after_fork(self) -> None:
+        """Let go of the parent's threads and sockets."""
+        self._is_stopped = True
+        for link in self._links:
+            link.after_fork()
+
     def stop(self) -> None:
-        """End the threads and the connections."""
+        """End the threads and the connections; what has no outcome gets an error."""
         self._is_stopped = True
         for link in self._links:
             link.stop()
+        for link in self._links:
+            link.join()
+
+    def notify(self) -> None:
+        """Wake those who wait for room."""
+        for each in list(self._listeners):
+            each.put(None)
+
+    def wait_while(self, is_needed: Callable[[], bool], timeout: float) -> None:
+        """Wait until a condition has ended, which changes when batches get their outcome."""
+        news: queue.SimpleQueue[None] = queue.SimpleQueue()
+        deadline = time.monotonic() + timeout
+        try:
+            self._listeners.append(news)
+            while is_needed() and (left := deadline - time.monotonic()) > 0:
+                with contextlib.suppress(queue.Empty):
+                    news.get(timeout=left)
+        finally:
+            self._listeners = [each for each in self._listeners if each is not news]
 
     def tell(self, finished: Iterable[OutgoingBatch]) -> None:
         """Call those who wait for these batches. The lock must not be held."""
@@ -100,9 +138,14 @@ class SendLinks:
             batch.tell()
 
     def _add(self, place: str, dispatch: Dispatch) -> None:
-        if not self._is_stopped:
+        if self._is_stopped:
+            return
+        found = next((each for each in self._links if each.dispatch is dispatch), None)
+        if found is None:
             connect = functools.partial(self._connect, place)
-            self._links += (SendLink(self, self._core, dispatch, connect, self._draw),)
+            found = SendLink(self, self._core, dispatch, connect, self._draw)
+            self._links += (found,)
+        found.start()
 
 
 class SendLink:
@@ -118,7 +161,7 @@ class SendLink:
     ) -> None:
         self._links = links
         self._core = core
-        self._dispatch = dispatch
+        self.dispatch = self._dispatch = dispatch
         self._connect = connect
         self._backoff = Backoff(draw)
         self._connection: Connection | None = None
@@ -129,10 +172,28 @@ class SendLink:
         self._woken.setblocking(False)
         self._waker.setblocking(False)
         self._thread = threading.Thread(target=self._run, name="pulque-producer", daemon=True)
-        self._thread.start()
+
+    def start(self) -> None:
+        """Begin, if it has not; the core's lock is held."""
+        if self._thread.ident is None:
+            self._thread.start()
 
     def pump(self) -> None:
         """Write what is ready; the thread that writes already takes over what others bring."""
+        dispatch = self._dispatch
+        while dispatch.has_work and self._connection is not None:
+            if self._writing.locked():
+                return
+            # An interrupt (Ctrl-C) between ``acquire()`` and ``try`` would leave it taken.
+            with self._writing:
+                if not self._write_ready():
+                    return
+
+    def _pump_here(self) -> None:
+        """Do the same in this link's own thread, which is never interrupted and must not wait.
+
+        It has to read answers while another thread writes.
+        """
         dispatch = self._dispatch
         while dispatch.has_work and self._connection is not None:
             if not self._writing.acquire(blocking=False):
@@ -144,11 +205,21 @@ class SendLink:
                 self._writing.release()
 
     def stop(self) -> None:
-        """End the thread and the connection."""
+        """Have the thread and the connection end."""
         self._stopped = True
         self.wake()
-        if threading.current_thread() is not self._thread:
+
+    def join(self) -> None:
+        """Wait for the end of the thread, if it ever began."""
+        if self._thread.ident is not None and threading.current_thread() is not self._thread:
             self._thread.join()
+
+    def after_fork(self) -> None:
+        """Let go of the parent's sockets; its thread is not here."""
+        self._stopped = True
+        self._connection = None
+        self._woken.close()
+        self._waker.close()
 
     def retry_now(self) -> None:
         """Connect now, if it waits before another try."""
@@ -157,27 +228,46 @@ class SendLink:
 
     def _write_ready(self) -> bool:
         """Write until nothing is ready; say whether the connection is there."""
-        dispatch = self._dispatch
-        while True:
-            with self._core.lock:
-                connection = self._connection
-                if connection is None or not connection.is_open:
-                    return False
-                now = time.monotonic()
-                batches = dispatch.take(now)
-                if not batches:
-                    wake = dispatch.next_wake()
-                    if wake is not None and wake < self._wake_at:
-                        self.wake()
+        connection: Connection | None = None
+        try:
+            while True:
+                with self._core.lock:
+                    connection = self._connection
+                    if connection is None or not connection.is_open:
+                        return False
+                    request = self._next_request(connection)
+                if request is None:
                     return True
-                request_id, buffers = connection.session.ask(dispatch.request(batches, now))
-                dispatch.sent(request_id, batches)
-            try:
-                connection.write(buffers)
-            except PulqueError as error:
-                dispatch.problem = str(error)
-                self.wake()
-                return False
+                connection.write(request)
+        except PulqueError as error:
+            self._dispatch.problem = error
+            self.wake()
+            return False
+        except BaseException:
+            # Interrupted: perhaps what counts as sent was not written. After the connection's
+            # end it is sent again.
+            if connection is not None:
+                connection.abort()
+            self.wake()
+            raise
+
+    def _next_request(self, connection: Connection) -> list[bytes | memoryview] | None:
+        """Return what to write now, if anything; the core's lock is held."""
+        dispatch = self._dispatch
+        try:
+            now = time.monotonic()
+            batches = dispatch.take(now)
+            if not batches:
+                wake = dispatch.next_wake()
+                if wake is not None and wake < self._wake_at:
+                    self.wake()
+                return None
+            request_id, buffers = connection.session.ask(dispatch.request(batches, now))
+            dispatch.sent(request_id, batches)
+        except BaseException:
+            dispatch.mend()
+            raise
+        return buffers
 
     def wake(self) -> None:
         """Have the thread look what there is to do."""
@@ -196,6 +286,11 @@ class SendLink:
                 if not self._stopped:
                     self._rest()
         finally:
+            with self._core.lock:
+                self._dispatch.fail_all(
+                    DisconnectedError("the producer was closed before the outcome was known")
+                )
+            self._settle_finished()
             self._woken.close()
             self._waker.close()
 
@@ -217,7 +312,7 @@ class SendLink:
             return None
         connection.set_timeout(self._core.options.timeout)
         with self._core.lock:
-            self._dispatch.problem = ""
+            self._dispatch.problem = None
             self._dispatch.is_led = connection.welcome.tenure.epoch > 0
             if self._dispatch.health is not None:
                 self._dispatch.health.answered(time.monotonic(), 0.0)
@@ -228,7 +323,7 @@ class SendLink:
 
     def _not_connected(self, error: PulqueError, started: float) -> None:
         log.info("not connected: %s", error)
-        self._dispatch.problem = str(error)
+        self._dispatch.problem = error
         self._give_up(time.monotonic() - started)
         if not error.retryable:
             with self._core.lock:
@@ -256,18 +351,18 @@ class SendLink:
         is_stuck = False
         try:
             while not self._stopped and connection.is_open:
-                self.pump()
+                self._pump_here()
                 poller.poll(self._prepare_to_wait())
                 self._wake_at = 0.0
                 self._drain()
                 self._read(connection)
         except PulqueError as error:
             log.info("disconnected: %s", error)
-            self._dispatch.problem = str(error)
+            self._dispatch.problem = error
             is_stuck = isinstance(error, RequestTimeoutError)
         except Exception as error:
             log.exception("a producer's connection failed")
-            self._dispatch.problem = str(error)
+            self._dispatch.problem = DisconnectedError(str(error))
         finally:
             with self._core.lock:
                 self._connection = None
@@ -323,9 +418,8 @@ class SendLink:
     def _settle_finished(self) -> None:
         with self._core.lock:
             finished = self._dispatch.take_finished()
-            if finished:
-                self._links.changed.notify_all()
         if finished:
+            self._links.notify()
             self._links.tell(finished)
         self._links.look()
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
+from pulque.client.arguments import check_timeout
 from pulque.client.brokers import Brokers
 from pulque.client.calls import Calls
 from pulque.client.connection import Connection
@@ -19,10 +20,11 @@ from pulque.client.lanes import (
     receipt_of,
     receipts_of,
 )
-from pulque.client.receipt import Outgoing, Receipt, as_body, check_priority
+from pulque.client.receipt import Outgoing, Receipt, check_priority, outgoing_of
 from pulque.client.routes import HOME, Delayed, Target, Targets, Way
+from pulque.clock import wall_ms
 from pulque.errors import PulqueError
-from pulque.model.names import DEFAULT_LEVEL
+from pulque.model.names import DEFAULT_LEVEL, parse_subject
 from pulque.wire.requests import Acks
 from pulque.wire.single import SingleStored
 
@@ -43,7 +45,7 @@ class Sends:
     def send(  # noqa: PLR0913  # a message has many parts, all by keyword
         self,
         subject: str,
-        body: bytes,
+        body: object,
         *,
         key: str | None = None,
         order_key: str | None = None,
@@ -64,7 +66,8 @@ class Sends:
 
         Args:
             subject: Where to.
-            body: What.
+            body: Bytes or a text as they are; all else as JSON, with the header
+                ``content-type: application/json``.
             key: What the message is about; it can be found by it.
             order_key: Messages of one order key stay in one partition, in order.
             tags: Words that consumers may filter by.
@@ -83,10 +86,16 @@ class Sends:
             PulqueError: It is not confirmed; after an ``UnavailableError`` it may be stored
                 all the same.
         """
-        is_usual = reliable and priority == DEFAULT_LEVEL
+        if type(subject) is not str:
+            parse_subject(subject)
+        if timeout is not None:
+            check_timeout(timeout)
+        is_usual = type(body) is bytes and reliable is True and priority == DEFAULT_LEVEL
         if delay is not None or at is not None or level is not None:
             is_usual = False
-        if key or order_key or tags or headers or expires_at or not is_usual:
+        if key is not None or order_key is not None or tags or headers is not None:
+            is_usual = False
+        if expires_at is not None or not is_usual:
             message = Outgoing(
                 body,
                 key,
@@ -102,7 +111,7 @@ class Sends:
             )
             return self._send_message(subject, message, timeout)
         targets = self._targets.get(subject) or self._find_targets(subject, timeout)
-        body = as_body(body)
+        assert isinstance(body, bytes)  # noqa: S101  # looked at above
         if not targets.is_home:
             target = self._pick(targets, None, DEFAULT_LEVEL)
             check_size(len(body), self._max_message(target))
@@ -117,7 +126,7 @@ class Sends:
     def send_many(
         self,
         subject: str,
-        messages: Iterable[bytes | Outgoing],
+        messages: Iterable[object],
         *,
         timeout: float | None = None,
     ) -> list[Receipt]:
@@ -127,8 +136,12 @@ class Sends:
             PulqueError: Not all are confirmed; a note says how many are. Those before them
                 are; to learn the outcome of each, use ``producer``.
         """
-        items = list(messages)
-        now_ms = _now_ms()
+        if type(subject) is not str:
+            parse_subject(subject)
+        if timeout is not None:
+            check_timeout(timeout)
+        items = outgoing_of(messages)
+        now_ms = wall_ms()
         dues = due_instants(items, now_ms)
         receipts: dict[int, Receipt] = {}
         for way in dict.fromkeys(_way(subject, due) for due in dues):
@@ -152,7 +165,7 @@ class Sends:
     # ── underneath ─────────────────────────────────────────────────────────────────────────
 
     def _find_targets(self, way: Way, timeout: float | None = None) -> Targets:
-        return self._brokers.find_targets(way, timeout or self._timeout)
+        return self._brokers.find_targets(way, timeout or self._timeout, self._acks)
 
     @staticmethod
     def _pick(targets: Targets, order_key: str | None, level: int) -> Target:
@@ -166,7 +179,7 @@ class Sends:
     def _send_message(self, subject: str, message: Outgoing, timeout: float | None) -> Receipt:
         """Send one message that is more than a body."""
         level = check_priority(message.priority)
-        now_ms = _now_ms()
+        now_ms = wall_ms()
         due_ms = message.due_at_ms(now_ms)
         way = _way(subject, due_ms)
         targets = self._targets.get(way) or self._find_targets(way, timeout)
@@ -229,7 +242,3 @@ class _Together(NamedTuple):
 
 def _way(subject: str, due_at_ms: int) -> Way:
     return Delayed(subject) if due_at_ms else subject
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -100,6 +100,8 @@ class Spool:
         self._path = path
         self._limit = limit
         self._end = 0
+        self._is_named = False
+        """Whether the file's name is known to survive a power cut, as its bytes do."""
 
     def read(self) -> list[SpooledNack]:
         """Return all whole records, and cut off what follows them.
@@ -134,10 +136,11 @@ class Spool:
             records.append(record)
             end += len(record)
         if records:
-            is_new = not self._end and not self._path.exists()
             self._append(b"".join(records))
-            if is_new:
+            if not self._is_named:
+                # Also of a file that was here before: its maker may have died before this.
                 _sync_folder(self._path.parent)
+                self._is_named = True
             self._end = end
         return len(records)
 

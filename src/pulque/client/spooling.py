@@ -129,11 +129,11 @@ class SpoolingCore(OutgoingCore[P]):
 
     # ── messages come in ───────────────────────────────────────────────────────────────────
 
-    def add(self, subject: str, body: bytes) -> P:
+    def add(self, subject: str, body: object) -> P:
         """Add a message that is nothing but a body, as ``add_message`` does."""
         return self.add_message(subject, Outgoing(body))
 
-    def add_keyed(self, subject: str, body: bytes, order_key: str) -> P:
+    def add_keyed(self, subject: str, body: object, order_key: str) -> P:
         """Add a message that has an order key and nothing else, as ``add_message`` does."""
         return self.add_message(subject, Outgoing(body, order_key=order_key))
 
@@ -148,8 +148,12 @@ class SpoolingCore(OutgoingCore[P]):
             StorageError: The disk failed, now or before: the spool has to be opened anew.
         """
         with self.lock:
-            promise = self._keep(subject, message)
-            self._spool.settle()
+            try:
+                promise = self._keep(subject, message)
+                self._spool.settle()
+            except BaseException as error:
+                self._mend_after(error)
+                raise
         return promise
 
     def add_many(self, subject: str, bodies: Sequence[bytes]) -> list[Span]:
@@ -157,12 +161,13 @@ class SpoolingCore(OutgoingCore[P]):
         with self.lock:
             try:
                 return [self._keep(subject, Outgoing(body)).span for body in bodies]
+            except BaseException as error:
+                self._mend_after(error)
+                raise
             finally:
                 self._settle_what_may_be()
 
-    def add_in_steps(
-        self, subject: str, messages: Iterable[bytes | Outgoing]
-    ) -> Iterator[list[Span]]:
+    def add_in_steps(self, subject: str, messages: Iterable[object]) -> Iterator[list[Span]]:
         """Add messages of both kinds, a batch's worth at a time; what was kept is synced then."""
         items = messages if isinstance(messages, list) else list(messages)
         step = self.options.max_batch
@@ -171,17 +176,20 @@ class SpoolingCore(OutgoingCore[P]):
             with self.lock:
                 try:
                     for item in items[first : first + step]:
-                        message = item if isinstance(item, Outgoing) else Outgoing(as_body(item))
+                        message = item if isinstance(item, Outgoing) else Outgoing(item)
                         spans.append(self._keep(subject, message).span)
                     self._spool.settle()
                 except PulqueError as error:
                     self._settle_what_may_be()
                     error.add_note(f"{first + len(spans)} of {len(items)} messages were taken in")
                     raise
+                except BaseException as error:
+                    self._mend_after(error)
+                    raise
             yield spans
 
     def _settle_what_may_be(self) -> None:
-        if self._spool.error is None:
+        if self._spool.error is None and self.closed_by is None:
             self._spool.settle()
 
     def _keep(self, subject: str, message: Outgoing) -> P:
@@ -190,14 +198,21 @@ class SpoolingCore(OutgoingCore[P]):
         if kept.due_at_ms:
             self._check_longest(kept.way, kept.due_at_ms, now_ms)
         batch = self._open_for(kept)
+        index, ids = len(batch.bodies), batch.ids
         try:
             number = self._spool.keep(kept)
+            kept.put_into(batch.packer)
+            return self._put(batch, number, kept)
         except BaseException:
-            if not batch.bodies:
+            # Interrupted, perhaps: what the spool has and no batch, the next producer sends.
+            batch.packer.cut(index)
+            batch.ids = ids
+            del batch.dues[index:]
+            if batch.kept is not None:
+                del batch.kept[index:]
+            if not index:
                 batch.stream.dispatch.discard(batch)
             raise
-        kept.put_into(batch.packer)
-        return self._put(batch, number, kept)
 
     def _open_for(self, message: KeptMessage) -> OutgoingBatch:
         order_key = message.order_key.decode() or None
@@ -263,7 +278,7 @@ class SpoolingCore(OutgoingCore[P]):
         error = batch.error
         if error is not None and not _is_refusal(error):
             # Nothing may overtake them: the next run sends all that is left, in order.
-            self._closed_by = self._closed_by or error
+            self.closed_by = self.closed_by or error
             self._ways = {}
             self._open.clear()
             return

@@ -6,12 +6,12 @@ do not: when nobody knows whether the first one stored it, the receipt says so.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from pulque.client.backoff import Retries
-from pulque.client.calls import Calls, NotReachedError
+from pulque.client.calls import Calls
 from pulque.client.connection import Connection
 from pulque.client.lanes import Lane, Packed
 from pulque.client.routes import Target, Targets, Way
@@ -56,7 +56,7 @@ class Spread:
 
     Args:
         calls_at: Returns the connections to a place.
-        find: Returns where messages of one way go by now.
+        targets_for: Returns where messages go by now that are confirmed so.
         stale: Told when the route may be wrong.
         draw: Returns a random number in ``0.0..1.0``.
     """
@@ -64,12 +64,12 @@ class Spread:
     def __init__(
         self,
         calls_at: Callable[[str], Calls],
-        find: Callable[[Way], Targets | None],
+        targets_for: Callable[[int], Mapping[Way, Targets]],
         stale: Callable[[], None],
         draw: Callable[[], float],
     ) -> None:
         self._calls_at = calls_at
-        self._find = find
+        self._targets_for = targets_for
         self._stale = stale
         self._draw = draw
 
@@ -108,14 +108,15 @@ class Spread:
                 try:
                     return self._attempt(target, attempt, tries, acks, deadline)
                 except PulqueError as error:
+                    retries = retries or Retries(self._draw, started, deadline)
+                    retries.failed(error)
                     if not (error.retryable or isinstance(error, StorageError)):
-                        raise
+                        raise retries.final(error) from None
                     failed.add(target.key)
                     if not attempt.stays(started, timeout):
-                        target = self._next_target(way, order_key, target, failed)
+                        target = self._next_target(way, acks, order_key, target, failed)
                     if target.key in failed:
                         # It was everywhere, or has to stay: after a while it may go anywhere.
-                        retries = retries or Retries(self._draw, started, deadline)
                         attempt.calls.rest(retries.next_wait(error, time.monotonic()))
                         failed.clear()
         finally:
@@ -123,9 +124,9 @@ class Spread:
                 each.calls.give_back(each.lane)
 
     def _next_target(
-        self, way: Way, order_key: str | None, last: Target, failed: set[_Key]
+        self, way: Way, acks: int, order_key: str | None, last: Target, failed: set[_Key]
     ) -> Target:
-        targets = self._find(way)
+        targets = self._targets_for(acks).get(way)
         if targets is None:
             return last
         avoid = [each for each in targets.of_level(last.level) if each.key in failed]
@@ -185,7 +186,7 @@ class Spread:
     ) -> None:
         now = time.monotonic()
         target.health.failed(now, now - started)
-        if not isinstance(error, NotReachedError):
+        if not error.outcome_known:
             attempt.is_unanswered = True
         self._stale()
 

@@ -44,13 +44,13 @@ def addresses_of(url: str | None, environ: Mapping[str, str]) -> tuple[Address, 
     return parse_url(DEFAULT_URL, setting="the default url")
 
 
-def parse_url(text: str, *, setting: str = "url") -> tuple[Address, ...]:
+def parse_url(text: object, *, setting: str = "url") -> tuple[Address, ...]:
     """Return the addresses of a URL; the first one is tried first.
 
     Raises:
         ConfigError: It is not such a URL.
     """
-    if not text.startswith(_SCHEME):
+    if not isinstance(text, str) or not text.startswith(_SCHEME):
         raise ConfigError(f"{setting} is {text!r}; it must look like {DEFAULT_URL}")
     hosts = text.removeprefix(_SCHEME).rstrip("/")
     told = f"{setting} is {text!r}: "

@@ -5,11 +5,13 @@ server that cannot be watched is asked for every route in turn, now and then.
 """
 
 import logging
+import secrets
 import threading
 from collections.abc import Callable
 
 from pulque.client.backoff import Backoff
 from pulque.client.connection import Connection
+from pulque.client.forking import on_fork
 from pulque.client.route_table import RouteKey, RouteTable
 from pulque.client.routes import route_of
 from pulque.errors import PulqueError, RemoteProtocolError, UnavailableError, UnsupportedError
@@ -18,7 +20,7 @@ from pulque.wire.requests import Route, Watch
 from pulque.wire.responses import Response, Watched
 from pulque.wire.routes import ChangedRoute
 
-__all__ = ["ASK_EVERY", "Watcher", "changed_of"]
+__all__ = ["ASK_EVERY", "Watcher", "changed_of", "watcher_name"]
 
 log = logging.getLogger("pulque.client")
 
@@ -29,6 +31,11 @@ ASK_EVERY = 30.0
 PAUSE = 0.2
 """Between one watch and the next, so that many new routes cost few."""
 PATIENCE = 5.0
+
+
+def watcher_name(application: str) -> str:
+    """Return a name for the watches of one client, which no other has."""
+    return f"{application}/{secrets.token_hex(4)}"
 
 
 def changed_of(response: Response) -> tuple[ChangedRoute, ...]:
@@ -66,13 +73,22 @@ class Watcher:
         self._application = application
         self._tell = tell
         self._backoff = Backoff(draw, first=0.1, largest=3.0)
-        self._connection: Connection | None = None
         self._watched: frozenset[RouteKey] = frozenset()
+        self._begin()
+        on_fork(self, Watcher.after_fork)
+
+    def _begin(self) -> None:
+        self._connection: Connection | None = None
         self._is_stopped = threading.Event()
         self._look = threading.Event()
         """Set when there is a reason not to wait."""
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+
+    def after_fork(self) -> None:
+        """Begin anew, with the next route that is asked for, and as another client."""
+        self._client = watcher_name(self._application)
+        self._begin()
 
     def start(self) -> None:
         """Begin, if it has not."""

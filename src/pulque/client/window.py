@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Literal, NamedTuple
 
-from pulque.client.received import ACKED, OPEN, ReceivedBatch, ReceivedMessage
+from pulque.client.received import ACKED, NACKED, OPEN, ReceivedBatch, ReceivedMessage, text_of
 from pulque.model.actions import GROUP_DECIDES, NO_RETRY
 from pulque.model.batch import Flag
 
@@ -71,8 +71,8 @@ class OrderedMessage(ReceivedMessage):
     def ack(self) -> None:
         """Say that it is done. Nothing happens if it is another consumer's by now."""
         if self._fate is None:
+            self._batch.states[self._index] = ACKED  # first, as a forked child may not
             self._fate = _FOR_GOOD
-            self._batch.states[self._index] = ACKED
             window = self._window
             window.ended.append(self)
             if window.is_starved:
@@ -81,13 +81,16 @@ class OrderedMessage(ReceivedMessage):
     def _nack(self, reason: str, delay_ms: int) -> None:
         if self._fate is not None:
             return
-        window = self._window
+        window, batch, index = self._window, self._batch, self._index
         if window.in_place and delay_ms != NO_RETRY:
+            batch.states[index] = OPEN  # as it is, but a forked child may not
             log.info("%r failed, and is tried again in its place: %s", self, reason)
             self._fate = delay_ms
         else:
+            batch.nacks[index] = (text_of(reason), delay_ms)
+            # No call from here to the end: Ctrl-C finds all of it done, or nothing.
+            batch.states[index] = NACKED
             self._fate = _FOR_GOOD
-            super()._nack(reason, delay_ms)
         window.ended.append(self)
         if window.is_starved:
             window.tell_ended()
@@ -241,7 +244,7 @@ class Window:
         batch, ended = message._batch, self.ended  # noqa: SLF001  # its own
         start = message._index + 1  # noqa: SLF001
         new = OrderedMessage.__new__
-        if self._retries:
+        if self._retries or batch.may_expire:
             return
         for index in range(start, start + most):
             # The last one of a batch goes the long way: another batch comes after it.

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Literal
 
+from pulque.client.arguments import check_choice
 from pulque.client.ordered import OrderedOptions
 from pulque.client.receipt import ms_of
 from pulque.client.window import DELAYS
@@ -64,6 +65,27 @@ class RetryPolicy:
     max_attempts: int | None = None
     """How often a message is delivered before it is a dead letter."""
 
+    def __post_init__(self) -> None:
+        delays: object = self.delays
+        if isinstance(delays, str | bytes) or not isinstance(delays, Iterable):
+            raise UsageError(f"delays is {delays!r}; a list of seconds is allowed, as [1, 10, 60]")
+        # They may be given as what can be read once only.
+        object.__setattr__(self, "delays", tuple(delays))
+        for delay in self.delays:
+            _check_number("delays has", delay, "seconds as a number each are allowed")
+        if self.jitter is not None:
+            _check_number("jitter is", self.jitter, "0 to 1 are allowed")
+        attempts: object = self.max_attempts
+        if attempts is not None and type(attempts) is not int:
+            raise UsageError(f"max_attempts is {attempts!r}; a whole number is allowed")
+        retry_of(self)
+
+
+def _check_number(what: str, value: object, allowed: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        hint = f": {value.total_seconds():g} s" if isinstance(value, timedelta) else ""
+        raise UsageError(f"{what} {value!r}{hint}; {allowed}")
+
 
 def mode_of(
     mode: str | None, group: str | None, *, broadcast: bool | None, ordered: bool = False
@@ -73,9 +95,8 @@ def mode_of(
     Raises:
         UsageError: The wishes contradict each other, or there is no such mode.
     """
-    if mode is not None and mode not in _MODES:
-        names = ", ".join(f'"{name}"' for name in _MODES)
-        raise UsageError(f"mode is {mode!r}; {names} are allowed")
+    if mode is not None:
+        check_choice("mode", mode, _MODES)
     wanted = None if mode is None else _MODES[mode]
     if ordered:
         if broadcast or wanted not in {None, Mode.ORDERED}:
@@ -102,8 +123,7 @@ def ordered_options(
     Raises:
         UsageError: It is told nonsense, or wants a pattern.
     """
-    if blocks not in {"key", "partition"}:
-        raise UsageError(f'blocks is {blocks!r}; "key" and "partition" are allowed')
+    check_choice("blocks", blocks, ("key", "partition"))
     if mode is not Mode.ORDERED:
         return None
     if is_pattern(subject):
@@ -111,6 +131,7 @@ def ordered_options(
             f"{subject} is a pattern: an ordered consumer has one subject, as its partitions are "
             "shared out one by one"
         )
+    retry_of(retry)
     delays = tuple(retry.delays) if retry is not None and retry.delays else DELAYS
     return OrderedOptions("partition" if blocks == "partition" else "key", delays)
 
@@ -141,6 +162,8 @@ def retry_of(retry: RetryPolicy | None) -> RetrySettings:
     """
     if retry is None:
         return BROKERS_CHOICE
+    if not isinstance(retry, RetryPolicy):
+        raise UsageError(f"retry is {retry!r}; a pulque.RetryPolicy is allowed")
     jitter = retry.jitter
     if jitter is not None and not 0 <= jitter <= 1:
         raise UsageError(f"jitter is {jitter!r}; 0 to 1 are allowed")

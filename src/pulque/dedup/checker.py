@@ -1,16 +1,20 @@
 """What a checker does: one message, one answer."""
 
 import asyncio
+import os
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from pulque.model.message import Message
 
-__all__ = ["Checker"]
+__all__ = ["Checker", "on_fork"]
 
 T = TypeVar("T")
+C = TypeVar("C", bound="Checker")
+_let_go: "weakref.WeakKeyDictionary[Checker, Callable[[Any], None]]" = weakref.WeakKeyDictionary()
 
 
 class Checker(ABC):
@@ -21,9 +25,11 @@ class Checker(ABC):
 
     Attributes:
         may_block: Whether its methods may wait for something, such as a database.
+        group: The only group whose messages it takes; empty for any.
     """
 
     may_block: ClassVar[bool] = True
+    group: str = ""
 
     @contextmanager
     def once(self, message: Message) -> Iterator[bool]:
@@ -76,3 +82,16 @@ class Checker(ABC):
     @abstractmethod
     def give_up(self, message: Message) -> None:
         """Let a message that was begun be begun again."""
+
+
+def on_fork(checker: C, let_go: Callable[[C], None]) -> None:
+    """Call ``let_go(checker)`` in every child of fork, where none of the parent's threads runs."""
+    _let_go[checker] = let_go
+
+
+def _in_child() -> None:
+    for checker, let_go in list(_let_go.items()):
+        let_go(checker)
+
+
+os.register_at_fork(after_in_child=_in_child)

@@ -5,15 +5,22 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-from pulque.dedup.checker import Checker
+from pulque.dedup.checker import Checker, on_fork
 from pulque.errors import UnavailableError, UsageError
 from pulque.model.message import Message
 
 __all__ = ["MemoryChecker"]
 
+_Key = tuple[str, str]
+"""The group that a message was delivered to, and its id."""
+
+
+def _key(message: Message) -> _Key:
+    return message.group, message.id
+
 
 class MemoryChecker(Checker):
-    """Remembers the messages that this process handled last, for one group.
+    """Remembers the messages that this process handled last, those of each group for itself.
 
     Args:
         size: How many messages to remember, about 150 bytes each.
@@ -38,9 +45,15 @@ class MemoryChecker(Checker):
         self._size = size
         self._keep = keep
         self._now = monotonic
-        self._handled: OrderedDict[str, float] = OrderedDict()
+        self._handled: OrderedDict[_Key, float] = OrderedDict()
         """When each was handled, the one that came up last at the end."""
-        self._begun: set[str] = set()
+        self._begun: set[_Key] = set()
+        self._lock = threading.Lock()
+        on_fork(self, MemoryChecker._after_fork)
+
+    def _after_fork(self) -> None:
+        # What other threads have begun ends in the parent alone, and one may hold the lock.
+        self._begun = set()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -52,20 +65,20 @@ class MemoryChecker(Checker):
         Raises:
             UnavailableError: Another thread handles it right now.
         """
-        key = message.id
+        key = _key(message)
         with self._lock:
             handled_at = self._handled.get(key)
             if handled_at is not None and self._now() - handled_at < self._keep:
                 self._handled.move_to_end(key)
                 return False
             if key in self._begun:
-                raise UnavailableError(f"message {key} is being handled by another thread")
+                raise UnavailableError(f"message {message.id} is being handled by another thread")
             self._begun.add(key)
             return True
 
     def finish(self, message: Message) -> None:
         """Remember that a message was handled."""
-        key = message.id
+        key = _key(message)
         with self._lock:
             self._begun.discard(key)
             self._handled[key] = self._now()
@@ -76,4 +89,4 @@ class MemoryChecker(Checker):
     def give_up(self, message: Message) -> None:
         """Let a message that was begun be begun again."""
         with self._lock:
-            self._begun.discard(message.id)
+            self._begun.discard(_key(message))

@@ -38,7 +38,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
 
-from pulque.dedup.checker import Checker
+from pulque.dedup.checker import Checker, on_fork
 from pulque.errors import UnavailableError, UsageError
 from pulque.model.message import Message
 from pulque.model.names import parse_group
@@ -59,7 +59,8 @@ class SqlChecker(Checker):
 
     Args:
         engine: The database. For ``mark`` it is the one that the work is done in.
-        group: The group whose messages are remembered; several groups may share a table.
+        group: The group whose messages are remembered; several groups may share a table, each
+            with a checker of its own. Messages that were delivered to another are refused.
         table: The table's name; ``create_table`` makes it.
         keep: How long to remember a message; it has to be longer than a message can take to
             come again: its retries, and how long the broker keeps it.
@@ -86,7 +87,7 @@ class SqlChecker(Checker):
         if keep <= timedelta() or claim <= timedelta():
             raise UsageError(f"keep is {keep} and claim is {claim}; more than 0 are allowed")
         self._engine = engine
-        self._group = parse_group(group)
+        self.group = parse_group(group)
         self._keep_ms = keep // timedelta(milliseconds=1)
         self._claim_ms = claim // timedelta(milliseconds=1)
         self._now_ms = now_ms
@@ -103,6 +104,12 @@ class SqlChecker(Checker):
         """By message id: the word by which we know our own rows of what was begun."""
         self._finished = 0
         self._lock = threading.Lock()
+        on_fork(self, SqlChecker._after_fork)
+
+    def _after_fork(self) -> None:
+        # The parent's rows are the parent's to give up, and one of its threads may hold the lock.
+        self._holders = {}
+        self._lock = threading.Lock()
 
     def create_table(self) -> None:
         """Make the table, if it is not there."""
@@ -118,6 +125,7 @@ class SqlChecker(Checker):
 
         Raises:
             UnavailableError: Another began it with ``once``, less than ``claim`` ago.
+            UsageError: It was delivered to another group.
         """
         for _ in range(_TRIES):
             found = self._take(connection, message, "", handled_at_ms=self._now_ms())
@@ -132,6 +140,7 @@ class SqlChecker(Checker):
 
         Raises:
             UnavailableError: Another began it less than ``claim`` ago, and has not finished.
+            UsageError: It was delivered to another group.
         """
         holder = secrets.token_hex(16)
         for _ in range(_TRIES):
@@ -174,7 +183,7 @@ class SqlChecker(Checker):
         """
         table = self._table
         old = and_(
-            table.c.group_name == self._group,
+            table.c.group_name == self.group,
             table.c.begun_at_ms < self._now_ms() - self._keep_ms,
         )
         with self._engine.begin() as connection:
@@ -186,6 +195,7 @@ class SqlChecker(Checker):
         self, connection: Connection, message: Message, holder: str, *, handled_at_ms: int | None
     ) -> bool | None:
         """Return whether the message is to be handled, or None if it must be tried again."""
+        self._check_group(message)
         now_ms = self._now_ms()
         if self._insert(connection, message, now_ms, handled_at_ms=handled_at_ms, holder=holder):
             return True
@@ -210,6 +220,13 @@ class SqlChecker(Checker):
         )
         return True if connection.execute(taken).rowcount else None
 
+    def _check_group(self, message: Message) -> None:
+        if message.group not in {"", self.group}:
+            raise UsageError(
+                f"message {message.id} was delivered to group {message.group}, and this checker "
+                f"remembers what {self.group} handled: give each group a SqlChecker of its own"
+            )
+
     @staticmethod
     def _restless(message: Message) -> UnavailableError:
         return UnavailableError(f"message {message.id} is begun and given up all the time")
@@ -219,7 +236,7 @@ class SqlChecker(Checker):
 
     def _is(self, message: Message) -> "ColumnElement[bool]":
         table = self._table
-        return and_(table.c.group_name == self._group, table.c.message_id == message.id)
+        return and_(table.c.group_name == self.group, table.c.message_id == message.id)
 
     def _insert(
         self,
@@ -232,7 +249,7 @@ class SqlChecker(Checker):
     ) -> bool:
         """Insert a row; say whether it was not there."""
         values = {
-            "group_name": self._group,
+            "group_name": self.group,
             "message_id": message.id,
             "begun_at_ms": now_ms,
             "handled_at_ms": handled_at_ms,

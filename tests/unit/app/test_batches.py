@@ -1,6 +1,5 @@
 """Batch handlers get lists; of a batch, only what failed is retried."""
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -47,11 +46,14 @@ async def test_a_batch_waits_for_more_messages(
     def handle(messages: list[pulque.ReceivedMessage]) -> None:
         sizes.append(len(messages))
 
+    def is_handed_out(count: int) -> bool:
+        return any(len(log.held) == count for log in broker.pull_logs.values())
+
     send(b"one")
     async with running(app):
-        await asyncio.sleep(0.2)
+        await until(lambda: is_handed_out(1))
         send(b"two")
-        await asyncio.sleep(0.2)
+        await until(lambda: is_handed_out(2))
         assert not sizes
         send(b"three")
         await until(lambda: len(broker.acked) == 3)

@@ -10,12 +10,27 @@ import pytest
 
 import pulque
 from pulque.errors import FencedError, UsageError
+from pulque.testing.broker import InProcessBroker
 from pulque.wire import requests
+from tests.forks import in_child
 from tests.unit.app.conftest import running, until
-from tests.unit.client.fake_broker import FakeBroker
+from tests.unit.client.fake_broker import LIMIT, FakeBroker
 from tests.unit.client.faults import Times
 
 Send = Callable[..., None]
+
+
+def note_what_is_wanted(broker: FakeBroker) -> list[int]:
+    """Return a list that gets, for each pull, how many messages the consumer would hold then."""
+    wanted: list[int] = []
+
+    def note(request: requests.Request) -> None:
+        if isinstance(request, requests.Pull):
+            held = sum(len(log.held) for log in broker.pull_logs.values())
+            wanted.append(held + request.max_messages)
+
+    broker.fault = note
+    return wanted
 
 
 @pytest.mark.accepts("004-96")
@@ -91,24 +106,35 @@ async def test_calls_end_in_any_order_and_only_a_completed_prefix_is_settled(
     broker: FakeBroker, app: pulque.App, send: Send
 ) -> None:
     ended: list[bytes] = []
-    first_may_end = asyncio.Event()
+    may_end = {b"1": asyncio.Event(), b"3": asyncio.Event()}
 
     @app.subscribe("orders", group="g", concurrency=3)
     async def handle(body: bytes) -> None:
-        if body == b"1":
-            await first_may_end.wait()
+        if body in may_end:
+            await may_end[body].wait()
         ended.append(body)
+
+    async def send_and_handle(body: bytes) -> None:
+        send(body)
+        await until(lambda: body in ended)
 
     send(b"1", b"2", b"3", b"4", b"5")
     async with running(app):
-        await until(lambda: len(ended) == 4)
-        await asyncio.sleep(0.3)  # three times as long as it takes to settle
-        assert not broker.settled
-        first_may_end.set()
-        await until(lambda: len(broker.acked) == 5)
+        await until(lambda: len(ended) == 3)
+        # What may be settled goes with every pull, and 7 came with one that was sent after 6.
+        await send_and_handle(b"6")
+        await send_and_handle(b"7")
+        assert not broker.settled, "all that is done waits for 1"
+        may_end[b"1"].set()
+        await until(lambda: len(broker.acked) == 2)
+        await send_and_handle(b"8")
+        await send_and_handle(b"9")
+        assert [pull for _, pull, _, _ in broker.settled] == [0, 1], "the rest waits for 3"
+        may_end[b"3"].set()
+        await until(lambda: len(broker.acked) == 9)
 
-    assert ended == [b"2", b"3", b"4", b"5", b"1"]
-    assert [pull for _, pull, _, _ in broker.settled] == [0, 1, 2, 3, 4]
+    assert ended == [b"2", b"4", b"5", b"6", b"7", b"1", b"8", b"9", b"3"]
+    assert [pull for _, pull, _, _ in broker.settled] == list(range(9))
     assert not broker.nacked
 
 
@@ -116,17 +142,20 @@ async def test_calls_end_in_any_order_and_only_a_completed_prefix_is_settled(
 async def test_nothing_is_acked_before_its_handler_has_returned(
     broker: FakeBroker, app: pulque.App, send: Send
 ) -> None:
-    began, may_end = threading.Event(), threading.Event()
+    may_end = threading.Event()
+    ended: list[bytes] = []
 
-    @app.subscribe("orders", group="g")
-    def handle(_: bytes) -> None:
-        began.set()
-        assert may_end.wait(5)
+    @app.subscribe("orders", group="g", concurrency=2)
+    def handle(body: bytes) -> None:
+        assert body != b"one" or may_end.wait(LIMIT)
+        ended.append(body)
 
     send(b"one")
     async with running(app):
-        await until(began.is_set)
-        await asyncio.sleep(0.3)
+        # What may be settled goes with every pull, and each of these came with another.
+        for number in range(3):
+            send(b"%d" % number)
+            await until(lambda count=number + 1: len(ended) == count)  # type: ignore[misc]
         assert not broker.settled
         may_end.set()
         await until(lambda: broker.acked)
@@ -290,7 +319,9 @@ async def test_manual_acks_may_come_later_from_any_thread(
     send(b"0", b"1", b"2")
     async with running(app):
         await until(lambda: len(kept) == 2)
-        await asyncio.sleep(0.3)
+        for count in (3, 4):  # what may be settled goes with every pull
+            send(b"more")
+            await until(lambda count=count: len(kept) == count)  # type: ignore[misc]
         assert not broker.settled
         kept.sort(key=lambda message: message.sequence)
         threading.Thread(target=finish).start()
@@ -353,6 +384,7 @@ async def test_a_slow_handler_holds_no_more_than_it_handles(
 ) -> None:
     may_end = asyncio.Event()
     began = 0
+    others: list[bytes] = []
 
     @app.subscribe("orders", group="g", concurrency=3)
     async def handle(_: bytes) -> None:
@@ -360,14 +392,20 @@ async def test_a_slow_handler_holds_no_more_than_it_handles(
         began += 1
         await may_end.wait()
 
+    @app.subscribe("others", group="g")
+    async def handle_others(body: bytes) -> None:
+        others.append(body)
+
     send(*(b"%d" % number for number in range(1000)))
     async with running(app):
         await until(lambda: began == 3)
-        await asyncio.sleep(0.3)
-        held = [log for log in broker.pull_logs.values() if log.held]
+        for number in range(3):  # meanwhile the application could ask for more
+            send(b"%d" % number, subject="others")
+            await until(lambda count=number + 1: len(others) == count)  # type: ignore[misc]
+        held = [log for (name, *_), log in broker.pull_logs.items() if name == "orders"]
         assert [len(log.held) for log in held] == [3]
         may_end.set()
-        await until(lambda: len(broker.acked) == 1000)
+        await until(lambda: len(broker.acked) == 1000 + len(others))
 
 
 async def test_the_window_behind_one_that_hangs_has_an_end(
@@ -384,12 +422,13 @@ async def test_the_window_behind_one_that_hangs_has_an_end(
         ended += 1
 
     send(*(b"%d" % number for number in range(100)))
+    wanted = note_what_is_wanted(broker)
     async with running(app):
         await until(lambda: ended == 19)
-        await asyncio.sleep(0.3)
-        assert ended == 19
         may_end.set()
         await until(lambda: len(broker.acked) == 100)
+
+    assert max(wanted) == 20
 
 
 async def test_another_with_the_same_id_ends_the_application(
@@ -437,3 +476,61 @@ async def test_a_lost_broker_is_told_and_found_again(
         send(b"two")
         await until(lambda: len(broker.acked) == 2)
         await until(lambda: "connected to the broker again" in caplog.text)
+
+
+async def test_the_log_counts_attempts_and_names_the_last_one(
+    pulque_broker: InProcessBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = pulque.App(pulque_broker.url)
+
+    @app.subscribe("orders", group="g", retry=pulque.RetryPolicy(delays=[0.0], max_attempts=2))
+    async def handle(_: bytes) -> None:
+        raise ValueError("no tea")
+
+    @app.subscribe("rejected", group="g")
+    async def reject(_: bytes) -> None:
+        raise pulque.Reject("no milk")
+
+    with pulque.connect(pulque_broker.url) as client:
+        client.send("orders", b"tea")
+        client.send("rejected", b"milk")
+        async with running(app):
+            await until(lambda: caplog.text.count("now a dead letter") == 2)
+            await until(lambda: caplog.text.count("dead_letters") == 2)
+
+    texts = [each.getMessage() for each in caplog.records if each.name == "pulque.app"]
+    failed = [text.partition(" attempt=")[2] for text in texts if text.startswith("failed: ")]
+    assert sorted(failed) == [
+        "1 messages=1: no milk; now a dead letter",
+        "1 of 2 messages=1: ValueError: no tea",
+        "2 of 2 messages=1: ValueError: no tea; now a dead letter",
+    ]
+
+
+async def test_a_handler_that_forks_can_send_with_a_client_of_the_child_alone(
+    broker: FakeBroker, app: pulque.App, send: Send
+) -> None:
+    found: list[object] = []
+
+    def try_all() -> list[str]:
+        errors = []
+        for use in (lambda: app.send_blocking("bills", b"no"), lambda: app.client):
+            with pytest.raises(pulque.ForkedError) as raised:
+                use()
+            errors.append(str(raised.value))
+        with pulque.connect(broker.url, timeout=5) as client:
+            client.send("bills", b"of the child")
+        return errors
+
+    @app.subscribe("orders", group="g")
+    def handle(body: bytes) -> None:
+        found.append(in_child(try_all))
+        app.send_blocking("bills", body)
+
+    send(b"one")
+    async with running(app):
+        await until(lambda: len(broker.acked) == 1)
+
+    assert found == [[str(found[0][0])] * 2]  # type: ignore[index]
+    assert "pulque.connect()" in str(found)
+    assert broker.messages("bills") == [b"of the child", b"one"]

@@ -108,3 +108,51 @@ def test_with_manual_acks_only_the_handler_can_know(app: pulque.App) -> None:
         @app.subscribe("orders", group="g", ack="manual", dedup=MemoryChecker())
         def handle(message: pulque.ReceivedMessage) -> None:
             del message
+
+
+def test_groups_that_share_a_memory_checker_each_do_their_work(
+    pulque_client: pulque.Client,
+) -> None:
+    checker, handled = MemoryChecker(), []
+    pulque_client.send("orders", b"tea")
+
+    for group in ("kitchen", "accounts"):
+        with pulque_client.consumer("orders", group=group) as consumer:
+            (message,) = consumer.pull(1, timeout=5)
+            for _ in range(2):
+                with checker.once(message) as is_first:
+                    handled.append((message.group, is_first))
+            message.ack()
+
+    assert handled == [
+        ("kitchen", True),
+        ("kitchen", False),
+        ("accounts", True),
+        ("accounts", False),
+    ]
+
+
+def test_a_sql_checker_refuses_messages_of_another_group(
+    pulque_client: pulque.Client, app: pulque.App, tmp_path: Path
+) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
+    checker = SqlChecker(engine, group="kitchen")
+    checker.create_table()
+    pulque_client.send("orders", b"tea")
+
+    with pulque_client.consumer("orders", group="accounts") as consumer:
+        (message,) = consumer.pull(1, timeout=5)
+        with pytest.raises(UsageError, match=r"accounts.*kitchen"), checker.once(message):
+            pass
+        with (
+            engine.begin() as connection,
+            pytest.raises(UsageError, match="a SqlChecker of its own"),
+        ):
+            checker.mark(connection, message)
+    with pytest.raises(UsageError, match=r"kitchen.*accounts"):
+
+        @app.subscribe("orders", group="accounts", dedup=checker)
+        def handle(message: pulque.ReceivedMessage) -> None:
+            """Never called."""
+
+    engine.dispose()

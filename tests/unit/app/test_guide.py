@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pulque
 from pulque.testing.broker import InProcessBroker
+from tests.nothing import what_comes
 from tests.repo.tree import DOCS
 from tests.unit.app.conftest import until
 
@@ -66,4 +67,4 @@ def still_there(broker: InProcessBroker, group: str | None) -> list[bytes]:
         pulque.connect(broker.url, name="looks") as client,
         client.consumer("order.paid", group) as consumer,
     ):
-        return [message.body for message in consumer.pull(timeout=0.2)]
+        return what_comes(client, consumer)

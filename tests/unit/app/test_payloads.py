@@ -13,7 +13,8 @@ import pydantic
 import pytest
 from hypothesis import given
 
-from pulque.app.payload import PayloadError, decoder_of, encode_payload
+from pulque.app.payload import PayloadError, decoder_of
+from pulque.client.payload import encode_payload
 from pulque.errors import UsageError
 
 

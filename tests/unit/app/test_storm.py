@@ -171,10 +171,14 @@ async def test_what_is_rejected_is_a_dead_letter_at_once(pulque_broker: InProces
         for body in (b"bad", b"worse", b"good"):
             await app.send("orders", body)
         await until(lambda: len(attempts) == 3)
-        await asyncio.sleep(0.3)
-        dead = await app.client.read("orders", partition="%dead%orders%g", timeout=5)
+        dead: list[pulque.Message] = []
+        while len(dead) < 2:
+            dead = await app.client.read("orders", partition="%dead%orders%g", timeout=5)
+        # Attempts that there should not be would come before this one.
+        await app.send("orders", b"last")
+        await until(lambda: (b"last", 1) in attempts)
 
-    assert attempts == [(b"bad", 1), (b"worse", 1), (b"good", 1)]
+    assert attempts == [(b"bad", 1), (b"worse", 1), (b"good", 1), (b"last", 1)]
     assert [message.body for message in dead] == [b"bad", b"worse"]
     assert dead[0].headers["pulque.dead"] == "rejected"
     assert [message.headers["pulque.reason"] for message in dead] == [

@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Self
 
 from pulque.model.names import PartitionName, Pattern
-from pulque.model.routes import PartitionRoute, Route, Slots
+from pulque.model.routes import ALONE, PartitionRoute, Route, Slots
 from tests.unit.client.fake_broker import FakeBroker
 
 
@@ -17,6 +17,7 @@ class FakeCluster:
         self.meta = FakeBroker()
         self.meta.name = "meta"
         self.meta.cluster = "fakes"
+        self.meta.max_message = 0
         self.brokers = [FakeBroker(lease_ms=lease_ms) for _ in range(count)]
         for number, broker in enumerate(self.brokers):
             broker.name = f"g{number}"
@@ -28,7 +29,12 @@ class FakeCluster:
     def url(self) -> str:
         return self.meta.url
 
-    def serve(self, serving: Sequence[int], writable: Sequence[int] | None = None) -> None:
+    def serve(
+        self,
+        serving: Sequence[int],
+        writable: Sequence[int] | None = None,
+        alone: Sequence[int] = (),
+    ) -> None:
         """Have every subject served by these brokers from now on."""
         self.version += 1
         version, share = self.version, 1024 // max(1, len(serving))
@@ -44,7 +50,7 @@ class FakeCluster:
                         f"g{number}",
                         "127.0.0.1",
                         self.brokers[number].port,
-                        number in takes,
+                        ALONE if number in alone else int(number in takes),
                         Slots(at * share, 1024 if at == len(serving) - 1 else (at + 1) * share),
                     )
                     for at, number in enumerate(serving)

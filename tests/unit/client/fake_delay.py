@@ -2,6 +2,7 @@
 
 import socket
 
+from pulque.errors import ErrorCode
 from pulque.model.batch import Flag, read_header
 from pulque.model.message import Message, StoredBatch
 from pulque.model.names import PartitionName, Pattern, subject_of
@@ -41,9 +42,16 @@ class FakeDelay(FakeBroker):
         """Delivered."""
         self.refused: dict[bytes, str] = {}
         """Stuck, and why."""
+        self.refuses: dict[bytes, ErrorCode] = {}
+        """Bodies that are not stored now, and the code that says why."""
+        self.refusals = 0
 
     def store(self, name: str, data: bytes) -> responses.Outcome:
         assert read_header(data).flags & Flag.DUE, "a send without due times"
+        for body, code in self.refuses.items():
+            if body in data:
+                self.refusals += 1
+                return responses.Outcome(code, False, ConsumeSequence(0), 0, "not now")
         outcome = super().store(name, data)
         batch = StoredBatch(
             data,

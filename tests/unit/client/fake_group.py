@@ -29,6 +29,8 @@ class FakeMeta(FakeBroker):
 
     leader: FakeBroker
     version = 0
+    allots = True
+    """Whether whoever attends has the partitions; nobody has them otherwise."""
 
     def _handle(self, request: requests.Request, peer: socket.socket) -> responses.Response:
         if not isinstance(request, requests.Attend):
@@ -44,7 +46,7 @@ class FakeMeta(FakeBroker):
             self.version,
             30_000,
             200,
-            (mine,) if request.is_online else (),
+            (mine,) if request.is_online and self.allots else (),
         )
 
 
@@ -52,12 +54,13 @@ class FakeMember(FakeBroker):
     """A broker of the group, which grants any lock."""
 
     leads = False
+    lock_ms = 30_000
 
     def _handle(self, request: requests.Request, peer: socket.socket) -> responses.Response:
         if not self.leads and not isinstance(request, ANYBODY):
             raise NotLeaderError(f"{self.name} does not lead")
         if isinstance(request, requests.Lock):
-            return responses.Locked(1, 30_000, "")
+            return responses.Locked(1, self.lock_ms, "")
         if isinstance(request, requests.Unlock):
             return responses.Unlocked(True)
         return super()._handle(request, peer)
@@ -128,6 +131,11 @@ class FakeGroup:
         followers = sorted(self.following - {leader})
         self.meta.follower_routes = lambda subject: route(subject, followers)
         self.meta.change_routes(lambda subject: route(subject, [leader]))
+
+    def take_back(self) -> None:
+        """Have nobody own a partition any more, and whoever attends hear of it."""
+        self.meta.allots = False
+        self.tell()
 
     def kill(self, number: int) -> None:
         """Refuse connections, and cut those that there are."""

@@ -121,8 +121,8 @@ async def test_what_is_no_message_is_refused_before_it_travels(
     broker: FakeBroker, client: aio.Client
 ) -> None:
     await client.send("orders", b"one")
-    with pytest.raises(UsageError, match="encode it first"):
-        await client.send("orders", "tea")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="cannot be sent"):
+        await client.send("orders", object())
     with pytest.raises(MessageTooLargeError):
         await client.send("orders", bytes(broker.max_message + 1))
     with pytest.raises(InvalidNameError):
@@ -479,3 +479,30 @@ async def test_what_was_lost_meanwhile_is_not_handed_out(tmp_path: Path) -> None
 
             assert (first.body, first.is_abandoned) == (b"0", True)
             assert (second.body, second.is_abandoned) == (b"next", False)
+
+
+def test_another_event_loop_is_refused_at_once(broker: FakeBroker) -> None:
+    async def make() -> tuple[aio.Client, aio.Producer, aio.Consumer]:
+        client = await aio.connect(broker.url)
+        return client, client.producer(), client.consumer("orders", group="kitchen")
+
+    async def produce(client: aio.Client) -> None:
+        client.producer()
+
+    with asyncio.Runner() as one, asyncio.Runner() as other:
+        client, producer, consumer = one.run(make())
+        for attempt in (
+            lambda: client.send("orders", b"tea"),
+            lambda: client.send_many("orders", [b"tea"]),
+            client.status,
+            client.close,
+            lambda: produce(client),
+            lambda: producer.send("orders", b"tea"),
+            producer.flush,
+            producer.close,
+            lambda: consumer.pull(1),
+        ):
+            with pytest.raises(UsageError, match="another event loop"):
+                other.run(attempt())
+        one.run(client.close())
+    assert broker.seen(requests.Send) == []

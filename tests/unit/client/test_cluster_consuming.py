@@ -52,9 +52,37 @@ def test_one_consumer_gets_what_all_brokers_have(
         assert consumer.held == 0
     positions = {(each.broker_group, each.sequence) for each in messages}
     assert positions == {(each.broker_group, each.sequence) for each in receipts}
-    # Each broker hears of its own messages, and of no others.
+
+
+@pytest.mark.accepts("000-31")
+def test_each_broker_hears_of_what_it_delivered_and_of_nothing_else(
+    cluster: FakeCluster, client: pulque.Client
+) -> None:
+    # Not alike: what was said to another one would be wrong there.
     for number, broker in enumerate(cluster.brokers):
-        assert len(broker.acked) == cluster.bodies(number)
+        broker.store_bodies("orders", [b"%d" % number] * (10 + 20 * number))
+    with client.consumer("orders", "kitchen") as consumer:
+        messages: list[pulque.ReceivedMessage] = []
+        while len(messages) < 90:
+            messages += consumer.pull(timeout=LIMIT)
+        # One is away, and gets what is its own when it is back; the others get none of it.
+        cluster.kill(1)
+        for message in messages:
+            if message.sequence % 3 or message.body == b"1":
+                message.ack()
+            else:
+                message.nack("no milk")
+        first, second, third = cluster.brokers
+        first.wait_until(lambda: len(first.settled) == 10)
+        third.wait_until(lambda: len(third.settled) == 50)
+        assert not second.settled
+        cluster.revive(1)
+        second.wait_until(lambda: len(second.settled) == 30)
+    for number, broker in enumerate(cluster.brokers):
+        own = range(10 + 20 * number)
+        nacked = [] if number == 1 else [each for each in own if not each % 3]
+        assert broker.acked == [("orders", each) for each in own if each not in nacked]
+        assert [each[1] for each in broker.nacked] == nacked
 
 
 @pytest.mark.parametrize(

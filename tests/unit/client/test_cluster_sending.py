@@ -13,7 +13,14 @@ import pytest
 
 import pulque
 from pulque import aio
-from pulque.errors import DisconnectedError, ReadOnlyError, UnavailableError
+from pulque.client.watching import ASK_EVERY
+from pulque.errors import (
+    DisconnectedError,
+    NotAllowedError,
+    ReadOnlyError,
+    UnavailableError,
+    UnsupportedError,
+)
 from pulque.wire import requests
 from tests.unit.client.fake_broker import LIMIT, Drop, FakeBroker
 from tests.unit.client.fake_cluster import FakeCluster
@@ -37,8 +44,43 @@ def test_single_messages_go_round(cluster: FakeCluster, client: pulque.Client) -
     receipts = [client.send("orders", b"x") for _ in range(9)]
     assert Counter(each.broker_group for each in receipts) == {"g0": 3, "g1": 3, "g2": 3}
     assert [cluster.bodies(number) for number in range(3)] == [3, 3, 3]
-    asked = cluster.meta.seen(requests.Route)
-    assert len(asked) == 1, "the route is asked for once, and then known"
+
+
+@pytest.mark.accepts("004-37")
+def test_a_route_is_asked_for_once_and_then_watched(
+    cluster: FakeCluster, client: pulque.Client
+) -> None:
+    for subject in ("orders", "refunds", "orders", "refunds"):
+        for _ in range(5):
+            client.send(subject, b"x")
+    asked = [e.subject for e in cluster.meta.requests if isinstance(e, requests.Route)]
+    assert asked == ["orders", "refunds"], "each is asked for once, and then known"
+
+    def is_watched() -> bool:
+        watches = [each for each in cluster.meta.requests if isinstance(each, requests.Watch)]
+        return any({str(known.subject) for known in each.known} >= set(asked) for each in watches)
+
+    cluster.meta.wait_until(is_watched)
+    watches = [each for each in cluster.meta.requests if isinstance(each, requests.Watch)]
+    assert {each.wait_ms for each in watches} == {30_000}
+    assert ASK_EVERY == 30, "where a server cannot be watched"
+
+
+@pytest.mark.accepts("004-37")
+def test_routes_are_asked_for_now_and_then_where_they_cannot_be_watched(
+    cluster: FakeCluster, client: pulque.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pulque.client.watching.ASK_EVERY", 0.02)
+
+    def refuse(request: requests.Request) -> None:
+        if isinstance(request, requests.Watch):
+            raise UnsupportedError("no watches here")
+
+    cluster.meta.fault = refuse
+    cluster.serve([0])
+    assert client.send("orders", b"x").broker_group == "g0"
+    cluster.serve([1, 2])
+    _until_sent_to(client, {"g1", "g2"})
 
 
 @pytest.mark.accepts("002-08", "002-19")
@@ -51,6 +93,7 @@ def test_an_order_key_always_goes_to_the_same_broker(client: pulque.Client) -> N
     assert len(set.union(*found.values())) > 1
 
 
+@pytest.mark.accepts("002-20")
 def test_many_messages_are_dealt_to_brokers(client: pulque.Client) -> None:
     receipts = client.send_many("orders", [b"x"] * 3000)
     assert Counter(each.broker_group for each in receipts) == {"g0": 1000, "g1": 1000, "g2": 1000}
@@ -111,7 +154,6 @@ def test_a_lost_answer_of_a_broker_that_is_back_at_once_doubles_nothing(
     assert sum(cluster.bodies(number) for number in range(3)) == 9
 
 
-@pytest.mark.accepts("004-37")
 def test_a_broker_that_takes_no_messages_is_passed_over(
     cluster: FakeCluster, client: pulque.Client
 ) -> None:
@@ -125,6 +167,7 @@ def test_a_broker_that_takes_no_messages_is_passed_over(
     assert len(cluster.brokers[2].seen(requests.Send)) == 1, "it is left alone then"
 
 
+@pytest.mark.accepts("004-37")
 def test_the_client_hears_of_a_broker_that_comes_and_of_one_that_is_read_only(
     cluster: FakeCluster, client: pulque.Client
 ) -> None:
@@ -352,3 +395,89 @@ def test_a_server_that_cannot_ask_further_is_not_asked_all_the_time(
         client.send("new", b"x")
     # Without a pause there would be thousands.
     assert 1 <= len(cluster.meta.seen(requests.Route)) < 100
+
+
+# -- acks="replica" where only some broker groups have followers --------------------------------
+
+SHELLS = ["send", "send_many", "producer", "aio send", "aio producer"]
+
+
+def send_by(shell: str, url: str, order_key: str | None = None, timeout: float = 10) -> set[str]:
+    """Send six messages that must be on several disks; return which broker groups have them."""
+    messages = [pulque.Outgoing(b"x", order_key=order_key)] * 6
+    if shell.startswith("aio"):
+        return asyncio.run(_send_by_aio(shell, url, messages, timeout))
+    with pulque.connect(url, timeout=timeout, acks="replica") as client:
+        match shell:
+            case "send":
+                found = [client.send("orders", b"x", order_key=order_key) for _ in range(6)]
+            case "send_many":
+                found = client.send_many("orders", messages)
+            case _:
+                with client.producer(max_batch=1) as producer:
+                    sent = [producer.send("orders", b"x", order_key=order_key) for _ in range(6)]
+                    found = [each.result(timeout) for each in sent]
+    return {each.broker_group for each in found}
+
+
+async def _send_by_aio(
+    shell: str, url: str, messages: list[pulque.Outgoing], timeout: float
+) -> set[str]:
+    key = messages[0].order_key
+    async with await aio.connect(url, timeout=timeout, acks="replica") as client:
+        if shell == "aio send":
+            found = [await client.send("orders", b"x", order_key=key) for _ in messages]
+        else:
+            async with client.producer(max_batch=1) as producer:
+                sent = [await producer.send("orders", b"x", order_key=key) for _ in messages]
+                found = [await each.result(timeout) for each in sent]
+    return {each.broker_group for each in found}
+
+
+def refuse_replica(cluster: FakeCluster, *numbers: int) -> None:
+    """Have brokers refuse as those do that have no followers."""
+
+    def refuse(request: requests.Request) -> None:
+        if getattr(request, "acks", None) == requests.Acks.REPLICA:
+            raise NotAllowedError('acks is "replica", and this server has no followers')
+
+    for number in numbers:
+        cluster.brokers[number].fault = refuse
+
+
+@pytest.mark.parametrize("order_key", [None, "a", "b", "c", "d"])
+@pytest.mark.parametrize("shell", SHELLS)
+def test_what_must_be_on_several_disks_goes_where_followers_are(
+    cluster: FakeCluster, shell: str, order_key: str | None
+) -> None:
+    cluster.serve([0, 1, 2], alone=[0, 2])
+    refuse_replica(cluster, 0, 2)
+
+    assert send_by(shell, cluster.url, order_key) == {"g1"}
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_where_nobody_has_followers_that_is_said_at_once(cluster: FakeCluster, shell: str) -> None:
+    refuse_replica(cluster, 0, 1, 2)
+
+    with pytest.raises(NotAllowedError, match="has no followers") as raised:
+        send_by(shell, cluster.url)
+
+    assert raised.value.outcome_known
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_while_those_with_followers_are_away_nothing_goes_elsewhere(
+    cluster: FakeCluster, shell: str
+) -> None:
+    cluster.serve([0, 2], alone=[0, 2])
+    refuse_replica(cluster, 0, 2)
+
+    with pytest.raises(UnavailableError, match='can keep acks "replica"'):
+        send_by(shell, cluster.url, timeout=0.5)
+
+    assert [cluster.bodies(number) for number in (0, 2)] == [0, 0]
+    back = threading.Timer(0.3, cluster.serve, [[0, 1, 2]], {"alone": [0, 2]})
+    back.start()
+    assert send_by(shell, cluster.url) == {"g1"}
+    back.join()

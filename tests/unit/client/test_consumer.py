@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import pulque
+from pulque import aio
 from pulque.errors import (
     CorruptionError,
     DisconnectedError,
@@ -16,6 +17,7 @@ from pulque.errors import (
     OverloadedError,
     UsageError,
 )
+from pulque.testing.broker import InProcessBroker
 from pulque.wire import requests
 from tests.unit.client.fake_broker import LIMIT, Drop, FakeBroker, Silence
 from tests.unit.client.faults import Times
@@ -129,11 +131,15 @@ def test_no_more_is_held_than_allowed(broker: FakeBroker, client: pulque.Client)
     client.send_many("orders", [b"x"] * 100)
 
     with client.consumer("orders", "kitchen", max_held=7) as consumer:
-        messages = consumer.pull(100)
+        messages = consumer.pull(100, timeout=LIMIT)
         assert consumer.pull(100, timeout=0.1) == []
         consumer.ack_all(messages)
+        more = consumer.pull(100, timeout=LIMIT)
 
-        assert len(consumer.pull(100, timeout=LIMIT)) == 7
+    # The second pull asked for nothing: there was no room.
+    assert [len(messages), len(more)] == [7, 7]
+    asked = [each for each in broker.requests if isinstance(each, requests.Pull)]
+    assert [each.max_messages for each in asked] == [7, 7]
 
 
 def test_a_slow_consumer_asks_for_little_and_a_fast_one_for_much(
@@ -361,9 +367,10 @@ def test_a_group_that_starts_at_the_end_sees_only_what_comes(
     client.send("orders", b"before")
 
     with client.consumer("orders", "kitchen", start="latest") as consumer:
-        assert consumer.pull(timeout=0.05) == []
+        while not broker.seen(requests.Pull):
+            assert consumer.pull(timeout=0.05) == []
         client.send("orders", b"after")
-        (message,) = consumer.pull()
+        (message,) = consumer.pull(timeout=LIMIT)
 
     assert message.body == b"after"
 
@@ -463,3 +470,27 @@ def test_without_a_broker_for_the_lease_what_is_not_finished_is_abandoned(tmp_pa
         assert broker.nacked == [("orders", 1, "not today", -1)]
         consumer.ack_all(again)
     assert [sequence for _, sequence in broker.acked] == [0, 2, 3, 4]
+
+
+@pytest.mark.parametrize("is_ordered", [False, True])
+def test_pull_raises_after_the_client_was_closed(
+    pulque_broker: InProcessBroker, *, is_ordered: bool
+) -> None:
+    client = pulque.connect(pulque_broker.url, name="test")
+    consumer = client.consumer("orders", group="kitchen", ordered=is_ordered)
+    client.close()
+
+    with pytest.raises(pulque.UsageError, match="closed"):
+        consumer.pull(timeout=0)
+    assert list(consumer) == []
+
+
+@pytest.mark.parametrize("is_ordered", [False, True])
+async def test_an_asyncio_pull_raises_after_the_client_was_closed(
+    pulque_broker: InProcessBroker, *, is_ordered: bool
+) -> None:
+    async with aio.connect(pulque_broker.url, name="test") as client:
+        consumer = client.consumer("orders", group="kitchen", ordered=is_ordered)
+
+    with pytest.raises(pulque.UsageError, match="closed"):
+        await consumer.pull(timeout=0)

@@ -1,8 +1,10 @@
 """Messages that a group wants again at a certain time: they wait at a delay server."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 
 import pulque
 from pulque import UsageError, aio
+from pulque.errors import ErrorCode
 from pulque.model.message import Message
 from pulque.model.names import PartitionName
 from pulque.model.returning import REASON_HEADER, RETURN_HEADER, Returning, parse_return
@@ -88,7 +91,9 @@ def test_its_broker_hears_of_it_only_after_the_delay_server_has_it(
         messages[1].nack(delay=timedelta(days=30))
         messages[2].ack()
         wait_until(lambda: broker.acked == [("orders", 0)])
-        time.sleep(0.4)  # it would have settled more by now
+        asked = len(broker.seen(requests.Pull))
+        while len(broker.seen(requests.Pull)) < asked + 3:  # what may be settled goes with each
+            assert consumer.pull(timeout=0.05) == []
         assert broker.acked == [("orders", 0)], "it, and what comes after it, is held"
         delay.listen_again()
         wait_until(lambda: broker.acked == [("orders", n) for n in range(3)])
@@ -202,6 +207,90 @@ def test_a_refusal_for_good_does_not_hold_it_for_ever(
     assert cluster.brokers[0].nacked == [("orders", 0, "later", 3_600_000)]
 
 
+def defer(
+    consumer: pulque.Consumer, cluster: FakeCluster, delay: FakeDelay, tries: int
+) -> list[tuple[str, int]]:
+    """Defer the second of three messages; return what its broker knows after some refusals."""
+    messages = consumer.pull(3)
+    messages[0].ack()
+    messages[1].nack("later", at=datetime.now(UTC) + timedelta(hours=5))
+    messages[2].ack()
+    wait_until(lambda: delay.refusals >= tries)
+    return list(cluster.brokers[0].acked)
+
+
+def test_its_broker_does_not_hear_of_it_while_the_delay_server_has_no_room(
+    cluster: FakeCluster, delay: FakeDelay, client: pulque.Client
+) -> None:
+    client.send_many("orders", [b"a", b"second", b"c"])
+    delay.refuses[b"second"] = ErrorCode.STORAGE_FULL
+    with client.consumer("orders", "kitchen") as consumer:
+        # That it is tried again and again shows that it is not done here.
+        assert defer(consumer, cluster, delay, 3) in ([], [("orders", 0)])
+        delay.refuses.clear()
+        wait_until(lambda: cluster.brokers[0].acked == [("orders", n) for n in range(3)])
+    assert only(delay)[1].body == b"second"
+    assert cluster.brokers[0].nacked == []
+
+
+def test_what_a_delay_server_had_no_room_for_to_the_end_comes_again(
+    cluster: FakeCluster, delay: FakeDelay, client: pulque.Client
+) -> None:
+    client.send_many("orders", [b"a", b"second", b"c"])
+    delay.refuses[b"second"] = ErrorCode.STORAGE_FULL
+    with client.consumer("orders", "kitchen") as consumer:
+        defer(consumer, cluster, delay, 1)
+    assert ("orders", 1) not in cluster.brokers[0].acked
+    assert not delay.scheduled
+
+
+def test_what_a_delay_server_refuses_for_good_is_a_nack_at_its_broker(
+    cluster: FakeCluster, delay: FakeDelay, client: pulque.Client
+) -> None:
+    client.send_many("orders", [b"a", b"second", b"c"])
+    delay.refuses[b"second"] = ErrorCode.INVALID_REQUEST
+    with client.consumer("orders", "kitchen") as consumer:
+        defer(consumer, cluster, delay, 1)
+        wait_until(lambda: cluster.brokers[0].nacked)
+        wait_until(lambda: cluster.brokers[0].acked == [("orders", 0), ("orders", 2)])
+    assert cluster.brokers[0].nacked == [("orders", 1, "later", 3_600_000)]
+
+
+def test_a_deferral_is_on_the_delay_servers_disk_before_it_counts(
+    cluster: FakeCluster, delay: FakeDelay, client: pulque.Client
+) -> None:
+    client.send("orders", b"x")
+    with client.consumer("orders", "kitchen") as consumer:
+        (message,) = consumer.pull(1)
+        message.nack(at=datetime.now(UTC) + timedelta(hours=5))
+    asked = [each.acks for each in delay.requests if isinstance(each, requests.Send)]
+    assert asked == [requests.Acks.DISK]
+
+
+async def test_the_async_twin_keeps_what_is_refused(
+    cluster: FakeCluster, delay: FakeDelay, tmp_path: Path
+) -> None:
+    broker = cluster.brokers[0]
+
+    async def until(condition: Callable[[], object]) -> None:
+        await asyncio.to_thread(wait_until, condition)
+
+    async with aio.connect(cluster.url, name="test", timeout=10, state_dir=tmp_path) as client:
+        await client.send_many("orders", [b"full", b"bad"])
+        delay.refuses |= {b"full": ErrorCode.STORAGE_FULL, b"bad": ErrorCode.INVALID_REQUEST}
+        async with client.consumer("orders", group="kitchen") as consumer:
+            for message in await consumer.pull(2):
+                message.nack("later", at=datetime.now(UTC) + timedelta(days=1))
+            await until(lambda: delay.refusals >= 4)
+            assert not broker.acked
+            delay.refuses.clear()
+            await until(lambda: broker.acked == [("orders", 0)] and broker.nacked)
+    assert [message.body for _, message in delay.scheduled.values()] == [b"full"]
+    assert broker.nacked == [("orders", 1, "later", 3_600_000)]
+    asked = {each.acks for each in delay.requests if isinstance(each, requests.Send)}
+    assert asked == {requests.Acks.DISK}
+
+
 def test_who_thinks_better_of_it_acks(
     cluster: FakeCluster, delay: FakeDelay, client: pulque.Client
 ) -> None:
@@ -264,3 +353,42 @@ def test_a_return_is_read_back() -> None:
     for text in ("", "g orders x c", "g orders 1", "g orders 1 c d", "g %no% 1 c", "g orders ² c"):
         with pytest.raises(pulque.RejectedError):
             parse_return({RETURN_HEADER: text})
+
+
+async def take_turns() -> None:
+    """Let other tasks go on as far as they can; fail if they leave no thread free."""
+    async with asyncio.timeout(LIMIT):
+        for _ in range(20):
+            await asyncio.to_thread(lambda: None)
+
+
+async def test_what_is_on_its_way_is_waited_for_although_a_close_was_cancelled(
+    cluster: FakeCluster, delay: FakeDelay, tmp_path: Path
+) -> None:
+    is_asked, may_answer = threading.Event(), threading.Event()
+
+    def hold(request: requests.Request) -> None:
+        if isinstance(request, requests.Send):
+            is_asked.set()
+            assert may_answer.wait(LIMIT)
+
+    delay.fault = hold
+    # One thread more than what is on its way takes: a second such thread would leave none free.
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
+    async with aio.connect(cluster.url, name="test", timeout=10, state_dir=tmp_path) as client:
+        await client.send("orders", b"x")
+        consumer = client.consumer("orders", "kitchen")
+        (message,) = await consumer.pull(1)
+        message.nack(at=datetime.now(UTC) + timedelta(hours=5))
+        assert await asyncio.to_thread(is_asked.wait, LIMIT)
+        closing = asyncio.create_task(consumer.close())
+        await take_turns()
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        closing = asyncio.create_task(consumer.close())
+        await take_turns()
+        may_answer.set()
+        await closing
+    assert len(delay.seen(requests.Send)) == 1
+    assert cluster.brokers[0].acked == [("orders", 0)]

@@ -4,6 +4,7 @@ A machine adds messages, sends, answers, refuses, cuts connections and lets time
 order. The oracle is a broker of its own: it remembers which of the last 64 numbers it stored.
 """
 
+import re
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -23,10 +24,10 @@ from hypothesis.stateful import (
 
 from pulque.client.batches import WINDOW, OutgoingBatch
 from pulque.client.options import send_options
-from pulque.client.outgoing import NoRouteError, OutgoingCore
+from pulque.client.outgoing import OutgoingCore
 from pulque.client.pending import PendingSend, PendingSends, wait_for
 from pulque.client.receipt import Outgoing, Receipt
-from pulque.client.routes import Targets
+from pulque.client.routes import NoRouteError, Targets
 from pulque.errors import (
     DisconnectedError,
     ErrorCode,
@@ -507,15 +508,19 @@ def test_an_expired_batch_says_whether_it_was_sent(clock: ManualTime) -> None:
     sent = core.add("a", b"1")
     list(send_all(core, clock))
     unsent = core.add("a", b"2")
-    core.dispatch.problem = "nobody there"
+    core.dispatch.problem = DisconnectedError("nobody there")
 
     clock.now += TIMEOUT
     is_overdue = core.dispatch.expire(clock.now)
 
     assert is_overdue
-    assert isinstance(sent.exception(), RequestTimeoutError)
-    assert "unknown" in str(sent.exception())
-    assert "never sent (nobody there)" in str(unsent.exception())
+    lost, never = sent.exception(), unsent.exception()
+    assert isinstance(lost, DisconnectedError)
+    assert not lost.outcome_known
+    assert "unknown" in str(lost)
+    assert isinstance(never, DisconnectedError)
+    assert never.outcome_known
+    assert re.search(r"nobody there .* it was never sent", str(never))
 
 
 def test_an_answer_that_makes_no_sense_fails_its_messages(clock: ManualTime) -> None:
@@ -572,7 +577,7 @@ def test_a_message_that_is_none_among_many_is_told_with_its_place(clock: ManualT
     core = make_core(clock)
 
     with pytest.raises(UsageError) as caught:
-        list(core.add_in_steps("a", [b"0", Outgoing(b"1"), "2"]))  # type: ignore[list-item]
+        list(core.add_in_steps("a", [b"0", Outgoing(b"1"), object()]))
 
     assert caught.value.__notes__ == ["2 of 3 messages were taken in"]
 

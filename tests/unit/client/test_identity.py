@@ -1,6 +1,7 @@
 """A consumer's id is the same after a restart, and never the same for two that run."""
 
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -8,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+import pulque
 from pulque.client.identity import STATE_VARIABLE, Identity, application_name, state_folder
 from pulque.errors import InvalidNameError
+from pulque.testing.broker import InProcessBroker
 
 
 def take(folder: Path, **changes: str) -> Identity:
@@ -43,7 +46,9 @@ def test_the_incarnation_grows_though_the_clock_was_set_back(tmp_path: Path) -> 
     (slot,) = (tmp_path / "consumers").iterdir()
     slot.write_text("99999999999999")
 
-    assert take(tmp_path).incarnation == 100000000000000
+    again = take(tmp_path)
+    assert again.incarnation == 100000000000000
+    again.release()
 
 
 def test_a_slot_with_nonsense_in_it_is_used(tmp_path: Path) -> None:
@@ -51,7 +56,9 @@ def test_a_slot_with_nonsense_in_it_is_used(tmp_path: Path) -> None:
     (slot,) = (tmp_path / "consumers").iterdir()
     slot.write_text("nonsense")
 
-    assert take(tmp_path).incarnation > 0
+    again = take(tmp_path)
+    assert again.incarnation > 0
+    again.release()
 
 
 def test_the_folder_is_for_its_owner_only(tmp_path: Path) -> None:
@@ -67,6 +74,8 @@ def test_names_that_are_long_or_strange_make_valid_ids(tmp_path: Path) -> None:
 
     assert len(identity.consumer) <= 255
     assert identity.consumer != other.consumer
+    identity.release()
+    other.release()
 
 
 def test_without_a_folder_the_id_is_random(
@@ -156,3 +165,142 @@ def test_processes_have_ids_of_their_own_and_a_killed_one_frees_its_slot(tmp_pat
 
     assert first_id != second_id
     assert third_id == first_id
+
+
+def test_two_state_folders_of_one_host_give_different_ids(tmp_path: Path) -> None:
+    first, second = take(tmp_path / "a"), take(tmp_path / "b")
+
+    assert first.consumer != second.consumer
+    first.release()
+    second.release()
+
+
+def test_consumers_with_two_state_folders_do_not_fence_each_other(
+    pulque_broker: InProcessBroker, tmp_path: Path
+) -> None:
+    def connect(folder: str) -> pulque.Client:
+        return pulque.connect(pulque_broker.url, name="shop", state_dir=tmp_path / folder)
+
+    with (
+        connect("a") as one,
+        connect("b") as other,
+        one.consumer("orders", group="kitchen") as first,
+        other.consumer("orders", group="kitchen") as second,
+    ):
+        one.send("orders", b"one")
+        (message,) = first.pull(1, timeout=10)
+        one.send("orders", b"two")
+        (another,) = second.pull(1, timeout=10)
+        message.ack()
+        another.ack()
+        first.settle()
+        second.settle()
+        assert {message.body, another.body} == {b"one", b"two"}
+
+
+def test_a_copy_of_a_state_folder_gives_another_id(tmp_path: Path) -> None:
+    """As in a container image that has the folder of a first run in it."""
+    take(tmp_path / "image").release()
+    for name in ("a", "b"):
+        shutil.copytree(tmp_path / "image", tmp_path / name)
+    running = [take(tmp_path / name) for name in ("image", "a", "b")]
+
+    assert len({each.consumer for each in running}) == 3
+    for each in running:
+        each.release()
+
+
+def test_a_copy_keeps_its_own_id_over_restarts(tmp_path: Path) -> None:
+    take(tmp_path / "image").release()
+    shutil.copytree(tmp_path / "image", tmp_path / "a")
+    first = take(tmp_path / "a")
+    first.release()
+
+    again = take(tmp_path / "a")
+    assert again.consumer == first.consumer
+    again.release()
+
+
+def test_a_copy_does_not_take_over_what_the_first_kept(tmp_path: Path) -> None:
+    first = take(tmp_path / "image")
+    first.release()
+    shutil.copytree(tmp_path / "image", tmp_path / "a")
+    copy = take(tmp_path / "a")
+
+    assert copy.stem is not None
+    assert first.stem is not None
+    assert copy.stem.name != first.stem.name
+    copy.release()
+
+
+def test_ids_differ_where_copies_cannot_be_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on two snapshots of one disk, where the files have the same inodes."""
+    monkeypatch.setattr("pulque.client.identity._place_of", lambda _: "17")
+    take(tmp_path / "image").release()
+    shutil.copytree(tmp_path / "image", tmp_path / "a")
+    first, second = take(tmp_path / "image"), take(tmp_path / "a")
+
+    assert first.consumer != second.consumer
+    first.release()
+    second.release()
+
+
+def test_containers_of_one_image_have_different_ids(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their files have the image's inodes, and each container has a device of its own."""
+    inodes: list[float] = []
+
+    def as_in(container: str, device: int) -> Identity:
+        mounts = tmp_path / f"mounts-{container}"
+        mounts.write_text(f"36 35 0:{device} / / rw - overlay overlay rw\n")
+        monkeypatch.setattr("pulque.client.identity._MOUNTS", mounts)
+        real = os.fstat
+
+        def fstat(descriptor: int) -> os.stat_result:
+            values = list(real(descriptor))
+            inodes.append(values[stat.ST_INO])
+            values[stat.ST_INO] = inodes[0]
+            values[stat.ST_DEV] = os.makedev(0, device)
+            return os.stat_result(values)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "fstat", fstat)
+            return take(tmp_path / container)
+
+    as_in("image", 40).release()
+    for name in ("a", "b"):
+        shutil.copytree(tmp_path / "image", tmp_path / name)
+    ids = [as_in(name, device) for name, device in (("a", 41), ("b", 42))]
+    for each in ids:
+        each.release()  # in separate network namespaces no name would be taken
+    assert len({str(each.consumer) for each in ids}) == 2
+    again = as_in("a", 41)
+    assert again.consumer == ids[0].consumer
+    again.release()
+
+
+def test_consumers_with_copies_of_a_state_folder_do_not_fence_each_other(
+    pulque_broker: InProcessBroker, tmp_path: Path
+) -> None:
+    def connect(folder: str) -> pulque.Client:
+        return pulque.connect(pulque_broker.url, name="shop", state_dir=tmp_path / folder)
+
+    with connect("image") as client:
+        client.send_many("orders", [b"one", b"two"])
+        client.consumer("orders", group="kitchen").close()
+    shutil.copytree(tmp_path / "image", tmp_path / "a")
+    with (
+        connect("image") as one,
+        connect("a") as other,
+        one.consumer("orders", group="kitchen") as first,
+        other.consumer("orders", group="kitchen") as second,
+    ):
+        messages = [*first.pull(1, timeout=10), *second.pull(1, timeout=10)]
+        for message in messages:
+            message.ack()
+        first.settle()
+        second.settle()
+        assert sorted(message.body for message in messages) == [b"one", b"two"]

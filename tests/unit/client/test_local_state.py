@@ -21,6 +21,7 @@ from pulque.model.names import ConsumerId, Group, PartitionName
 from pulque.model.positions import Epoch, PullSequence, StartCount, Tenure
 from pulque.testing.broker import InProcessBroker
 from pulque.wire.responses import Pulled, State
+from tests.nothing import check_nothing_comes
 
 
 @pytest.fixture
@@ -322,7 +323,7 @@ class TestNacks:
             assert again.attempt == 2
             again.ack()
             consumer.settle()
-            assert consumer.pull(timeout=0.1) == []
+            check_nothing_comes(client, consumer)
             assert client.status()["deliveries_nacked"] == 0
         assert spooled(state) == []
 

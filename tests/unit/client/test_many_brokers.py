@@ -25,16 +25,22 @@ from pulque.client.pending import PendingSend
 from pulque.client.receipt import Outgoing
 from pulque.client.route_table import RouteKey, RouteTable
 from pulque.client.routes import Targets
-from pulque.errors import ErrorCode, OverloadedError
+from pulque.errors import ErrorCode, NotAllowedError, OverloadedError
 from pulque.model.names import PartitionName, Pattern
 from pulque.model.routes import PartitionRoute, Route, Slots
 from pulque.wire.requests import Send
 from pulque.wire.responses import Sent
-from tests.unit.client.test_dispatch import TIMEOUT, ManualTime, ModelBroker, make_core
+from tests.unit.client.test_dispatch import (
+    TIMEOUT,
+    ManualTime,
+    ModelBroker,
+    make_core,
+    messages_in,
+)
 
 GROUPS = ("g0", "g1", "g2")
 Asked = tuple[str, int, int, Send]
-Answered = tuple[str, int, int, Sent]
+Answered = tuple[str, int, int, Send, Sent]
 
 
 def targets_of(
@@ -79,6 +85,8 @@ class Spreading(RuleBasedStateMachine):
         self.connections: Counter[str] = Counter()
         self.sent: dict[bytes, PendingSend] = {}
         self.told: dict[bytes, int] = defaultdict(int)
+        self.refused: set[bytes] = set()
+        """For good. One whose batch was divided is told when all pieces have their outcome."""
         self.requests = 0
 
     def _dispatch(self, place: str) -> Dispatch | None:
@@ -125,13 +133,18 @@ class Spreading(RuleBasedStateMachine):
         if sent is None:
             return None
         place, connection, request_id, request = sent
-        return place, connection, request_id, self.brokers[place].handle(request, code)
+        return place, connection, request_id, request, self.brokers[place].handle(request, code)
 
     @rule(answer=consumes(answers))
     def answer(self, answer: Answered | None) -> None:
         if answer is not None and answer[1] == self.connections[answer[0]]:
             dispatch = self.core.dispatches[answer[0]]
-            dispatch.answered(answer[2], answer[3], self.clock.now)
+            for (partition, data), outcome in zip(
+                answer[3].batches, answer[4].outcomes, strict=True
+            ):
+                if outcome.code is ErrorCode.NOT_ALLOWED:
+                    self.refused.update(each.body for each in messages_in(partition, bytes(data)))
+            dispatch.answered(answer[2], answer[4], self.clock.now)
             self._tell()
 
     @rule(sent=consumes(wire))
@@ -159,7 +172,7 @@ class Spreading(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.001, 0.01, 1.0, 5.0, TIMEOUT]))
     def pass_time(self, seconds: float) -> None:
         self.clock.now += seconds
-        for dispatch in self.core.dispatches.values():
+        for dispatch in list(self.core.dispatches.values()):
             dispatch.expire(self.clock.now)
         self._tell()
 
@@ -189,21 +202,24 @@ class Spreading(RuleBasedStateMachine):
             assert (self.core.buffered == 0) == is_done
 
     def teardown(self) -> None:
-        """With brokers that do their work, everything that is left is confirmed."""
+        """With brokers that do their work, all that is left and was not refused is confirmed."""
         if not hasattr(self, "core"):
             return
-        left = [pending for pending in self.sent.values() if not pending.done()]
+        left = {body: each for body, each in self.sent.items() if not each.done()}
         self.core.close()
         for place, dispatch in list(self.core.dispatches.items()):
             self.connections[place] += 1
             dispatch.disconnected()
         for _ in range(1000):
-            if all(pending.done() for pending in left):
+            if all(pending.done() for pending in left.values()):
                 break
             for place, dispatch in list(self.core.dispatches.items()):
                 self._work(place, dispatch)
             self.clock.now += 0.01
-        assert all(pending.done() and pending.exception() is None for pending in left)
+        for body, pending in left.items():
+            assert pending.done()
+            kind = NotAllowedError if body in self.refused else type(None)
+            assert isinstance(pending.exception(), kind)
         self.outcomes_come_once_and_are_true()
 
     def _work(self, place: str, dispatch: Dispatch) -> None:
@@ -240,7 +256,7 @@ def take(core: OutgoingCore[PendingSend], clock: ManualTime) -> dict[str, list[b
     return found
 
 
-@pytest.mark.accepts("002-21", "004-34")
+@pytest.mark.accepts("002-20", "002-21", "004-34")
 def test_a_batch_to_one_broker_the_next_batch_to_the_next(clock: ManualTime) -> None:
     core = core_of(clock, targets_of())
     for number in range(24):
@@ -269,7 +285,6 @@ def test_order_keys_stay_with_their_broker_and_in_order(clock: ManualTime) -> No
     assert len(set(where.values())) > 1
 
 
-@pytest.mark.accepts("002-20")
 def test_what_was_never_sent_goes_to_others_and_is_not_doubled(clock: ManualTime) -> None:
     core = core_of(clock, targets_of())
     pendings = [core.add("s", b"%d" % number) for number in range(12)]

@@ -156,7 +156,7 @@ def test_a_broker_that_stays_away_gives_every_message_its_error(
         promises = [producer.send("orders", b"x") for _ in range(10)]
         errors = [pending.exception(LIMIT) for pending in promises]
 
-    assert all(isinstance(error, RequestTimeoutError) for error in errors)
+    assert all(isinstance(error, DisconnectedError) for error in errors)
     assert f"127.0.0.1:{broker.port}" in str(errors[0])
 
 

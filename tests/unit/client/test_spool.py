@@ -12,6 +12,7 @@ from pulque.model.message import Message, StoredBatch
 from pulque.model.names import PartitionName
 from pulque.model.pack import BatchPacker, encode_headers
 from pulque.model.positions import ConsumeSequence, Epoch, StartCount, Tenure
+from tests.unit.client.durable import DurableFolders
 
 ORDERS = PartitionName("orders")
 
@@ -139,3 +140,60 @@ def test_a_failed_write_leaves_no_half_record(
 
     assert spool.put([nack(2)]) == 1
     assert Spool(tmp_path / "nacks").read() == [nack(0), nack(2)]
+
+
+def after_power_cut(durable: DurableFolders, folder: Path) -> list[SpooledNack]:
+    """Return what is read after the power failed now."""
+    left = folder.with_name("left")
+    left.mkdir(exist_ok=True)
+    for name in os.listdir(left):
+        (left / name).unlink()
+    for name, contents in durable.left_in(folder).items():
+        (left / name).write_bytes(contents)
+    return Spool(left / "nacks").read()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    found = tmp_path / "state"
+    found.mkdir()
+    return found
+
+
+def test_what_is_safe_survives_a_power_cut(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    durable = DurableFolders(monkeypatch)
+    spool = Spool(folder / "nacks")
+    for number in range(3):
+        assert spool.put([nack(number)]) == 1
+        assert after_power_cut(durable, folder) == [nack(n) for n in range(number + 1)]
+    spool.clear()
+    assert spool.put([nack(9)]) == 1
+    assert after_power_cut(durable, folder) == [nack(9)]
+
+
+def test_a_file_whose_name_was_not_synced_is_not_safe_until_it_is(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    durable = DurableFolders(monkeypatch)
+    spool = Spool(folder / "nacks")
+    durable.failure = OSError(5, "Input/output error")
+    with pytest.raises(OSError, match="Input/output error"):
+        spool.put([nack(0)])
+
+    assert spool.put([nack(1)]) == 1
+    assert after_power_cut(durable, folder) == [nack(1)]
+
+
+def test_what_a_killed_process_left_without_a_durable_name_gets_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    durable = DurableFolders(monkeypatch)
+    killed = Spool(folder / "nacks")
+    durable.failure = OSError(5, "killed before the folder was synced")
+    with pytest.raises(OSError, match="killed"):
+        killed.put([nack(0)])
+    spool = Spool(folder / "nacks")
+    assert spool.read() == [nack(0)]
+
+    assert spool.put([nack(1)]) == 1
+    assert after_power_cut(durable, folder) == [nack(0), nack(1)]

@@ -6,6 +6,8 @@ and requests of theirs arrive after they are gone. Brokers deduplicate as they d
 """
 
 from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
 from random import Random
 
 import hypothesis.strategies as st
@@ -18,7 +20,8 @@ from pulque.client.options import send_options
 from pulque.client.pending import PendingSend
 from pulque.client.receipt import Outgoing
 from pulque.client.routes import Targets
-from pulque.client.send_spool import SendSpool
+from pulque.client.send_spool import KeptMessage, SendSpool
+from pulque.client.spool_files import Folder, SpoolFiles
 from pulque.client.spooling import SpoolingCore, is_stored
 from pulque.errors import ErrorCode, FencedError, SpoolFullError, StorageError
 from pulque.model.batch import read_header
@@ -28,6 +31,7 @@ from pulque.model.routes import Slots
 from pulque.rules.dedup import Dedup
 from pulque.testing.files import Cut, MemoryFileSystem
 from pulque.wire.responses import Outcome
+from tests.unit.client.durable import DurableFolders
 from tests.unit.client.test_dispatch import TIMEOUT, ManualTime, messages_in
 from tests.unit.client.test_strict_sending import KEYS, SplittingBroker, StrictSending
 
@@ -86,9 +90,7 @@ def make_spooling(
     )
 
 
-def open_spool(
-    files: MemoryFileSystem, *, limit: int = LIMIT, is_synced: bool = True
-) -> SendSpool:
+def open_spool(files: SpoolFiles, *, limit: int = LIMIT, is_synced: bool = True) -> SendSpool:
     return SendSpool(files, limit=limit, is_synced=is_synced, now_ms=lambda: 1000)
 
 
@@ -189,6 +191,108 @@ def send_all(core: SpoolingCore[PendingSend], broker: NamingBroker, clock: Manua
         request = core.dispatch.request(batches, clock.now)
         core.dispatch.sent(number, batches)
         core.dispatch.answered(number, broker.handle(request, ErrorCode.NONE), clock.now)
+
+
+def kept_bodies(files: MemoryFileSystem) -> list[bytes]:
+    """Return what a spool has after the power failed now."""
+    left = files.after_power_cut(files.operations, Cut.LOST, Random(1))
+    return [message.body for _, message in open_spool(left).messages()]
+
+
+WAYS: dict[str, Callable[[SpoolingCore[PendingSend]], object]] = {
+    "add": lambda core: [core.add("a", body) for body in (b"0", b"1")],
+    "add_keyed": lambda core: [core.add_keyed("a", body, "anna") for body in (b"0", b"1")],
+    "add_message": lambda core: [core.add_message("a", Outgoing(each)) for each in (b"0", b"1")],
+    "add_many": lambda core: core.add_many("a", [b"0", b"1"]),
+    "add_in_steps": lambda core: list(core.add_in_steps("a", [b"0", Outgoing(b"1")])),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_was_taken_in_survives_a_power_cut_whichever_way_it_came(way: str) -> None:
+    files, clock, broker = MemoryFileSystem(), ManualTime(), NamingBroker()
+    core = make_spooling(open_spool(files), clock)
+    core.add_way("a", Targets(broker.route()))
+    WAYS[way](core)
+
+    assert kept_bodies(files) == [b"0", b"1"]
+
+
+@pytest.mark.parametrize("is_in_steps", [False, True])
+def test_what_came_before_one_that_is_refused_survives_a_power_cut(*, is_in_steps: bool) -> None:
+    files, clock, broker = MemoryFileSystem(), ManualTime(), NamingBroker()
+    core = make_spooling(open_spool(files, limit=300), clock)
+    core.add_way("a", Targets(broker.route()))
+    bodies = [b"0" * 200, b"1" * 200, b"2"]
+    with pytest.raises(SpoolFullError):
+        _ = list(core.add_in_steps("a", bodies)) if is_in_steps else core.add_many("a", bodies)
+
+    assert kept_bodies(files) == bodies[:2]
+
+
+def test_what_was_decided_survives_a_power_cut_before_anything_new_is_sent() -> None:
+    """Else it would be asked about again, when the broker has forgotten it for newer batches."""
+    files, clock, broker = MemoryFileSystem(), ManualTime(), NamingBroker()
+    core = make_spooling(open_spool(files), clock)
+    core.add_way("a", Targets(broker.route()))
+    core.add("a", b"0")
+    core.flush()
+    batches = core.dispatch.take(clock.now)
+    broker.handle(core.dispatch.request(batches, clock.now), ErrorCode.NONE)  # and is killed
+
+    core = make_spooling(open_spool(files), clock)
+    core.add_way("a", Targets(broker.route()))
+    ((_, note),) = core.undecided()
+    answer = broker.handle(core.question(note, 1.0), ErrorCode.NONE)
+    core.decide(note, is_stored=is_stored(answer))
+    core.resume()
+
+    assert kept_bodies(files) == []
+
+
+@pytest.mark.parametrize("cut", list(Cut))
+def test_what_is_kept_survives_a_power_cut_while_the_file_is_written_anew(cut: Cut) -> None:
+    files = MemoryFileSystem()
+    spool = open_spool(files, limit=10_000_000)
+
+    def keep(body: bytes) -> int:
+        number = spool.keep(KeptMessage("a", body, bytes(16), 0))
+        spool.settle()
+        return number
+
+    keep(b"stays")
+    began = files.operations
+    sizes = [0]
+    while sizes[-1] >= sizes[-2:][0]:
+        spool.done([keep(b"x" * 400_000)])
+        sizes.append(sum(map(len, files.contents().values())))
+    written_anew = files.operations
+    keep(b"later")
+
+    bodies: set[bytes] = set()
+    for at in range(began, files.operations + 1):
+        left = files.after_power_cut(at, cut, Random(at))
+        bodies = {message.body for _, message in open_spool(left).messages()}
+        assert b"stays" in bodies, f"{cut} after {at}: {files.operation(at - 1)}"
+    assert b"later" in bodies, f"it was kept after {written_anew}"
+
+
+def test_what_a_real_folder_keeps_survives_a_power_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    durable = DurableFolders(monkeypatch)
+    clock, broker = ManualTime(), NamingBroker()
+    core = make_spooling(open_spool(Folder(tmp_path / "spool")), clock)
+    core.add_way("a", Targets(broker.route()))
+    core.add_many("a", [b"0", b"1"])
+    left = tmp_path / "left"
+    left.mkdir()
+    for name, contents in durable.left_in(tmp_path / "spool").items():
+        (left / name).write_bytes(contents)
+
+    spool = open_spool(Folder(left))
+    assert [message.body for _, message in spool.messages()] == [b"0", b"1"]
+    assert not spool.notes()
 
 
 def test_all_that_a_message_has_survives() -> None:

@@ -9,6 +9,7 @@ import pytest
 from pulque.dedup import MemoryChecker
 from pulque.errors import UnavailableError, UsageError
 from pulque.model.message import Message
+from tests.forks import in_child
 
 NewMessage = Callable[[], Message]
 
@@ -106,3 +107,16 @@ def test_what_is_old_is_forgotten(message: Message) -> None:
 def test_what_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="more than 0"):
         MemoryChecker(**wrong)
+
+
+def test_a_child_of_fork_waits_for_no_thread_of_its_parent(new_message: NewMessage) -> None:
+    checker = MemoryChecker()
+    begun, handled = new_message(), new_message()
+    assert checker.begin(begun)
+    assert handles(checker, handled)
+
+    with checker._lock:  # noqa: SLF001  # as another thread may
+        # What another thread has begun is begun in the parent alone.
+        assert in_child(lambda: (checker.begin(begun), checker.begin(handled))) == (True, False)
+    with pytest.raises(UnavailableError, match="another thread"):
+        checker.begin(begun)

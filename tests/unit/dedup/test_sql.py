@@ -3,15 +3,29 @@
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Column, Engine, Integer, MetaData, String, Table, func, insert, select
+from sqlalchemy import (
+    Column,
+    Engine,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    create_engine,
+    func,
+    insert,
+    select,
+)
+from sqlalchemy.pool import NullPool
 
 from pulque.dedup import sql
 from pulque.dedup.sql import SqlChecker
 from pulque.errors import InvalidNameError, UnavailableError, UsageError
 from pulque.model.message import Message
+from tests.forks import in_child
 
 NewMessage = Callable[[], Message]
 
@@ -227,6 +241,9 @@ class TestInTheTransactionOfTheWork:
         assert outcome == [True]
         assert sold(engine) == 1
 
+    # Python's driver for SQLite begins no transaction before a savepoint.
+    @pytest.mark.server
+    @pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
     def test_a_database_that_knows_no_better_is_asked_with_a_savepoint(
         self,
         engine: Engine,
@@ -234,8 +251,6 @@ class TestInTheTransactionOfTheWork:
         message: Message,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        if engine.dialect.name == "sqlite":
-            pytest.skip("Python's driver for SQLite begins no transaction before a savepoint")
         monkeypatch.setattr(sql, "_INSERTS", {})
 
         assert sell(engine, checker, message)
@@ -262,3 +277,23 @@ class TestBadInput:
     def test_the_group_must_be_one(self, engine: Engine) -> None:
         with pytest.raises(InvalidNameError):
             SqlChecker(engine, group="no spaces")
+
+
+def test_a_child_of_fork_waits_for_no_thread_of_its_parent(
+    tmp_path: Path, new_message: NewMessage
+) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path / 'shop.db'}", poolclass=NullPool)
+    checker = SqlChecker(engine, group="ticketing")
+    checker.create_table()
+    begun, new = new_message(), new_message()
+    assert checker.begin(begun)
+
+    def handle() -> bool:
+        checker.give_up(begun)  # the parent's, who goes on with it
+        return handles(checker, new)
+
+    with checker._lock:  # noqa: SLF001  # as another thread may
+        assert in_child(handle)
+    with pytest.raises(UnavailableError, match="being handled"):
+        checker.begin(begun)
+    assert not handles(checker, new)

@@ -1,0 +1,459 @@
+"""Every way to send ends with the broker's last reason, its code, and whether it is definite."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import pytest
+
+import pulque
+from pulque import aio
+from pulque.cli.app import run
+from pulque.cli.options import Tools
+from pulque.errors import (
+    DisconnectedError,
+    InvalidNameError,
+    InvalidRequestError,
+    MessageTooLargeError,
+    NoDelayServerError,
+    NotAllowedError,
+    OverloadedError,
+    PulqueError,
+    ReadOnlyError,
+    RequestTimeoutError,
+    StorageFullError,
+    UnavailableError,
+    UnknownSubjectError,
+)
+from pulque.wire import requests
+from tests.unit.client.fake_broker import Drop, FakeBroker, Silence
+from tests.unit.client.fake_cluster import FakeCluster
+from tests.unit.client.fake_delay import FakeDelay, delayed_routes
+
+TIMEOUT = 0.3
+Shell = Callable[..., None]
+LATER = {"delay": 3600.0}
+
+
+def many(parts: dict[str, Any]) -> list[object]:
+    return [pulque.Outgoing(body, **parts) if parts else body for body in (b"tea", b"milk")]
+
+
+def blocking_send(url: str, **parts: Any) -> None:
+    with pulque.connect(url, timeout=TIMEOUT) as client:
+        client.send("orders", b"tea", **parts)
+
+
+def blocking_send_with_key(url: str, **parts: Any) -> None:
+    with pulque.connect(url, timeout=TIMEOUT) as client:
+        client.send("orders", b"tea", key="k", **parts)
+
+
+def blocking_send_many(url: str, **parts: Any) -> None:
+    with pulque.connect(url, timeout=TIMEOUT) as client:
+        client.send_many("orders", many(parts))
+
+
+def producer_send(url: str, **parts: Any) -> None:
+    with pulque.connect(url, timeout=TIMEOUT) as client, client.producer() as producer:
+        producer.send("orders", b"tea", **parts).result()
+
+
+def producer_send_many(url: str, **parts: Any) -> None:
+    with pulque.connect(url, timeout=TIMEOUT) as client, client.producer() as producer:
+        producer.send_many("orders", many(parts)).result()
+
+
+def asyncio_send(url: str, **parts: Any) -> None:
+    async def main() -> None:
+        async with aio.connect(url, timeout=TIMEOUT) as client:
+            await client.send("orders", b"tea", **parts)
+
+    asyncio.run(main())
+
+
+def asyncio_send_many(url: str, **parts: Any) -> None:
+    async def main() -> None:
+        async with aio.connect(url, timeout=TIMEOUT) as client:
+            await client.send_many("orders", many(parts))
+
+    asyncio.run(main())
+
+
+def asyncio_producer(url: str, **parts: Any) -> None:
+    async def main() -> None:
+        async with aio.connect(url, timeout=TIMEOUT) as client, client.producer() as producer:
+            await (await producer.send("orders", b"tea", **parts))
+
+    asyncio.run(main())
+
+
+def asyncio_producer_many(url: str, **parts: Any) -> None:
+    async def main() -> None:
+        async with aio.connect(url, timeout=TIMEOUT) as client, client.producer() as producer:
+            await (await producer.send_many("orders", many(parts))).result()
+
+    asyncio.run(main())
+
+
+def app_send(url: str, **parts: Any) -> None:
+    app = pulque.App(url, timeout=TIMEOUT, grace=0)
+
+    @app.subscribe("other", group="g")
+    async def handle(message: pulque.ReceivedMessage) -> None: ...
+
+    async def main() -> None:
+        async with app:
+            await app.send("orders", b"tea", **parts)
+
+    asyncio.run(main())
+
+
+def app_send_blocking(url: str, **parts: Any) -> None:
+    app = pulque.App(url, timeout=TIMEOUT, grace=0)
+
+    @app.subscribe("other", group="g")
+    async def handle(message: pulque.ReceivedMessage) -> None: ...
+
+    async def main() -> None:
+        async with app:
+            await asyncio.to_thread(app.send_blocking, "orders", b"tea", **parts)
+
+    asyncio.run(main())
+
+
+SHELLS = [
+    blocking_send,
+    blocking_send_with_key,
+    blocking_send_many,
+    producer_send,
+    producer_send_many,
+    asyncio_send,
+    asyncio_send_many,
+    asyncio_producer,
+    asyncio_producer_many,
+    app_send,
+    app_send_blocking,
+]
+REFUSALS = [
+    ReadOnlyError("subject orders is read-only: it takes no sends"),
+    ReadOnlyError("broker b is being drained: it takes no sends"),
+    StorageFullError("12 bytes are free"),
+    OverloadedError("1 byte waits for the disk"),
+]
+
+
+FINAL = [
+    MessageTooLargeError("a message of 5 bytes; at most 4 are allowed"),
+    InvalidNameError("subject 'orders' is not allowed here"),
+    UnknownSubjectError("there is no subject orders, and a first send does not create one"),
+    NotAllowedError("acks=replica wants a broker with followers, and this one stands alone"),
+]
+
+
+@contextmanager
+def lone() -> Iterator[tuple[str, list[FakeBroker]]]:
+    with FakeBroker() as broker:
+        yield broker.url, [broker]
+
+
+@contextmanager
+def two_of_a_cluster() -> Iterator[tuple[str, list[FakeBroker]]]:
+    with FakeCluster(2) as cluster:
+        yield cluster.url, cluster.brokers
+
+
+@pytest.fixture(params=[lone, two_of_a_cluster])
+def brokers(request: pytest.FixtureRequest) -> Iterator[tuple[str, list[FakeBroker]]]:
+    with ExitStack() as stack:
+        yield stack.enter_context(request.param())
+
+
+def fail_sends(brokers: Sequence[FakeBroker], *faults: BaseException) -> None:
+    """Have each broker's sends fail with these in turn, and with the last one from then on."""
+    for broker in brokers:
+        broker.fault = _Failing(faults)
+
+
+class _Failing:
+    def __init__(self, faults: tuple[BaseException, ...]) -> None:
+        self._left = list(faults)
+
+    def __call__(self, request: requests.Request) -> None:
+        if isinstance(request, requests.Send):
+            raise self._left.pop(0) if len(self._left) > 1 else self._left[0]
+
+
+@pytest.mark.parametrize("refusal", REFUSALS, ids=["read-only", "drained", "full", "overloaded"])
+@pytest.mark.parametrize("shell", SHELLS, ids=lambda shell: shell.__name__)
+def test_a_refusal_is_told_as_it_is(
+    brokers: tuple[str, list[FakeBroker]], shell: Shell, refusal: PulqueError
+) -> None:
+    url, servers = brokers
+    fail_sends(servers, refusal)
+
+    with pytest.raises(type(refusal)) as caught:
+        shell(url)
+
+    assert caught.value.code == refusal.code
+    assert caught.value.outcome_known
+    assert str(refusal) in str(caught.value)
+    assert "it had no effect" in str(caught.value)
+
+
+@pytest.mark.parametrize("refusal", FINAL, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("shell", SHELLS, ids=lambda shell: shell.__name__)
+def test_what_can_never_be_is_told_at_once(
+    brokers: tuple[str, list[FakeBroker]], shell: Shell, refusal: PulqueError
+) -> None:
+    url, servers = brokers
+    fail_sends(servers, refusal)
+
+    with pytest.raises(type(refusal)) as caught:
+        shell(url)
+
+    assert caught.value.code == refusal.code
+    assert caught.value.outcome_known
+    assert str(refusal) in str(caught.value)
+    asked = [each for broker in servers for each in broker.seen(requests.Send)]
+    assert len(asked) <= len(servers), "it was repeated, although it can never be"
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=lambda shell: shell.__name__)
+def test_a_refusal_after_a_lost_answer_leaves_the_outcome_open(
+    brokers: tuple[str, list[FakeBroker]], shell: Shell
+) -> None:
+    url, servers = brokers
+    fail_sends(servers, Drop(handled=True), REFUSALS[0])
+
+    with pytest.raises(RequestTimeoutError) as caught:
+        shell(url)
+
+    assert not caught.value.outcome_known
+    assert "the outcome is unknown" in str(caught.value)
+    assert "ReadOnlyError (code 36): subject orders is read-only" in str(caught.value)
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=lambda shell: shell.__name__)
+def test_a_broker_that_lost_its_followers_is_quoted_and_leaves_the_outcome_open(
+    brokers: tuple[str, list[FakeBroker]], shell: Shell
+) -> None:
+    url, servers = brokers
+    short = "1 brokers of group b are in sync, and 2 have to be (replication.min_in_sync)"
+    fail_sends(
+        servers,
+        UnavailableError(f"whether it will be kept is not known: {short}"),
+        ReadOnlyError(short),
+    )
+
+    with pytest.raises(UnavailableError) as caught:
+        shell(url)
+
+    assert not caught.value.outcome_known
+    assert "the outcome is unknown" in str(caught.value)
+    assert f"ReadOnlyError (code 36): {short}" in str(caught.value)
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=lambda shell: shell.__name__)
+def test_no_answer_at_all_leaves_the_outcome_open(
+    brokers: tuple[str, list[FakeBroker]], shell: Shell
+) -> None:
+    url, servers = brokers
+    fail_sends(servers, Silence())
+
+    with pytest.raises(RequestTimeoutError) as caught:
+        shell(url)
+
+    assert not caught.value.outcome_known
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=lambda shell: shell.__name__)
+def test_what_reached_nobody_was_never_sent(shell: Shell) -> None:
+    with FakeCluster(1) as cluster:
+        cluster.kill(0)
+
+        with pytest.raises(DisconnectedError, match="never sent") as caught:
+            shell(cluster.url)
+
+    assert caught.value.outcome_known
+    assert type(caught.value) is DisconnectedError
+
+
+@pytest.mark.parametrize("parts", [{}, LATER], ids=["now", "later"])
+@pytest.mark.parametrize("shell", SHELLS, ids=lambda shell: shell.__name__)
+def test_what_has_nowhere_to_go_was_never_sent(shell: Shell, parts: dict[str, Any]) -> None:
+    def refuse(request: requests.Request) -> None:
+        if isinstance(request, requests.Route):
+            raise UnavailableError("no broker takes messages now")
+
+    with FakeCluster(1) as cluster:
+        cluster.meta.fault = refuse
+
+        with pytest.raises(UnavailableError, match="no broker takes messages now") as caught:
+            shell(cluster.url, **parts)
+
+    assert caught.value.outcome_known
+    assert "it was never sent" in str(caught.value)
+
+
+def test_a_wait_that_ends_early_names_the_refusal() -> None:
+    with FakeBroker() as broker, pulque.connect(broker.url) as client:
+        fail_sends([broker], REFUSALS[0])
+        with client.producer(timeout=TIMEOUT) as producer:
+            pending = producer.send("orders", b"tea")
+            broker.wait_until(lambda: len(broker.seen(requests.Send)) > 1)
+
+            with pytest.raises(RequestTimeoutError, match=r"ReadOnlyError \(code 36\)") as caught:
+                pending.result(timeout=0.01)
+
+    assert not caught.value.outcome_known
+
+
+DELAY_REFUSALS = [
+    ReadOnlyError("delay server d is being drained: it takes no sends"),
+    StorageFullError("12 bytes are free"),
+]
+
+
+@pytest.fixture
+def delays() -> Iterator[tuple[str, list[FakeDelay]]]:
+    with FakeCluster(1) as cluster, FakeDelay("d0") as one, FakeDelay("d1") as other:
+        cluster.meta.delayed_routes = delayed_routes([one, other])
+        yield cluster.url, [one, other]
+
+
+@pytest.mark.parametrize("refusal", DELAY_REFUSALS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("shell", SHELLS, ids=lambda shell: shell.__name__)
+def test_a_refusal_of_what_is_due_later_is_told_as_it_is(
+    delays: tuple[str, list[FakeDelay]], shell: Shell, refusal: PulqueError
+) -> None:
+    url, servers = delays
+    fail_sends(servers, refusal)
+
+    with pytest.raises(type(refusal)) as caught:
+        shell(url, **LATER)
+
+    assert caught.value.code == refusal.code
+    assert caught.value.outcome_known
+    assert str(refusal) in str(caught.value)
+    assert "it had no effect" in str(caught.value)
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=lambda shell: shell.__name__)
+def test_what_can_never_be_due_later_is_told_at_once(
+    delays: tuple[str, list[FakeDelay]], shell: Shell
+) -> None:
+    url, servers = delays
+    fail_sends(servers, InvalidRequestError("due 3,600,000 ms ahead; at most 1 is allowed"))
+
+    with pytest.raises(InvalidRequestError, match="at most 1 is allowed") as caught:
+        shell(url, **LATER)
+
+    assert caught.value.outcome_known
+    assert sum(len(each.seen(requests.Send)) for each in servers) <= len(servers)
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=lambda shell: shell.__name__)
+def test_a_lost_answer_to_what_is_due_later_leaves_the_outcome_open(
+    delays: tuple[str, list[FakeDelay]], shell: Shell
+) -> None:
+    url, servers = delays
+    fail_sends(servers, Drop(handled=True), DELAY_REFUSALS[1])
+
+    with pytest.raises(RequestTimeoutError, match="the outcome is unknown") as caught:
+        shell(url, **LATER)
+
+    assert not caught.value.outcome_known
+    assert "StorageFullError (code 52): 12 bytes are free" in str(caught.value)
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=lambda shell: shell.__name__)
+def test_what_is_due_later_and_reached_no_delay_server_was_never_sent(
+    delays: tuple[str, list[FakeDelay]], shell: Shell
+) -> None:
+    url, servers = delays
+    for each in servers:
+        each.stop_listening()
+
+    with pytest.raises(DisconnectedError, match="never sent") as caught:
+        shell(url, **LATER)
+
+    assert caught.value.outcome_known
+
+
+@pytest.mark.parametrize("where", [lone, two_of_a_cluster])
+@pytest.mark.parametrize("shell", SHELLS, ids=lambda shell: shell.__name__)
+def test_a_delay_where_nobody_takes_delays_is_refused_at_once(
+    where: Callable[[], AbstractContextManager[tuple[str, list[FakeBroker]]]], shell: Shell
+) -> None:
+    with where() as (url, servers):
+        with pytest.raises(NoDelayServerError) as caught:
+            shell(url, **LATER)
+
+        assert caught.value.outcome_known
+        assert not any(each.seen(requests.Send) for each in servers)
+
+
+def command(url: str, *more: str) -> list[str]:
+    return ["send", "orders", *more, "--timeout", str(TIMEOUT), "--url", url]
+
+
+@pytest.mark.parametrize("more", [[], ["--count", "3"], ["--key", "k"]], ids=str)
+@pytest.mark.parametrize("refusal", [*REFUSALS, *FINAL], ids=lambda error: type(error).__name__)
+def test_the_command_tells_a_refusal_as_it_is(
+    brokers: tuple[str, list[FakeBroker]],
+    capsys: pytest.CaptureFixture[str],
+    refusal: PulqueError,
+    more: list[str],
+) -> None:
+    url, servers = brokers
+    fail_sends(servers, refusal)
+
+    code = run(command(url, "tea", *more), Tools(connect=pulque.connect))
+    assert code == (2 if isinstance(refusal, InvalidNameError) else 1)
+    found = capsys.readouterr().err
+    assert found.startswith(f"error: {type(refusal).__name__}: ")
+    assert str(refusal) in found
+    assert ("it had no effect" in found) == (refusal in REFUSALS)
+
+
+@pytest.mark.parametrize("count", ["1", "3"])
+def test_the_command_tells_a_refusal_of_what_is_due_later(
+    delays: tuple[str, list[FakeDelay]], capsys: pytest.CaptureFixture[str], count: str
+) -> None:
+    url, servers = delays
+    fail_sends(servers, *DELAY_REFUSALS)
+
+    found = run(
+        command(url, "tea", "--delay", "1h", "--count", count), Tools(connect=pulque.connect)
+    )
+    assert found == 1
+    text = capsys.readouterr().err
+    assert text.startswith("error: StorageFullError: 12 bytes are free")
+    assert "it had no effect" in text
+
+
+def test_the_command_says_that_nobody_takes_delays(capsys: pytest.CaptureFixture[str]) -> None:
+    with FakeBroker() as broker:
+        found = run(command(broker.url, "tea", "--delay", "1h"), Tools(connect=pulque.connect))
+    assert found == 1
+    assert capsys.readouterr().err.startswith("error: NoDelayServerError: ")
+
+
+def test_the_command_says_when_the_outcome_is_unknown(
+    brokers: tuple[str, list[FakeBroker]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    url, servers = brokers
+    fail_sends(servers, Silence())
+
+    assert run(command(url, "tea"), Tools(connect=pulque.connect)) == 3
+    assert "the outcome is unknown" in capsys.readouterr().err
+
+
+def test_the_command_says_when_nobody_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    with FakeCluster(1) as cluster:
+        cluster.kill(0)
+
+        assert run(command(cluster.url, "tea"), Tools(connect=pulque.connect)) == 3
+    assert capsys.readouterr().err.startswith("error: DisconnectedError: ")
