@@ -9,6 +9,7 @@ import pulque
 from pulque.admin.cluster import KnownServer
 from pulque.admin.context import Context
 from pulque.admin.definitions import changed_policies, export_definitions, import_definitions
+from pulque.admin.guard import ALIVE
 from pulque.admin.models import (
     ClusterShown,
     ConfigChange,
@@ -95,7 +96,7 @@ class HealthApi:
     def __init__(self, context: Context) -> None:
         self._cluster = context.cluster
         self.router = router = APIRouter(tags=["health"])
-        router.get("/healthz", summary="Does it live?")(self.alive)
+        router.get(ALIVE, summary="Does it live?")(self.alive)
         router.get("/readyz", summary="May it be asked?")(self.ready)
 
     async def alive(self) -> Health:

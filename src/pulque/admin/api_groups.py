@@ -9,6 +9,7 @@ from pulque.admin.changes import ask_those_concerned
 from pulque.admin.cluster import KnownServer
 from pulque.admin.context import Context
 from pulque.admin.groups import (
+    damaged_in,
     find_positions,
     lag_row,
     retry_settings,
@@ -95,7 +96,15 @@ class GroupsApi:
         some, following = cut(
             places, lambda place: (place[0].broker_group, place[1].partition), after, limit
         )
-        rows = await asyncio.gather(*(lag_row(self._context, *place) for place in some))
+        damaged = await damaged_in(self._context, (server for server, _ in some))
+        rows = await asyncio.gather(
+            *(
+                lag_row(
+                    self._context, server, found, damaged.get((server.name, found.partition), 0)
+                )
+                for server, found in some
+            )
+        )
         return LagPage(items=list(rows), next=following, unreachable=silent)
 
     async def change(self, group: GroupInPath, change: GroupChange) -> SettingsOfGroup:

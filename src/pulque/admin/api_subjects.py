@@ -10,6 +10,7 @@ from pulque.admin.models import (
     ORDER_NAMES,
     ORDERS,
     Extension,
+    Growth,
     Marks,
     NewSubject,
     Order,
@@ -79,9 +80,11 @@ class SubjectsApi:
         """Return one subject."""
         return _row(await self._find(subject))
 
-    async def extend(self, subject: SubjectInPath, extension: Extension) -> SubjectRow:
+    async def extend(self, subject: SubjectInPath, growth: Growth) -> SubjectRow:
         """Split partitions until so many take messages; those that are split are closed."""
-        found = await self._cluster.extend_subject(Subject(subject), extension.partitions)
+        found = await self._cluster.extend_subject(
+            Subject(subject), growth.partitions, growth.broker_groups
+        )
         return _row(found)
 
     async def merge(self, subject: SubjectInPath, extension: Extension) -> SubjectRow:

@@ -169,13 +169,20 @@ class Cluster(Protocol):
             NotAllowedError: It is none of those that are allowed, or there are too many.
         """
 
-    async def extend_subject(self, name: Subject, partitions: int) -> PlacedSubject:
+    async def extend_subject(
+        self, name: Subject, partitions: int, broker_groups: Sequence[str] = ()
+    ) -> PlacedSubject:
         """Split partitions, so that more take messages; never fewer.
+
+        Args:
+            name: Which subject.
+            partitions: How many are to take messages.
+            broker_groups: Where those go that are added; to where the subject is, if left out.
 
         Raises:
             UnknownSubjectError: There is no such subject.
             NotAllowedError: It has more than so many.
-            InvalidRequestError: It cannot have so many.
+            InvalidRequestError: It cannot have so many, or not there.
         """
 
     async def merge_subject(self, name: Subject, partitions: int) -> PlacedSubject:

@@ -15,7 +15,7 @@ from pulque.admin.models_groups import (
 )
 from pulque.admin.pages import Unreachable
 from pulque.admin.rates import Seen
-from pulque.client.looking import messages_of
+from pulque.client.looking import messages_of, report_of
 from pulque.client.wishes import RetryPolicy, retry_of
 from pulque.errors import (
     NotAllowedError,
@@ -26,12 +26,13 @@ from pulque.errors import (
 from pulque.model.groups import GroupSettings, RetrySettings
 from pulque.model.names import Pattern
 from pulque.wire.groups import Subscription
-from pulque.wire.requests import Groups, Read, Subscriptions
+from pulque.wire.requests import Groups, Read, Status, Subscriptions
 from pulque.wire.resets import GroupPosition
 from pulque.wire.responses import GroupsReport, Response, SubscriptionsListed
 
 __all__ = [
     "Places",
+    "damaged_in",
     "find_positions",
     "lag_row",
     "retry_settings",
@@ -88,7 +89,25 @@ def summed(places: Iterable[tuple[KnownServer, GroupPosition]]) -> list[GroupRow
     ]
 
 
-async def lag_row(context: Context, server: KnownServer, found: GroupPosition) -> LagRow:
+async def damaged_in(
+    context: Context, servers: Iterable[KnownServer]
+) -> dict[tuple[str, str], int]:
+    """Ask brokers how many messages they cannot read, by broker and partition."""
+    answers, _ = await context.brokers.ask_all(
+        sorted(set(servers)),
+        lambda server: context.brokers.ask(server, Status(), report_of),
+    )
+    found: dict[tuple[str, str], int] = {}
+    for server, report in answers:
+        for row in report.get("damaged", ()):
+            key = (server.name, row["partition"])
+            found[key] = found.get(key, 0) + row["end"] - row["first_sequence"]
+    return found
+
+
+async def lag_row(
+    context: Context, server: KnownServer, found: GroupPosition, damaged: int
+) -> LagRow:
     """Say where a group is in one partition, and how it gets on."""
     now_ms = context.clock.now_ms()
     pace = context.rates.pace(_key(server, found), _seen(found, now_ms))
@@ -101,6 +120,7 @@ async def lag_row(context: Context, server: KnownServer, found: GroupPosition) -
         next_sequence=found.next_sequence,
         end=found.end,
         lag=found.lag,
+        damaged=damaged,
         held=found.held,
         oldest_age_seconds=(
             None if stored_at_ms is None else max(now_ms - stored_at_ms, 0) / 1000

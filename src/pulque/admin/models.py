@@ -109,6 +109,17 @@ class Extension(Body):
     partitions: Annotated[int, Field(strict=True, ge=1, le=MAX_PARTITIONS)]
 
 
+class Growth(Extension):
+    """How many partitions a subject is to have, and where those that are added go."""
+
+    broker_groups: list[ServerName] = Field(
+        default=[],
+        max_length=MAX_PARTITIONS,
+        description="Where each partition that is added goes. Left out, they stay on the broker "
+        "groups that the subject is on.",
+    )
+
+
 class Order(Body):
     """What a failure may do to the order of a subject's messages."""
 

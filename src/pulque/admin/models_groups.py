@@ -55,6 +55,10 @@ class LagRow(BaseModel):
     next_sequence: int
     end: int
     lag: int
+    damaged: int = Field(
+        description="Messages of the partition that its broker has passed over, as it cannot read "
+        "them and nobody has a copy."
+    )
     held: int
     oldest_age_seconds: float | None = Field(
         description="For how long the oldest message that nobody was handed has been stored."

@@ -3,7 +3,7 @@
 from typing import Annotated
 
 from fastapi import Path, Query
-from pydantic import AfterValidator, StringConstraints
+from pydantic import AfterValidator, StringConstraints, WithJsonSchema
 
 from pulque.errors import InvalidNameError
 from pulque.model.names import (
@@ -32,6 +32,7 @@ __all__ = [
     "ServerName",
     "SubjectInPath",
     "SubjectName",
+    "WrongNameError",
 ]
 
 _PLAIN = r"^[A-Za-z0-9](?:[A-Za-z0-9._-]{0,253}[A-Za-z0-9_])?$"
@@ -39,50 +40,59 @@ _PATTERN = r"^(?:\*|[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?(?:\.\*)?)$
 _OWNER = r"^#?[A-Za-z0-9](?:[A-Za-z0-9._@:/-]{0,253}[A-Za-z0-9_])?$"
 
 
+class WrongNameError(ValueError):
+    """A name is not allowed: what pydantic takes for a refusal, unlike ``InvalidNameError``."""
+
+
 def _subject(text: str) -> Subject:
     try:
         return parse_subject(text)
     except InvalidNameError as error:
-        raise ValueError(str(error)) from None
+        raise WrongNameError(str(error)) from None
 
 
 def _pattern(text: str) -> Pattern:
     try:
         return parse_pattern(text)
     except InvalidNameError as error:
-        raise ValueError(str(error)) from None
+        raise WrongNameError(str(error)) from None
 
 
 def _group(text: str) -> Group:
     try:
         return parse_group(text)
     except InvalidNameError as error:
-        raise ValueError(str(error)) from None
+        raise WrongNameError(str(error)) from None
 
 
 def _owner(text: str) -> Group:
     try:
         return parse_owner(text)
     except InvalidNameError as error:
-        raise ValueError(str(error)) from None
+        raise WrongNameError(str(error)) from None
 
 
 def _partition(text: str) -> PartitionName:
     try:
         return parse_partition(text)
     except InvalidNameError as error:
-        raise ValueError(str(error)) from None
+        raise WrongNameError(str(error)) from None
 
 
-_Plain = StringConstraints(min_length=1, max_length=MAX_NAME_LENGTH, pattern=_PLAIN)
-_Covering = StringConstraints(min_length=1, max_length=MAX_NAME_LENGTH, pattern=_PATTERN)
-_Owning = StringConstraints(min_length=1, max_length=MAX_NAME_LENGTH, pattern=_OWNER)
+def _shape(pattern: str) -> WithJsonSchema:
+    """Have the published API tell programs the rule that the validator tells people in words."""
+    return WithJsonSchema(
+        {"type": "string", "minLength": 1, "maxLength": MAX_NAME_LENGTH, "pattern": pattern}
+    )
 
-SubjectName = Annotated[str, _Plain, AfterValidator(_subject)]
-PatternName = Annotated[str, _Covering, AfterValidator(_pattern)]
-GroupName = Annotated[str, _Plain, AfterValidator(_group)]
-OwnerName = Annotated[str, _Owning, AfterValidator(_owner)]
-ServerName = Annotated[str, _Plain, AfterValidator(_group)]
+
+_Plain, _Covering, _Owning = map(_shape, (_PLAIN, _PATTERN, _OWNER))
+
+SubjectName = Annotated[str, AfterValidator(_subject), _Plain]
+PatternName = Annotated[str, AfterValidator(_pattern), _Covering]
+GroupName = Annotated[str, AfterValidator(_group), _Plain]
+OwnerName = Annotated[str, AfterValidator(_owner), _Owning]
+ServerName = Annotated[str, AfterValidator(_group), _Plain]
 PartitionField = Annotated[
     str, StringConstraints(min_length=1, max_length=1000), AfterValidator(_partition)
 ]

@@ -1,7 +1,7 @@
 """Errors over HTTP: one shape for all of them, and which of ours has which status."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -10,7 +10,8 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from pulque.errors import ErrorCode, InvalidRequestError, PulqueError
+from pulque.admin.names import WrongNameError
+from pulque.errors import ErrorCode, InvalidNameError, InvalidRequestError, PulqueError
 
 __all__ = ["PROBLEMS", "Problem", "install", "problem_response", "status_of"]
 
@@ -69,6 +70,7 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
         413: "It is too large.",
         415: "It is not application/json.",
         422: "A part of it is outside of what is allowed.",
+        431: "Its address and headers are longer than 64 KiB.",
         503: "The database or a broker does not answer; try again.",
     }.items()
 }
@@ -99,7 +101,11 @@ def install(app: FastAPI) -> None:
 
     async def invalid(_: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)  # noqa: S101  # registered for these
-        return problem_response(InvalidRequestError(_told(error.errors())))
+        found = error.errors()
+        # Names are checked by the rules of everywhere, and refused by the same error.
+        is_name = all(isinstance(_cause(each), WrongNameError) for each in found)
+        kind = InvalidNameError if is_name else InvalidRequestError
+        return problem_response(kind(_told(found)))
 
     async def other(_: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)  # noqa: S101  # registered for these
@@ -120,11 +126,17 @@ def install(app: FastAPI) -> None:
 def _told(errors: Sequence[Any]) -> str:
     """Say what is wrong where; foreign values and names only escaped."""
     parts = [
-        f"{'.'.join(str(part) for part in each['loc'])}: {each['msg']}" for each in errors[:_TOLD]
+        f"{'.'.join(str(part) for part in each['loc'])}: {_cause(each) or each['msg']}"
+        for each in errors[:_TOLD]
     ]
     if len(errors) > _TOLD:
         parts.append(f"and {len(errors) - _TOLD} more")
     return "; ".join(parts)
+
+
+def _cause(error: Mapping[str, Any]) -> object:
+    """Return what a validator of ours raised; None if another one refused the value."""
+    return error.get("ctx", {}).get("error")
 
 
 def _shown(error: PulqueError) -> str:

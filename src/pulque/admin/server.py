@@ -10,6 +10,7 @@ import uvicorn
 from pulque.admin.app import create_app
 from pulque.admin.brokers import Brokers
 from pulque.admin.cluster import Cluster
+from pulque.admin.connection import IDLE_S, HttpConnection
 from pulque.admin.context import Context
 from pulque.admin.groups import find_positions
 from pulque.clock import Clock
@@ -17,8 +18,6 @@ from pulque.errors import ConfigError, PulqueError
 
 __all__ = ["AdminServer"]
 
-_MOST_AT_ONCE = 200
-_IDLE_S = 30
 _GRACE_S = 3
 _LOOK_S = 10.0
 _SHARE = 20
@@ -65,9 +64,9 @@ class AdminServer:
             log_config=None,
             access_log=False,
             server_header=False,
-            limit_concurrency=_MOST_AT_ONCE,
-            timeout_keep_alive=_IDLE_S,
+            timeout_keep_alive=round(IDLE_S),
             timeout_graceful_shutdown=_GRACE_S,
+            http=HttpConnection,
             ws="none",
         )
         self._server = server = _Uvicorn(config)

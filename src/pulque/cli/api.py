@@ -6,7 +6,7 @@ machine needs none of; and commands that never ask for it pay nothing for it.
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
 import typer
@@ -15,6 +15,7 @@ from pulque.cli.output import print_warning
 from pulque.errors import (
     ConfigError,
     DisconnectedError,
+    InvalidNameError,
     PulqueError,
     RemoteProtocolError,
     RequestTimeoutError,
@@ -29,6 +30,8 @@ _PREFIX = "/api/v1"
 _MAX_ANSWER = 256 * 1024 * 1024
 _AT_ONCE = 1000
 _FAILED = 400
+_REPEATABLE = {"GET", "PUT"}
+"""What has the same effect however often it is done."""
 
 Admin = Annotated[
     str,
@@ -36,7 +39,8 @@ Admin = Annotated[
         "--admin",
         envvar="PULQUE_ADMIN",
         metavar="URL",
-        help="Where a meta server's administration API listens.",
+        help="Where a meta server's administration API listens; several, with commas between "
+        "them, are tried in turn.",
     ),
 ]
 
@@ -54,17 +58,28 @@ def open_admin(url: str, timeout: float) -> "AdminClient":
 
 
 def path_of(*parts: str | int) -> str:
-    """Return a path of the API; what is in a name stays in it."""
+    """Return a path of the API; what is in a name stays in it.
+
+    Raises:
+        InvalidNameError: A name is empty.
+    """
+    if "" in parts:
+        raise InvalidNameError("a name is '' and must have at least one character")
     return "".join(f"/{quote(str(part), safe='')}" for part in parts)
 
 
 class AdminClient:
-    """Asks one meta server; each request has a connection of its own."""
+    """Asks meta servers, one at a time; each request has a connection of its own.
 
-    def __init__(self, url: str, timeout: float) -> None:
-        self._url = url
+    Args:
+        urls: Where they listen, with commas between them. The next one is asked when one does not
+            answer; the one that did is asked first from then on.
+        timeout: How long each of them may take, in seconds.
+    """
+
+    def __init__(self, urls: str, timeout: float) -> None:
         self._timeout = timeout
-        self._host, self._port = _address(url)
+        self._places = _places(urls)
 
     def get(self, path: str, query: Mapping[str, object] | None = None) -> Any:
         """Return what stands at a path.
@@ -115,30 +130,61 @@ class AdminClient:
     def _talk(
         self, method: str, target: str, data: bytes | None, headers: Mapping[str, str]
     ) -> tuple[int, bytes]:
+        """Ask each of them until one answers."""
+        problems: list[PulqueError] = []
+        for place in list(self._places):
+            try:
+                answer = self._ask_one(place, method, target, data, headers)
+            except _NoAnswerError as error:
+                problems.append(error.problem)
+                if error.may_be_done and method not in _REPEATABLE:
+                    # Another server would do it a second time, or refuse what is done.
+                    raise type(error.problem)(
+                        f"{error.problem}; whether it was done is not known: look before you "
+                        "repeat it"
+                    ) from None
+            else:
+                self._places.remove(place)
+                self._places.insert(0, place)
+                return answer
+        found = "; ".join(map(str, problems))
+        text = f"{found}; --admin or PULQUE_ADMIN says where meta servers listen"
+        raise type(problems[-1])(text)
+
+    def _ask_one(
+        self,
+        place: "_Place",
+        method: str,
+        target: str,
+        data: bytes | None,
+        headers: Mapping[str, str],
+    ) -> tuple[int, bytes]:
         # Slow to import, and most commands ask nobody by HTTP.
         from http.client import HTTPConnection, HTTPException
 
-        connection = HTTPConnection(self._host, self._port, timeout=self._timeout)
+        url, host, port = place
+        connection = HTTPConnection(host, port, timeout=self._timeout)
+        is_sent = False
         try:
+            connection.connect()
+            is_sent = True
             connection.request(method, target, data, dict(headers))
             response = connection.getresponse()
             return response.status, response.read(_MAX_ANSWER)
         except TimeoutError:
-            raise RequestTimeoutError(
-                f"no answer from {self._url} within {self._timeout:.1f} s"
-            ) from None
+            late = RequestTimeoutError(f"no answer from {url} within {self._timeout:.1f} s")
+            raise _NoAnswerError(late, may_be_done=is_sent) from None
         except (OSError, HTTPException) as error:
-            raise DisconnectedError(
-                f"no meta server answers at {self._url} ({error}); --admin or PULQUE_ADMIN says "
-                "where it is"
-            ) from None
+            gone = DisconnectedError(f"no meta server answers at {url} ({error})")
+            raise _NoAnswerError(gone, may_be_done=is_sent) from None
         finally:
             connection.close()
 
     def _error(self, status: int, answer: bytes) -> PulqueError:
         found = _decoded(answer)
         if not isinstance(found, dict) or not isinstance(found.get("code"), int):
-            return RemoteProtocolError(f"{self._url} answered {status}, and not as Pulque does")
+            url = self._places[0].url
+            return RemoteProtocolError(f"{url} answered {status}, and not as Pulque does")
         return error_from_wire(found["code"], str(found.get("message", "")))
 
 
@@ -149,6 +195,29 @@ def _decoded(answer: bytes) -> Any:
         raise RemoteProtocolError("the answer is not JSON: is that a meta server?") from None
 
 
+class _Place(NamedTuple):
+    url: str
+    host: str
+    port: int
+
+
+class _NoAnswerError(Exception):
+    """A meta server did not answer."""
+
+    def __init__(self, problem: PulqueError, *, may_be_done: bool) -> None:
+        super().__init__(str(problem))
+        self.problem = problem
+        self.may_be_done = may_be_done
+        """Whether it may have heard the request."""
+
+
+def _places(urls: str) -> list[_Place]:
+    """Return the addresses that ``--admin`` names; ``http://`` need only be before the first."""
+    first, *rest = (each.strip() for each in urls.split(","))
+    named = [first, *(each if "://" in each else f"http://{each}" for each in rest)]
+    return [_Place(each, *_address(each)) for each in dict.fromkeys(named)]
+
+
 def _address(url: str) -> tuple[str, int]:
     try:
         parts = urlsplit(url)
@@ -156,5 +225,8 @@ def _address(url: str) -> tuple[str, int]:
     except ValueError:
         host = port = parts = None
     if parts is None or parts.scheme != "http" or not host or parts.path.strip("/"):
-        raise ConfigError(f"--admin is {url!r}; it must look like {DEFAULT_ADMIN}")
+        raise ConfigError(
+            f"--admin is {url!r}; it must look like {DEFAULT_ADMIN}, or like several of them with "
+            "commas between them"
+        )
     return host, 7480 if port is None else port

@@ -6,9 +6,8 @@ from typing import Annotated, Any
 import typer
 
 from pulque.cli.api import DEFAULT_ADMIN, Admin, open_admin, path_of
-from pulque.cli.exits import ExitCode
 from pulque.cli.options import OutputOption, Timeout
-from pulque.cli.output import Output, print_json, print_line, print_table, rows_of
+from pulque.cli.output import Output, nothing_there, print_json, print_line, print_table, rows_of
 
 __all__ = ["add_commands"]
 
@@ -55,7 +54,7 @@ def list_brokers(
         )
         print_table(columns, list(map(_line, rows)))
     if not rows:
-        raise typer.Exit(ExitCode.NOTHING)
+        raise nothing_there("no brokers are registered")
 
 
 def show(
@@ -95,7 +94,11 @@ def drain(
     timeout: Timeout = 10.0,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Have a broker take no sends until everything is consumed, so that it can be removed."""
+    """Have a broker take no sends until everything is consumed, so that it can be removed.
+
+    Of a broker group with followers the leader stands for the whole group. A follower has nothing
+    to be drained of: stop it, and remove it.
+    """
     client = open_admin(admin, timeout)
     found = client.ask("PUT", path_of("brokers", name, "drain"), {"draining": not off})
     if output is Output.TABLE and not off:

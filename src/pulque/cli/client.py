@@ -6,9 +6,8 @@ from typing import Annotated, Any
 import typer
 
 from pulque.cli.api import DEFAULT_ADMIN, Admin, open_admin
-from pulque.cli.exits import ExitCode
 from pulque.cli.options import OutputOption, Timeout
-from pulque.cli.output import Output, print_json, print_table
+from pulque.cli.output import Output, nothing_there, print_json, print_table
 
 __all__ = ["app"]
 
@@ -45,7 +44,7 @@ def list_clients(
         columns = ("server", "client", "address", "since", "consumes", "holds", "last heard")
         print_table(columns, list(map(_line, rows)))
     if not rows:
-        raise typer.Exit(ExitCode.NOTHING)
+        raise nothing_there("no clients are online")
 
 
 def _line(row: Mapping[str, Any]) -> tuple[str, ...]:

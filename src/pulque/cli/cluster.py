@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from pulque.cli.api import DEFAULT_ADMIN, Admin, open_admin
-from pulque.cli.options import OutputOption, Timeout
+from pulque.cli.options import OutputOption, Timeout, opened
 from pulque.cli.output import Output, print_json, print_line, print_table, print_warning, rows_of
 from pulque.errors import UsageError
 
@@ -64,13 +64,16 @@ def import_definitions(
     ],
     *,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what would happen.")
-    ] = False,
+        bool, typer.Option("--dry-run/--yes", help="Only say what would happen, or do it.")
+    ] = True,
     admin: Admin = DEFAULT_ADMIN,
     timeout: Timeout = 60.0,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Make what is defined in a file and not there; nothing is removed."""
+    """Make what is defined in a file and not there; nothing is removed.
+
+    Without --yes, only say what would happen.
+    """
     wanted = _read(file)
     query = {"dry_run": "true" if dry_run else "false"}
     found = open_admin(admin, timeout).ask("PUT", "/definitions", wanted, query)
@@ -81,13 +84,15 @@ def import_definitions(
         for name in found[what]:
             print_line(f"{'would be ' if dry_run else ''}{what}: {name}")
     print_line(f"{'would tell' if dry_run else 'told'} {found['groups']} groups")
+    if dry_run:
+        print_warning("nothing was changed; --yes does it")
 
 
 def _read(file: str) -> Any:
     if file == "-":
         data = sys.stdin.buffer.read(_MAX_FILE + 1)
     else:
-        with Path(file).open("rb") as source:
+        with opened(file) as source:
             data = source.read(_MAX_FILE + 1)
     if len(data) > _MAX_FILE:
         raise UsageError(f"{file} is over {_MAX_FILE} bytes; split its lists into several files")

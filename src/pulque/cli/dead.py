@@ -1,7 +1,6 @@
 """``pulque dead``: what nobody could process, looked at, delivered again, or given up."""
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -9,10 +8,11 @@ import typer
 from pulque.cli.api import DEFAULT_ADMIN, Admin, open_admin
 from pulque.cli.exits import ExitCode
 from pulque.cli.messages import MessageOutput, message_fields, print_message
-from pulque.cli.options import OutputOption, Timeout, Url, open_client
+from pulque.cli.options import OutputOption, Timeout, Url, open_client, opened
 from pulque.cli.output import (
     Output,
     instant,
+    nothing_there,
     print_broker_table,
     print_json,
     print_line,
@@ -58,7 +58,10 @@ def list_letters(
     timeout: Timeout = 10.0,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Print dead letters that nobody has dealt with, oldest first."""
+    """Print dead letters that nobody has dealt with, oldest first.
+
+    Exits with 4 if there are none.
+    """
     letters: list[Message] = []
     with open_client(context, url, timeout) as client:
         dead = client.dead(subject, group)
@@ -75,11 +78,13 @@ def list_letters(
     if output is Output.JSON:
         for letter in letters:
             print_json(message_fields(letter))
-        return
-    if letters:
-        columns = ("sequence", "id", "died", "attempts", "why", "last reason")
-        print_broker_table(columns, [_row(letter) for letter in letters])
-    print_warning(f"{len(letters)} of {count} dead letters of {subject} for {group}")
+    else:
+        if letters:
+            columns = ("sequence", "id", "died", "attempts", "why", "last reason")
+            print_broker_table(columns, [_row(letter) for letter in letters])
+        print_warning(f"{len(letters)} of {count} dead letters of {subject} for {group}")
+    if not letters:
+        raise typer.Exit(ExitCode.NOTHING)
 
 
 @app.command("count")
@@ -108,7 +113,7 @@ def count_letters(
         columns = ("subject", "group", "count")
         print_table(columns, [[str(row[name]) for name in columns] for row in rows])
     if not rows:
-        raise typer.Exit(ExitCode.NOTHING)
+        raise nothing_there(f"there are no dead letters{_of(subject, group)}")
 
 
 @app.command()
@@ -135,8 +140,7 @@ def show(
     with open_client(context, url, timeout) as client:
         letter = client.dead(subject, group).show(sequence, broker=broker)
     if letter is None:
-        print_warning(f"dead letter {sequence} of {subject} for {group} is not there")
-        raise typer.Exit(ExitCode.NOTHING)
+        raise nothing_there(f"dead letter {sequence} of {subject} for {group} is not there")
     if output is not MessageOutput.TABLE:
         print_message(letter, output)
         return
@@ -181,7 +185,7 @@ def resend(  # one for each option
 ) -> None:
     """Deliver dead letters to their group again, as first attempts; edited, if you like.
 
-    Exits with 1 if some of them could not be resent.
+    Exits with 1 if some of them could not be resent, and with 4 if --all finds none.
     """
     if bool(sequences) == everything:
         raise UsageError("which dead letters? give their sequences, or --all")
@@ -194,8 +198,7 @@ def resend(  # one for each option
     with open_client(context, url, timeout) as client:
         dead = client.dead(subject, group)
         if everything:
-            count = dead.resend_all()
-            _print_count("resent", count, output)
+            _print_count("resent", dead.resend_all(), subject, group, output)
             return
         found = dead.resend(*(sequences or ()), body=edited, headers=headers, broker=broker)
     if output is Output.JSON:
@@ -225,12 +228,15 @@ def purge(
     timeout: Timeout = 10.0,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Give up dead letters: they are not shown any more, and cannot be resent."""
+    """Give up dead letters: they are not shown any more, and cannot be resent.
+
+    Exits with 4 if there are none.
+    """
     if everything == (until is not None):
         raise UsageError("which dead letters? give --until SEQUENCE, or --all")
     with open_client(context, url, timeout) as client:
         count = client.dead(subject, group).purge(until, broker=broker)
-    _print_count("purged", count, output)
+    _print_count("purged", count, subject, group, output)
 
 
 def _letters_of(dead: "DeadLetters", broker: str, first: int, number: int) -> list[Message]:
@@ -244,11 +250,20 @@ def _letters_of(dead: "DeadLetters", broker: str, first: int, number: int) -> li
     return letters
 
 
-def _print_count(what: str, count: int, output: Output) -> None:
+def _of(subject: str | None, group: str | None) -> str:
+    """Return what dead letters were looked for, as text."""
+    of = "" if subject is None else f" of {subject}"
+    return of if group is None else f"{of} for {group}"
+
+
+def _print_count(what: str, count: int, subject: str, group: str, output: Output) -> None:
+    """Print how many dead letters were dealt with; none is nothing to end well with."""
     if output is Output.JSON:
         print_json({what: count})
     else:
         print_line(f"{what} {count}")
+    if not count:
+        raise nothing_there(f"there are no such dead letters{_of(subject, group)}")
 
 
 def _row(letter: Message) -> tuple[str, ...]:
@@ -273,4 +288,5 @@ def _edited_body(body: str | None, file: str | None) -> bytes | None:
         return None
     if file == "-":
         return sys.stdin.buffer.read()
-    return Path(file).read_bytes()
+    with opened(file, "--file ") as source:
+        return source.read()

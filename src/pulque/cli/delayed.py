@@ -10,10 +10,10 @@ import typer
 from pulque.cli.exits import ExitCode
 from pulque.cli.messages import MessageOutput, message_fields, message_line, print_message
 from pulque.cli.options import OutputOption, Timeout, Url, open_client
-from pulque.cli.output import Output, instant, print_json, print_line, print_table, print_warning
+from pulque.cli.output import Output, instant, nothing_there, print_json, print_line, print_table
+from pulque.cli.times import ahead_of_now, before_now, parse_span
 from pulque.errors import UsageError
 from pulque.settings.foreign import quoted
-from pulque.settings.units import parse_duration
 
 if TYPE_CHECKING:
     from pulque import DelayedMessage, Fate
@@ -30,7 +30,7 @@ __all__ = [
 DelayOption = Annotated[
     str | None,
     typer.Option(
-        "--delay", metavar="TIME", help="How long from now, such as 90s, 10m, 1h30m or 2d."
+        "--delay", metavar="TIME", help="How long from now, such as 90 or 90s, 10m, 1h30m or 2d."
     ),
 ]
 AtOption = Annotated[
@@ -99,7 +99,7 @@ def list_messages(
         columns = ("due", "id", "subject", "group", "bytes", "delay server")
         print_table(columns, [_row(each) for each in found])
     if not found:
-        raise typer.Exit(ExitCode.NOTHING)
+        raise nothing_there(f"no messages{_of(subject)} wait")
 
 
 def stuck(
@@ -125,7 +125,7 @@ def stuck(
         columns = ("due", "id", "subject", "group", "bytes", "delay server", "reason")
         print_table(columns, [[*_row(each), each.reason] for each in found])
     if not found:
-        raise typer.Exit(ExitCode.NOTHING)
+        raise nothing_there(f"no messages{_of(subject)} are overdue")
 
 
 def counts(
@@ -157,7 +157,7 @@ def counts(
         ]
         print_table(("hour", "subject", "messages"), rows)
     if not found:
-        raise typer.Exit(ExitCode.NOTHING)
+        raise nothing_there(f"no messages{_of(subject)} wait")
 
 
 def show(
@@ -178,8 +178,7 @@ def show(
     with open_client(context, url, timeout) as client:
         found = client.delayed().show(message_id)
     if found is None or found.message is None:
-        print_warning(f"no delay server has {message_id}")
-        raise typer.Exit(ExitCode.NOTHING)
+        raise nothing_there(f"no delay server has {message_id}")
     match output:
         case MessageOutput.JSON:
             content = message_fields(found.message)
@@ -258,19 +257,26 @@ def parse_delay(text: str | None) -> timedelta | None:
     if text is None:
         return None
     try:
-        return parse_duration(text)
+        return parse_span(text)
     except ValueError as error:
         raise UsageError(f"--delay {quoted(text)}: {error}") from None
 
 
-def parse_instant(text: str | None, option: str) -> datetime | None:
-    """Return an instant as it was written.
+def parse_instant(text: str | None, option: str, *, is_past: bool = False) -> datetime | None:
+    """Return an instant: as it was written, or a duration from now, ``2h``.
+
+    Args:
+        text: What was written.
+        option: Where, for the error.
+        is_past: Whether a duration counts backwards.
 
     Raises:
-        UsageError: It is none, or has no time zone.
+        UsageError: It is neither, or has no time zone.
     """
     if text is None:
         return None
+    if (counted := before_now(text) if is_past else ahead_of_now(text)) is not None:
+        return counted
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
@@ -278,9 +284,14 @@ def parse_instant(text: str | None, option: str) -> datetime | None:
     if found is None or found.utcoffset() is None:
         example = datetime.fromtimestamp(time.time() // 60 * 60, UTC).isoformat()
         raise UsageError(
-            f"{option} {quoted(text)}: an instant with its time zone is allowed, such as {example}"
+            f"{option} {quoted(text)}: an instant with its time zone is allowed, such as "
+            f"{example}, or a duration {'before' if is_past else 'from'} now, such as 2h"
         )
     return found
+
+
+def _of(subject: str | None) -> str:
+    return "" if subject is None else f" of {subject}"
 
 
 def _exit_by(fates: "Sequence[Fate]", *, is_move: bool = False) -> None:

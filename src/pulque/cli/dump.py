@@ -21,7 +21,6 @@ from pulque.storage.inspection import (
     DataFile,
     FactRecord,
     FileKind,
-    OldBytes,
     TableRecord,
     data_files,
     kind_of,
@@ -107,13 +106,11 @@ def _rows_of(
 
 
 def _message_rows(
-    record: BatchRecord | TableRecord | DamagedRange | OldBytes, *, with_messages: bool
+    record: BatchRecord | TableRecord | DamagedRange, *, with_messages: bool
 ) -> Iterator[dict[str, object] | Message]:
     match record:
         case DamagedRange():
             yield _damage_row(record)
-        case OldBytes(offset, size):
-            yield {"type": "old_bytes", "offset": offset, "size": size}
         case TableRecord(envelope, rows):
             yield {
                 "type": "partition_table",

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import signal
 from collections.abc import Callable
 
 from pulque.broker.config import BrokerSettings
@@ -12,7 +11,8 @@ from pulque.delay.config import DelaySettings
 from pulque.delay.server import DelayServer
 from pulque.meta.config import MetaSettings
 from pulque.meta.server import MetaServer
-from pulque.net.process import allow_descriptors, loop_factory
+from pulque.net.garbage import ShortCollections
+from pulque.net.process import allow_descriptors, loop_factory, stop_on_signals
 from pulque.settings.logs import configure_logging
 from pulque.settings.sources import load_settings
 from pulque.storage.files import OsFileSystem
@@ -47,7 +47,7 @@ async def _serve(settings: BrokerSettings, on_ready: Callable[[str], None]) -> N
     _check_directory(settings)
     meta = MetaServer(_meta_settings(settings))
     stop = asyncio.Event()
-    _on_signals(stop.set)
+    stop_on_signals(stop.set)
     try:
         url = await meta.start()
         if stop.is_set():
@@ -64,7 +64,7 @@ async def _serve_broker(
     settings: BrokerSettings, meta: str, on_ready: Callable[[str], None]
 ) -> None:
     broker = Broker(settings)
-    _on_signals(broker.stop)
+    stop_on_signals(broker.stop)
     asyncio.get_running_loop().set_exception_handler(broker.callback_failed)
     await broker.start()
     try:
@@ -81,6 +81,7 @@ async def _serve_delay(
     await delay.start()
     tasks = [asyncio.ensure_future(each.stopped()) for each in (broker, delay)]
     try:
+        ShortCollections().begin()
         on_ready(broker.url)
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
@@ -89,11 +90,6 @@ async def _serve_delay(
         for task in tasks:
             task.cancel()
         await delay.close()
-
-
-def _on_signals(stop: Callable[[], None]) -> None:
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop)
 
 
 def _check_directory(settings: BrokerSettings) -> None:
@@ -124,12 +120,18 @@ def _meta_settings(settings: BrokerSettings) -> MetaSettings:
 
 
 def _delay_settings(settings: BrokerSettings, meta: str) -> DelaySettings:
-    """Return the settings of the delay server: a port near by, and room beside the messages."""
+    """Return the settings of the delay server: a port near by, and room beside the messages.
+
+    It takes no message that the broker would refuse when it is due.
+    """
     fallbacks = {
         "storage.directory": str(settings.storage.directory / _DELAY_DIRECTORY),
         "storage.reserve": str(int(settings.storage.reserve)),
         "listen.host": settings.listen.host,
         "listen.port": port_above(settings.listen.host, settings.listen.port),
         "cluster.meta": meta,
+        "limits.max_message": str(int(settings.limits.max_message)),
+        "limits.max_batch": str(int(settings.limits.max_batch)),
+        "limits.open_records": str(settings.limits.open_records).lower(),
     }
     return load_settings(DelaySettings, environ=os.environ, flags={}, fallbacks=fallbacks).settings

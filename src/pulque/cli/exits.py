@@ -5,7 +5,14 @@ They are part of the interface: a code never changes its meaning.
 
 from enum import IntEnum
 
-from pulque.errors import ConfigError, OverloadedError, PulqueError, UnavailableError, UsageError
+from pulque.errors import (
+    ConfigError,
+    InvalidNameError,
+    OverloadedError,
+    PulqueError,
+    UnavailableError,
+    UsageError,
+)
 
 __all__ = ["ExitCode", "exit_code_of"]
 
@@ -32,7 +39,8 @@ _MEANINGS = {
     "for `pipeline audit`: something does not add up.",
     ExitCode.USAGE: "The command line or the settings are wrong; nothing was begun.",
     ExitCode.UNREACHABLE: "No broker or meta server answered in time.",
-    ExitCode.NOTHING: "There was nothing: no message came within the time given.",
+    ExitCode.NOTHING: "There was nothing: no message came within the time given, or what "
+    "was asked for is not there.",
     ExitCode.INTERRUPTED: "Ctrl-C. A broker that is told to stop exits with 0.",
 }
 
@@ -40,7 +48,7 @@ _MEANINGS = {
 def exit_code_of(error: PulqueError) -> ExitCode:
     """Return the code for an error."""
     match error:
-        case ConfigError() | UsageError():
+        case ConfigError() | UsageError() | InvalidNameError():
             return ExitCode.USAGE
         case OverloadedError():
             return ExitCode.FAILED

@@ -8,17 +8,24 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from pulque.cli.api import DEFAULT_ADMIN, Admin, open_admin, path_of
-from pulque.cli.exits import ExitCode
 from pulque.cli.options import OutputOption, Timeout, Url, open_client
 from pulque.cli.ordered import ordered, skip
-from pulque.cli.output import Output, print_broker_table, print_json, print_line, print_table
+from pulque.cli.output import (
+    Output,
+    nothing_there,
+    print_broker_table,
+    print_json,
+    print_line,
+    print_table,
+    print_warning,
+)
 from pulque.client.filters import parse_filter
 from pulque.errors import UnknownGroupError, UsageError
 from pulque.settings.foreign import quoted
 from pulque.settings.units import parse_duration
 
 if TYPE_CHECKING:
-    from pulque import GroupState, PartitionReset
+    from pulque import Client, GroupState, PartitionReset
     from pulque.client.wishes import ModeName, StartAt
 
 __all__ = ["app", "parse_place"]
@@ -56,6 +63,7 @@ def list_groups(
     """
     with open_client(context, url, timeout) as client:
         found = client.groups(subject)
+        _warn_of_damage(client, found)
     rows = _summed(found)
     if output is Output.JSON:
         for row in rows:
@@ -63,7 +71,8 @@ def list_groups(
     elif rows:
         print_table(list(rows[0]), [[str(cell) for cell in row.values()] for row in rows])
     if not rows:
-        raise typer.Exit(ExitCode.NOTHING)
+        where = "here" if subject is None else f"{subject} here"
+        raise nothing_there(f"no groups have consumed {where}")
 
 
 @app.command()
@@ -81,6 +90,7 @@ def show(
     """Show where a group is in each partition, and what each consumer holds."""
     with open_client(context, url, timeout) as client:
         found = client.groups(subject, group=group)
+        _warn_of_damage(client, found)
     if not found:
         where = "here" if subject is None else f"{subject} here"
         raise UnknownGroupError(f"group {group} never consumed {where}")
@@ -128,7 +138,10 @@ def lag(
         for row in rows:
             print_json(row)
         return
-    columns = ("broker group", "partition", "lag", "held", "oldest", "sent/s", "settled/s", "done")
+    columns = (
+        *("broker group", "partition", "lag", "damaged", "held", "oldest"),
+        *("sent/s", "settled/s", "done"),
+    )
     print_table(columns, list(map(_lag_line, rows)))
 
 
@@ -198,13 +211,13 @@ def reset(
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what would happen.")
-    ] = False,
+        bool, typer.Option("--dry-run/--yes", help="Only say what would happen, or do it.")
+    ] = True,
     url: Url = None,
     timeout: Timeout = 10.0,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Have a group go on from another place.
+    """Have a group go on from another place; without --yes, only say what would happen.
 
     What its consumers hold is taken from them, and is not retried.
     """
@@ -227,6 +240,8 @@ def reset(
         ],
     )  # fmt: skip
     print_line(_summary(group, rows, dry_run=dry_run))
+    if dry_run:
+        print_warning("nothing was changed; --yes does it")
 
 
 def parse_place(text: str, *, now_ms: int, option: str = "--to") -> "StartAt":
@@ -275,6 +290,19 @@ def _summary(group: str, rows: Iterable["PartitionReset"], *, dry_run: bool) -> 
     return f"{group} {would} {reread:,} messages again and {also} {skipped:,}"
 
 
+def _warn_of_damage(client: "Client", states: Iterable["GroupState"]) -> None:
+    """Say which messages groups never get: the lag does not count them."""
+    shown = {(state.broker_group, state.partition) for state in states}
+    for broker, report in client.statuses().items():
+        for row in report.get("damaged", ()):
+            if (broker, row["partition"]) in shown:
+                print_warning(
+                    f"messages {row['first_sequence']} to {row['end'] - 1} of {row['partition']}"
+                    + (f" on {broker}" if broker else "")
+                    + " are damaged: groups pass them over, and the lag does not count them"
+                )
+
+
 def _summed(states: Iterable["GroupState"]) -> list[dict[str, object]]:
     """Add up the partitions of each group."""
     groups: dict[str, list[GroupState]] = {}
@@ -305,6 +333,7 @@ def _lag_line(row: Mapping[str, Any]) -> tuple[str, ...]:
         row["broker_group"],
         row["partition"],
         str(row["lag"]),
+        str(row["damaged"]),
         str(row["held"]),
         "-" if oldest is None else f"{oldest:,.1f} s",
         *("?" if row[n] is None else f"{row[n]:,.1f}" for n in _RATES),

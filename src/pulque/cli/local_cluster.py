@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pulque.cli.ports import port_above, port_below
 from pulque.errors import UnavailableError
+from pulque.net.process import stop_on_signals
 
 __all__ = ["run_local_cluster"]
 
@@ -57,9 +58,7 @@ class _LocalCluster:
         self._processes: dict[str, asyncio.subprocess.Process] = {}
 
     async def run(self, brokers: int, port: int, on_ready: Callable[[str], None]) -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop.set)
+        stop_on_signals(self._stop.set)
         try:
             url = await self._start_all(brokers, port)
             if url is not None:

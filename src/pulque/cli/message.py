@@ -11,6 +11,7 @@ from pulque.cli.messages import MessageOutput, message_fields, print_message
 from pulque.cli.options import Timeout, Url, open_client
 from pulque.cli.output import (
     instant,
+    nothing_there,
     print_broker_table,
     print_line,
     print_table,
@@ -51,10 +52,12 @@ def find(  # one for each option
     ] = None,
     since: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Stored then, or later; with a time zone."),
+        typer.Option(
+            metavar="TIME", help="Stored then, or later: an instant, or 2h for 2 hours ago."
+        ),
     ] = None,
     until: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Stored before that; with a time zone.")
+        str | None, typer.Option(metavar="TIME", help="Stored before that; written alike.")
     ] = None,
     number: Annotated[int, typer.Option("-n", min=1, max=1000, help="At most so many.")] = 32,
     copies: Copies = False,
@@ -68,7 +71,8 @@ def find(  # one for each option
     Exits with 4 if there are none, and with 3 if a broker did not answer, so that some may be
     missing.
     """
-    first, last = parse_instant(since, "--since"), parse_instant(until, "--until")
+    first = parse_instant(since, "--since", is_past=True)
+    last = parse_instant(until, "--until", is_past=True)
     with open_client(context, url, timeout) as client:
         found = client.messages.find(
             subject,
@@ -90,7 +94,7 @@ def find(  # one for each option
     if found.missing:
         raise typer.Exit(ExitCode.UNREACHABLE)
     if not found:
-        raise typer.Exit(ExitCode.NOTHING)
+        raise nothing_there(f"no such messages of {subject} are stored")
 
 
 @app.command()
@@ -123,8 +127,7 @@ def show(
         with open_client(context, url, timeout) as client:
             message = client.messages.get(what, copies=copies)
     except UnknownMessageError as error:
-        print_warning(str(error))
-        raise typer.Exit(ExitCode.NOTHING) from None
+        raise nothing_there(str(error)) from None
     if output is not MessageOutput.TABLE:
         print_message(message, output)
         return

@@ -4,11 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
 from pulque.cli.output import Output
+from pulque.cli.times import parse_seconds
 from pulque.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ __all__ = [
     "Tools",
     "Url",
     "open_client",
+    "opened",
 ]
 
 
@@ -49,7 +51,12 @@ Url = Annotated[
 ]
 Timeout = Annotated[
     float,
-    typer.Option("--timeout", min=0, metavar="SECONDS", help="How long to wait for the broker."),
+    typer.Option(
+        "--timeout",
+        parser=parse_seconds,
+        metavar="TIME",
+        help="How long to wait for the broker: 10 or 10s, 2m.",
+    ),
 ]
 OutputOption = Annotated[
     Output,
@@ -89,6 +96,18 @@ AcksOption = Annotated[
     Acks,
     typer.Option("--acks", help="How durable a message must be before it counts as sent."),
 ]
+
+
+def opened(file: str, option: str = "") -> BinaryIO:
+    """Open a file that a command is to read.
+
+    Raises:
+        UsageError: It cannot be opened.
+    """
+    try:
+        return Path(file).open("rb")
+    except OSError as error:
+        raise UsageError(f"{option}{file}: {error.strerror}") from None
 
 
 def open_client(context: typer.Context, url: str | None, timeout: float) -> "Client":

@@ -5,9 +5,8 @@ from typing import Annotated
 import typer
 
 from pulque.cli.api import DEFAULT_ADMIN, Admin, open_admin, path_of
-from pulque.cli.exits import ExitCode
 from pulque.cli.options import OutputOption, Timeout
-from pulque.cli.output import Output, print_json, print_line, print_table
+from pulque.cli.output import Output, nothing_there, print_json, print_line, print_table
 
 __all__ = ["ordered", "skip"]
 
@@ -47,7 +46,8 @@ def ordered(
             ],
         )
     if not rows:
-        raise typer.Exit(ExitCode.NOTHING)
+        who = "no group consumes" if group is None else f"group {group} does not consume"
+        raise nothing_there(f"{who} {subject} in order")
 
 
 def skip(  # one for each option

@@ -11,6 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 
+import typer
+
+from pulque.cli.exits import ExitCode
 from pulque.settings.foreign import escaped
 
 __all__ = [
@@ -19,6 +22,7 @@ __all__ = [
     "forget_stdout",
     "instant",
     "json_text",
+    "nothing_there",
     "print_broker_table",
     "print_bytes",
     "print_json",
@@ -105,6 +109,12 @@ def _print_plain(rows: Sequence[Sequence[str]]) -> None:
 def print_warning(text: str) -> None:
     """Tell something on stderr that is no error."""
     print(escaped(text), file=sys.stderr)
+
+
+def nothing_there(text: str) -> typer.Exit:
+    """Say on stderr that there is nothing, and return what ends the command with its code."""
+    print_warning(text)
+    return typer.Exit(ExitCode.NOTHING)
 
 
 def flush() -> None:

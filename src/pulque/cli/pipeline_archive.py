@@ -3,9 +3,10 @@
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,13 +14,22 @@ import typer
 from pulque.cli.exits import ExitCode
 from pulque.cli.options import OutputOption, Url, open_client
 from pulque.cli.output import Output, flush, print_json, print_line, print_warning
-from pulque.cli.pipeline_options import LakeOption, SparkOption, pipeline_extra, start_spark
+from pulque.cli.pipeline_options import (
+    LakeOption,
+    SparkOption,
+    VerboseOption,
+    pipeline_extra,
+    start_spark,
+)
 from pulque.cli.settings import DEFAULT_DIRECTORY
 from pulque.errors import StorageError
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from pulque.pipeline.archive import Archiver, Outcome, Runner
     from pulque.pipeline.archive_facts import FactsArchiver
+from pulque.cli.times import parse_seconds
 
 __all__ = ["archive"]
 
@@ -59,9 +69,12 @@ def archive(
     ] = False,
     interval: Annotated[
         float,
-        typer.Option("--interval", min=0.1, metavar="SECONDS", help="How often to look then."),
+        typer.Option(
+            "--interval", parser=parse_seconds, metavar="TIME", help="How often to look then."
+        ),
     ] = 60.0,
     runs_on: SparkOption = "local[*]",
+    verbose: VerboseOption = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Archive sealed segments: a copy of each, and its messages as rows of a Delta table.
@@ -77,7 +90,8 @@ def archive(
         from pulque.pipeline.archive import Archiver, broker_of
         from pulque.pipeline.archive_facts import FactsArchiver
 
-        name, runner = broker_of(data, broker), _runner(runs_on)
+        name = broker_of(data, broker)
+        runner = _runner(partial(start_spark, runs_on, is_verbose=verbose))
         messages = Archiver(lake, data, name, runner, should_stop=stop.is_set)
         facts = FactsArchiver(lake, data, name, runner)
         has_failed = _run(data, messages, facts, output, keep_going=keep_going)
@@ -93,11 +107,11 @@ def archive(
         raise typer.Exit(ExitCode.FAILED)
 
 
-def _runner(runs_on: str) -> Any:
+def _runner(spark: Callable[[], "SparkSession"]) -> Any:
     def start() -> "Runner":
         from pulque.pipeline.archive import run_on_spark
 
-        return run_on_spark(start_spark(runs_on))
+        return run_on_spark(spark())
 
     return start
 
@@ -140,6 +154,8 @@ def _print(outcome: "Outcome", what: str, output: Output) -> bool:
         print_line(f"segment {outcome.base}: {kind}: {outcome.reason}")
     else:
         note = ", by another run" if outcome.was_there else ""
+        if outcome.quarantined:
+            note += f"; {outcome.quarantined} more cannot be decoded: see table quarantine"
         print_line(
             f"segment {outcome.base}: {outcome.messages} {what}, {outcome.size / _MIB:.1f} MiB, "
             f"{outcome.files} files{note}"
@@ -172,7 +188,7 @@ def _progress(archiver: "Archiver") -> Iterator[Any]:
 
 @contextmanager
 def _stopping(*, is_wanted: bool) -> Iterator[threading.Event]:
-    """Turn SIGTERM and Ctrl-C into a wish to stop, if the command runs on and on."""
+    """Stop politely at SIGTERM and Ctrl-C, and ignore SIGHUP, if the command runs on and on."""
     stop = threading.Event()
     if not is_wanted:
         yield stop
@@ -183,6 +199,7 @@ def _stopping(*, is_wanted: bool) -> Iterator[threading.Event]:
         threading.Thread(target=stop.set).start()
 
     before = {each: signal.signal(each, ask) for each in (signal.SIGTERM, signal.SIGINT)}
+    before[signal.SIGHUP] = signal.signal(signal.SIGHUP, lambda *_: None)
     try:
         yield stop
     finally:

@@ -14,6 +14,7 @@ from pulque.cli.pipeline_options import (
     SparkOption,
     SubjectOption,
     UntilOption,
+    VerboseOption,
     parse_instant,
     pipeline_extra,
     start_spark,
@@ -49,6 +50,7 @@ def audit(
         ),
     ] = None,
     runs_on: SparkOption = "local[*]",
+    verbose: VerboseOption = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Prove from an archive that nothing was lost: sent = stored = settled + dead + waiting.
@@ -63,7 +65,7 @@ def audit(
         from pulque.pipeline.lake import MESSAGES, Table
 
         Table(lake, MESSAGES).open()  # before Spark is started for nothing
-        spark = start_spark(runs_on)
+        spark = start_spark(runs_on, is_verbose=verbose)
         scope = Scope(subject, group)
         result = compare(spark, lake, scope, since=begin, until=end, receipts=receipts)
     if output is Output.JSON:

@@ -1,13 +1,15 @@
 """What the commands of ``pulque pipeline`` share."""
 
 import os
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pulque.cli.times import before_now
 from pulque.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ __all__ = [
     "SparkOption",
     "SubjectOption",
     "UntilOption",
+    "VerboseOption",
     "parse_header",
     "parse_instant",
     "pipeline_extra",
@@ -31,6 +34,8 @@ __all__ = [
 ]
 
 _EXTRA = {"deltalake", "duckdb", "numpy", "pandas", "py4j", "pyarrow", "pyspark"}
+
+_STDERR = 2
 
 LakeOption = Annotated[
     str,
@@ -44,7 +49,12 @@ LakeOption = Annotated[
 ]
 SparkOption = Annotated[
     str,
-    typer.Option("--master", metavar="URL", help="Where Spark runs: local[*], spark://…, yarn."),
+    typer.Option(
+        "--master", metavar="URL", help="Where Spark runs: local[*], spark://…, yarn, sc://…"
+    ),
+]
+VerboseOption = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Show Spark's own log, on stderr.")
 ]
 IdOption = Annotated[
     str | None, typer.Option("--id", metavar="ID", help="Of this id: 32 hexadecimal digits.")
@@ -89,8 +99,12 @@ def pipeline_extra() -> Iterator[None]:
         ) from None
 
 
-def start_spark(runs_on: str) -> "SparkSession":
+def start_spark(runs_on: str, *, is_verbose: bool = False) -> "SparkSession":
     """Start Spark, or join the session that runs.
+
+    Args:
+        runs_on: Spark's master, or a server of Spark Connect.
+        is_verbose: Whether what Spark logs goes to stderr, or nowhere.
 
     Raises:
         ConfigError: It does not start.
@@ -101,29 +115,55 @@ def start_spark(runs_on: str) -> "SparkSession":
 
     # Spark's own 200 partitions of each shuffle are meant for clusters.
     partitions = {"spark.sql.shuffle.partitions": str(2 * (os.cpu_count() or 2))}
+    settings = partitions if runs_on.startswith("local") else {}
     try:
-        return spark_session(runs_on, settings=partitions if runs_on.startswith("local") else {})
+        with nullcontext() if is_verbose else _quiet_children():
+            return spark_session(
+                runs_on, settings=settings, log_level="WARN" if is_verbose else "ERROR"
+            )
     except PySparkException as error:
         line = str(error).splitlines()[0]
-        raise ConfigError(f"Spark did not start: {line} (is Java 17 installed?)") from None
+        raise ConfigError(
+            f"Spark did not start: {line} (is Java 17 installed? --verbose shows Spark's log)"
+        ) from None
+
+
+@contextmanager
+def _quiet_children() -> Iterator[None]:
+    """Let the processes that are started meanwhile write nothing to stderr.
+
+    Java warns on its own stderr before it has read any setting of how much to log.
+    """
+    sys.stderr.flush()
+    kept = os.dup(_STDERR)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, _STDERR)
+        yield
+    finally:
+        os.dup2(kept, _STDERR)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def parse_instant(text: str | None, option: str) -> datetime | None:
-    """Read an instant: ISO 8601, in UTC unless it says otherwise, or milliseconds since 1970.
+    """Read an instant: ISO 8601 (UTC if no zone is given), milliseconds since 1970, or ``2h`` ago.
 
     Raises:
-        UsageError: It is neither.
+        UsageError: It is none of them.
     """
     if text is None:
         return None
+    if (ago := before_now(text)) is not None:
+        return ago
     try:
         if text.isascii() and text.isdigit() and len(text) > 8:
             return datetime.fromtimestamp(int(text) / 1000, UTC)
         found = datetime.fromisoformat(text)
     except (ValueError, OverflowError, OSError):
         raise UsageError(
-            f"{option} {text!r} is no instant: 2026-11-16, 2026-11-16T12:30:00 and milliseconds "
-            "since 1970 are"
+            f"{option} {text!r}: allowed are 2026-11-16, 2026-11-16T12:30:00, milliseconds since "
+            "1970, and 2h for 2 hours ago"
         ) from None
     return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 

@@ -6,9 +6,15 @@ from typing import Annotated, Any
 
 import typer
 
-from pulque.cli.exits import ExitCode
 from pulque.cli.options import OutputOption
-from pulque.cli.output import Output, instant, print_json, print_table
+from pulque.cli.output import (
+    Output,
+    instant,
+    nothing_there,
+    print_json,
+    print_table,
+    print_warning,
+)
 from pulque.cli.pipeline_options import (
     BeginOption,
     EndOption,
@@ -46,7 +52,7 @@ def query(
     text in JSON if they are UTF-8, else base64. Exits with 4 if nothing matches.
     """
     with pipeline_extra():
-        from pulque.pipeline.query import Question, ask
+        from pulque.pipeline.query import Question, ask, quarantined
 
         question = Question(
             id=message_id,
@@ -58,13 +64,19 @@ def query(
             limit=limit,
         )
         rows = ask(lake, question)
+        left_out = quarantined(lake, question)
     if output is Output.JSON:
         for row in rows:
             print_json(_in_json(row))
     elif rows:
         print_table(_COLUMNS, [[_cell(row[name]) for name in _COLUMNS] for row in rows])
+    if left_out:
+        print_warning(
+            f"{left_out} messages of these subjects and this time cannot be decoded; "
+            "their batches are in the table quarantine"
+        )
     if not rows:
-        raise typer.Exit(ExitCode.NOTHING)
+        raise nothing_there("no such messages are archived")
 
 
 def _in_json(row: dict[str, Any]) -> dict[str, Any]:

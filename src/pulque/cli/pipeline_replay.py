@@ -21,6 +21,7 @@ from pulque.cli.pipeline_options import (
     parse_instant,
     pipeline_extra,
 )
+from pulque.errors import UsageError
 
 __all__ = ["replay"]
 
@@ -43,6 +44,9 @@ def replay(
     begin: BeginOption = None,
     end: EndOption = None,
     header: HeaderOption = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="All messages of the archive, instead of some.")
+    ] = False,
     rate: Annotated[
         float | None, typer.Option("--rate", metavar="N", help="At most so many per second.")
     ] = None,
@@ -57,10 +61,16 @@ def replay(
     They are new messages; the header origin_id names the one they were made from. Retries and
     dead letters of groups are left out: their originals are there. Exits with 4 if there are none.
     """
+    conditions = (message_id, key, subject, begin, end, *(header or ()))
+    if everything == any(each is not None for each in conditions):
+        raise UsageError(
+            "which messages? give --id, --key, --subject, --from, --to or --header, or else --all"
+        )
     with pipeline_extra():
         from pulque.pipeline import replay as work
         from pulque.pipeline.query import Question
 
+        work.check_rate(rate)
         question = Question(
             id=message_id,
             key=key,

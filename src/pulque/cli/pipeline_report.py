@@ -14,6 +14,7 @@ from pulque.cli.pipeline_options import (
     LakeOption,
     SparkOption,
     SubjectOption,
+    VerboseOption,
     parse_instant,
     pipeline_extra,
     start_spark,
@@ -60,6 +61,7 @@ def report(
         typer.Option("--html", metavar="FILE", help="Write a page with plots there, too."),
     ] = None,
     runs_on: SparkOption = "local[*]",
+    verbose: VerboseOption = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Tell from an archive how much was sent, how fast it was handled, and what failed.
@@ -74,7 +76,7 @@ def report(
         from pulque.pipeline.report import report as compute
 
         Table(lake, MESSAGES).open()  # before Spark is started for nothing
-        spark = start_spark(runs_on)
+        spark = start_spark(runs_on, is_verbose=verbose)
         found = compute(spark, lake, Scope(subject, group), since=begin, until=end)
         if page is not None:
             _write_page(found, page)

@@ -9,17 +9,20 @@ import typer
 from pulque.cli.options import OutputOption
 from pulque.cli.output import Output, print_json, print_line
 from pulque.cli.pipeline_options import LakeOption, pipeline_extra
+from pulque.cli.times import parse_span_with_unit
+from pulque.errors import UsageError
 
 __all__ = ["compact", "expire"]
 
 _MIB = 1024 * 1024
 
 UnusedOption = Annotated[
-    int,
+    timedelta,
     typer.Option(
         "--unused-for",
-        min=0,
-        metavar="HOURS",
+        parser=parse_span_with_unit,
+        metavar="TIME",
+        show_default="7d",
         help="Remove files that the table does not name for so long; whoever reads an older "
         "state of the table, or archives, needs them.",
     ),
@@ -32,7 +35,7 @@ def compact(
     file_size: Annotated[
         int, typer.Option("--file-size", min=1, metavar="MIB", help="How large files become.")
     ] = 256,
-    unused_for: UnusedOption = 168,
+    unused_for: UnusedOption = timedelta(days=7),
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Put small files together, and remove those that nobody needs any more."""
@@ -40,7 +43,7 @@ def compact(
         from pulque.pipeline import upkeep
 
         done = upkeep.compact(lake, file_bytes=file_size * _MIB)
-        removed = upkeep.sweep(lake, timedelta(hours=unused_for))
+        removed = upkeep.sweep(lake, unused_for)
     if output is Output.JSON:
         print_json({**asdict(done), "removed": removed})
     else:
@@ -54,19 +57,26 @@ def expire(
     *,
     lake: LakeOption,
     older_than: Annotated[
-        int,
-        typer.Option("--older-than", min=1, metavar="DAYS", help="What was stored before then."),
+        timedelta,
+        typer.Option(
+            "--older-than",
+            parser=parse_span_with_unit,
+            metavar="TIME",
+            help="What was stored before then, such as 365d.",
+        ),
     ],
-    unused_for: UnusedOption = 168,
+    unused_for: UnusedOption = timedelta(days=7),
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Let go of old messages, by whole days, and of the copies of segments that held them."""
+    if older_than < timedelta(days=1):
+        raise UsageError("--older-than must be a day or more, as days go whole")
     with pipeline_extra():
         from pulque.pipeline import upkeep
 
-        before = (datetime.now(UTC) - timedelta(days=older_than)).date()
+        before = (datetime.now(UTC) - older_than).date()
         done = upkeep.expire(lake, before)
-        removed = upkeep.sweep(lake, timedelta(hours=unused_for))
+        removed = upkeep.sweep(lake, unused_for)
     if output is Output.JSON:
         print_json({**asdict(done), "removed": removed})
     else:

@@ -11,6 +11,7 @@ from pulque.cli.group import parse_place
 from pulque.cli.messages import MessageOutput, print_message
 from pulque.cli.options import Url, open_client
 from pulque.cli.output import flush
+from pulque.cli.times import parse_seconds
 from pulque.client.filters import parse_filter
 from pulque.errors import UsageError
 
@@ -41,7 +42,9 @@ def pull(
     number: Annotated[int, typer.Option("-n", min=1, help="Stop after this many messages.")] = 1,
     timeout: Annotated[
         float,
-        typer.Option(min=0, metavar="SECONDS", help="Stop after this time, with what there is."),
+        typer.Option(
+            parser=parse_seconds, metavar="TIME", help="Stop after this time, with what there is."
+        ),
     ] = 5.0,
     nack: Annotated[
         bool, typer.Option("--nack", help="Nack instead of ack: they will come again.")
@@ -50,7 +53,9 @@ def pull(
     delay: Annotated[
         float | None,
         typer.Option(
-            metavar="SECONDS", help="With --nack: when they come again; else as the group says."
+            parser=parse_seconds,
+            metavar="TIME",
+            help="With --nack: when they come again; else as the group says.",
         ),
     ] = None,
     start: Annotated[

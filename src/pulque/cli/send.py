@@ -6,13 +6,12 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 from itertools import repeat
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
 
 from pulque.cli.delayed import AtOption, DelayOption, LevelOption, parse_delay, parse_instant
-from pulque.cli.options import Acks, AcksOption, OutputOption, Timeout, Url, open_client
+from pulque.cli.options import Acks, AcksOption, OutputOption, Timeout, Url, open_client, opened
 from pulque.cli.output import Output, instant, print_json, print_line
 from pulque.errors import UsageError
 from pulque.model.names import DEFAULT_LEVEL, MAX_LEVEL
@@ -198,8 +197,5 @@ def _open(file: str) -> Iterator[bytes]:
     if file == "-":
         yield from sys.stdin.buffer
         return
-    try:
-        with Path(file).open("rb") as opened:
-            yield from opened
-    except OSError as error:
-        raise UsageError(f"--file {file}: {error.strerror}") from None
+    with opened(file, "--file ") as source:
+        yield from source

@@ -18,6 +18,7 @@ _OF_EACH = (
     "messages_delivered",
     "messages_left",
     "messages_waiting",
+    "messages_damaged",
     "is_full",
 )
 

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from pulque.cli.api import DEFAULT_ADMIN, Admin, open_admin, path_of
-from pulque.cli.exits import ExitCode
 from pulque.cli.options import OutputOption, Timeout
-from pulque.cli.output import Output, print_json, print_line, print_table
+from pulque.cli.output import Output, nothing_there, print_json, print_line, print_table
+from pulque.model.names import parse_subject
 
 __all__ = ["app"]
 
@@ -49,7 +49,7 @@ def list_subjects(
     elif rows:
         print_table(("subject", "partitions", "broker groups", "sends"), list(map(_line, rows)))
     if not rows:
-        raise typer.Exit(ExitCode.NOTHING)
+        raise nothing_there("there are no subjects")
 
 
 @app.command()
@@ -99,6 +99,8 @@ def create(
     """Create subjects ahead of their first send; those that exist stay as they are."""
     client = open_admin(admin, timeout)
     for subject in subjects:
+        parse_subject(subject)  # before any of them is created
+    for subject in subjects:
         found = client.ask("POST", "/subjects", {"subject": subject, "broker_groups": on or []})
         if partitions is not None and found["taking"] < partitions:
             body = {"partitions": partitions}
@@ -113,6 +115,15 @@ def extend(
     partitions: Annotated[
         int, typer.Option(min=1, help="How many are to take messages.", show_default=False)
     ],
+    on: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="BROKER-GROUP",
+            help="Where an added partition goes; else they stay where the subject is. "
+            "May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     admin: Admin = DEFAULT_ADMIN,
     timeout: Timeout = 10.0,
     output: OutputOption = Output.TABLE,
@@ -123,7 +134,7 @@ def extend(
     after they have settled all that is in them.
     """
     client = open_admin(admin, timeout)
-    body = {"partitions": partitions}
+    body = {"partitions": partitions, "broker_groups": on or []}
     _print_changed(client.ask("POST", path_of("subjects", subject, "extend"), body), output)
 
 

@@ -115,12 +115,15 @@ class FakeCluster:
             self.placed[name] = self._places(name, number, groups)
         return self._placed(name)
 
-    async def extend_subject(self, name: Subject, partitions: int) -> PlacedSubject:
+    async def extend_subject(
+        self, name: Subject, partitions: int, broker_groups: Sequence[str] = ()
+    ) -> PlacedSubject:
         if name not in self.placed:
             raise UnknownSubjectError(f"there is no subject {name}")
         if partitions < len(self.placed[name]):
             raise NotAllowedError(f"{name} has {len(self.placed[name])} partitions already")
-        self.placed[name] = self._places(name, partitions, sorted(self.known))
+        groups = list(broker_groups) or sorted(self.known)
+        self.placed[name] = self._places(name, partitions, groups)
         return self._placed(name)
 
     async def merge_subject(self, name: Subject, partitions: int) -> PlacedSubject:

@@ -1,6 +1,10 @@
 """The commands on top of the API: tables for people, JSON for scripts, exit codes."""
 
+import contextlib
 import json
+import os
+import socket
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -69,6 +73,9 @@ def test_subjects(command: Command) -> None:
         "b",
     ]
     assert command("subject", "extend", "a", "--partitions", "3")[1] == "a has 3 partitions\n"
+    assert command("subject", "extend", "a", "--partitions", "4", "--on", "b2")[0] == 0
+    (shown,) = rows(command("subject", "show", "a", "-o", "json"))
+    assert {each["broker_group"] for each in shown["partitions"]} == {"b2"}
     assert command("subject", "read-only", "a")[1] == "a takes no sends\n"
     assert "takes no sends" in command("subject", "show", "a")[1]
     assert command("subject", "read-only", "a", "--off", "-o", "json")[1] == '{"read_only": []}\n'
@@ -79,11 +86,74 @@ def test_what_the_server_refuses_is_the_commands_error(command: Command) -> None
     assert (code, out) == (1, "")
     assert err.startswith("error: UnknownSubjectError: there is no subject nothing")
     code, _, err = command("subject", "create", "a\x1b[31m\nb")
-    assert code == 1
+    assert code == 2
     assert "\x1b" not in err
     assert len(err.splitlines()) == 1
     assert command("broker", "remove", "b1")[0] == 1
     assert command("subject", "extend", "a")[0] == 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["subject", "read-only", ""],
+        ["subject", "create", "good", "bad name"],
+        ["subject", "create", ""],
+        ["subject", "show", "bad name"],
+        ["subject", "extend", "bad name", "--partitions", "2"],
+        ["group", "lag", ""],
+        ["group", "lag", "bad name"],
+        ["group", "ordered", "bad name"],
+        ["dead", "count", "bad name"],
+        ["broker", "drain", "bad name"],
+    ],
+    ids=" ".join,
+)
+def test_a_name_that_is_not_allowed_is_wrong_usage_told_in_words(
+    command: Command, cluster: FakeCluster, arguments: list[str]
+) -> None:
+    code, out, err = command(*arguments)
+
+    assert (code, out) == (2, "")
+    assert err.startswith("error: InvalidNameError: ")
+    assert "^[A-Za-z" not in err
+    assert cluster.placed == {}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["subject", "list"],
+        ["dead", "count", "nosuch"],
+        ["dead", "count", "--group", "nosuch"],
+        ["group", "ordered", "nosuch"],
+        ["group", "ordered", "nosuch", "--group", "g"],
+    ],
+    ids=" ".join,
+)
+def test_that_there_is_nothing_is_said(command: Command, arguments: list[str]) -> None:
+    code, out, err = command(*arguments)
+
+    assert (code, out, len(err.splitlines())) == (4, "", 1)
+    assert all(name in err for name in arguments[2:] if not name.startswith("-"))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["cluster", "import", "/nonexistent"],
+        ["send", "orders", "--file", "/nonexistent"],
+        ["dead", "resend", "orders", "1", "--group", "g", "--file", "/nonexistent"],
+        ["log", "dump", "/nonexistent"],
+    ],
+    ids=" ".join,
+)
+def test_a_file_that_is_not_there_is_wrong_usage(command: Command, arguments: list[str]) -> None:
+    code, out, err = command(*arguments)
+
+    assert (code, out) == (2, "")
+    assert err.startswith("error: UsageError: ")
+    assert "/nonexistent: No such file or directory" in err
 
 
 @pytest.mark.parametrize(
@@ -107,6 +177,58 @@ def test_nobody_there_is_told_as_such(
     assert code in {1, 3}
     assert err.startswith("error: ")
     assert len(err.splitlines()) == 1
+
+
+class DeafServer:
+    """Hears requests, and closes each connection without an answer."""
+
+    def __init__(self) -> None:
+        self.heard: list[bytes] = []
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._listen)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        while True:
+            with self._socket.accept()[0] as line:
+                heard = line.recv(65536)
+                if not heard:
+                    return
+                self.heard.append(heard.partition(b" ")[0])
+
+    def close(self) -> None:
+        socket.create_connection(self._socket.getsockname()).close()
+        self._thread.join()
+        self._socket.close()
+
+
+@pytest.fixture
+def deaf() -> Iterator[DeafServer]:
+    with contextlib.closing(DeafServer()) as server:
+        yield server
+
+
+def test_the_next_address_is_asked_when_one_does_not_answer(
+    command: Command, deaf: DeafServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = os.environ["PULQUE_ADMIN"]
+    monkeypatch.setenv("PULQUE_ADMIN", f"http://127.0.0.1:1,{deaf.url},{url}")
+    # Nobody is at the first, and the second hears a read, or what may be repeated.
+    assert command("cluster", "show")[0] == 0
+    assert command("broker", "read-only", "b1") == (0, "b1 takes no sends\n", "")
+    assert deaf.heard == [b"GET", b"PUT"]
+
+    # Whether this was done is not known, and nobody else is asked to do it again.
+    code, out, err = command("subject", "create", "orders")
+    assert (code, out, deaf.heard[2:]) == (3, "", [b"POST"])
+    assert "whether it was done is not known" in err
+    monkeypatch.setenv("PULQUE_ADMIN", f"http://127.0.0.1:1,{url.removeprefix('http://')}")
+    assert "orders" not in command("subject", "list")[1]
+    assert command("subject", "create", "orders")[0] == 0
+
+    code, _, err = command("subject", "list", "--admin", f"http://127.0.0.1:1,{deaf.url}")
+    assert (code, "127.0.0.1:1 " in err, deaf.url in err) == (3, True, True)
 
 
 def test_brokers(command: Command, cluster: FakeCluster) -> None:
@@ -180,10 +302,10 @@ def test_the_cluster_and_its_definitions(
     definitions = {**json.loads(file.read_text()), "groups": []}  # those of other tests
     file.write_text(json.dumps(definitions, indent=2))
     cluster.placed.clear()
-    code, out, _ = command("cluster", "import", str(file), "--dry-run")
+    code, out, _ = command("cluster", "import", str(file))
     assert (code, out.splitlines()[:2]) == (0, ["would be created: one", "would be created: two"])
     assert cluster.placed == {}
-    assert command("cluster", "import", str(file))[0] == 0
+    assert command("cluster", "import", str(file), "--yes")[0] == 0
     again = json.loads(command("cluster", "export")[1])
     assert {**again, "groups": []} == definitions
     file.write_text("[" * 100_000)

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Self
 
 import pytest
 
@@ -41,7 +42,7 @@ def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         (DisconnectedError("x"), 3),
         (RequestTimeoutError("x"), 3),
         (OverloadedError("x"), 1),
-        (InvalidNameError("x"), 1),
+        (InvalidNameError("x"), 2),
         (StorageFullError("x"), 1),
         (PulqueError("x"), 1),
     ],
@@ -53,6 +54,46 @@ def test_an_error_has_its_exit_code_and_one_plain_line(
 
     assert ended == exit_code_of(error) == code
     assert capsys.readouterr().err == f"error: {type(error).__name__}: x\n"
+
+
+class EmptyClient(FakeClient):
+    """Of a cluster in which there is nothing."""
+
+    def groups(self, subject: str | None) -> list[object]:
+        return []
+
+    def statuses(self) -> dict[str, dict[str, object]]:
+        return {}
+
+    def delayed(self, subject: str | None) -> Self:
+        return self
+
+    def next(self, number: int, **_: object) -> list[object]:
+        return []
+
+    def stuck(self, number: int) -> list[object]:
+        return []
+
+    def counts(self, *_: object) -> list[object]:
+        return []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["group", "list", "nosuch"], "no groups have consumed nosuch here"),
+        (["group", "list", "nosuch", "-o", "json"], "no groups have consumed nosuch here"),
+        (["group", "list"], "no groups have consumed here"),
+        (["delay", "list", "nosuch"], "no messages of nosuch wait"),
+        (["delay", "stuck", "nosuch"], "no messages of nosuch are overdue"),
+        (["delay", "counts"], "no messages wait"),
+    ],
+)
+def test_that_there_is_nothing_is_said_on_stderr(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(EmptyClient(), *arguments) == ExitCode.NOTHING
+    assert capsys.readouterr() == ("", f"{said}\n")
 
 
 def test_foreign_text_in_an_error_is_escaped(capsys: pytest.CaptureFixture[str]) -> None:

@@ -176,3 +176,25 @@ def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     for name in ("list", "counts", "stuck", "show", "cancel", "reschedule"):
         assert name in out
+
+
+@pytest.mark.parametrize("text", ["90", "90.0", "90s", "1m30s", "PT1M30S"])
+def test_durations_read_the_same_everywhere(
+    command: Command, delay: FakeDelay, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    assert command("send", "orders", "tea", "--delay", text, "--timeout", text) == 0
+    ((due_ms, _),) = delay.scheduled.values()
+    due = datetime.fromtimestamp(due_ms / 1000, UTC)
+    assert abs(due - datetime.now(UTC) - timedelta(seconds=90)) < timedelta(seconds=60)
+    assert command("delay", "list", "--timeout", text) == 0
+    assert command("delay", "list", "--timeout", f"-{text}") == 2
+    assert command("delay", "list", "--timeout", "soon") == 2
+    assert "a duration is written like" in capsys.readouterr().err
+
+
+def test_a_bare_number_removes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    tools = Tools(connect=pulque.connect)
+    for wrong in ("365", "1h"):
+        expire = ["pipeline", "expire", "--lake", ".", "--older-than", wrong]
+        assert run(expire, tools) == 2
+    assert "a day or more" in capsys.readouterr().err

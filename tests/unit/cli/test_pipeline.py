@@ -31,7 +31,7 @@ sys.exit(run_process(sys.argv[1:]))
         (["archive", "--lake", "lake", "--data", "."], "pyarrow"),
         (["query", "--lake", "lake"], "pyarrow"),
         (["compact", "--lake", "."], "deltalake"),
-        (["expire", "--lake", ".", "--older-than", "7"], "pyarrow"),
+        (["expire", "--lake", ".", "--older-than", "7d"], "pyarrow"),
     ],
 )
 def test_what_is_not_installed_is_told(arguments: list[str], missing: str) -> None:
@@ -67,6 +67,7 @@ def test_following_goes_on_until_it_is_told_to_stop(tmp_path: Path) -> None:
             assert follower.stdout is not None
             first = json.loads(follower.stdout.readline())
             assert (first["state"], first["base"], first["messages"]) == ("archived", 0, 1)
+            follower.send_signal(signal.SIGHUP)  # which no long-running command ends at
             client.send("orders", b"second")
             client.seal()
             second = json.loads(follower.stdout.readline())
