@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pulque.broker.server import DataDirectory
 from pulque.errors import PulqueError, StorageFullError
 from pulque.model.names import ConsumerId, Group
-from pulque.net.server import Connection, Handler
+from pulque.net.server import Connection, Handler, Work
 from pulque.storage.files import Buffer, File
 from pulque.wire.frame import Frame
 from pulque.wire.requests import Heartbeat, Opcode, Pull, decode_request
 from pulque.wire.responses import encode_error
 
-__all__ = ["BreakableFiles", "BreakableHandler"]
+__all__ = ["BreakableFiles", "BreakableHandler", "SendFaults"]
 
 
 class BreakableFiles:
@@ -67,6 +67,9 @@ class BreakableFiles:
     def free_bytes(self) -> int:
         return 0 if self.is_full else self._inner.free_bytes()
 
+    def random_bytes(self, count: int) -> bytes:
+        return self._inner.random_bytes(count)
+
     def lock(self) -> None:
         self._inner.lock()
 
@@ -108,20 +111,20 @@ class _BreakableFile:
 
 
 @dataclass(slots=True)
-class _Failing:
-    """Sends that are to fail."""
+class SendFaults:
+    """Sends that are to fail, at whichever server they arrive first."""
 
-    left: int
-    error: PulqueError | None
+    left: int = 0
+    error: PulqueError | None = None
     """What they are refused with; None if they are stored and only their answer is lost."""
 
 
 class BreakableHandler:
-    """Stands before a broker's handler of requests. Lives in the broker's event loop."""
+    """Stands before a server's handler of requests. Lives in the server's event loop."""
 
-    def __init__(self, inner: Handler) -> None:
+    def __init__(self, inner: Handler, faults: SendFaults) -> None:
         self._inner = inner
-        self._failing: _Failing | None = None
+        self._faults = faults
         self._heard_of: dict[Connection, set[tuple[Group, ConsumerId]]] = {}
         self.is_dead = False
         """Whether nobody is to hear anything any more."""
@@ -131,21 +134,17 @@ class BreakableHandler:
         """The consumers that have a connection."""
         return set().union(*self._heard_of.values())
 
-    def fail_sends(self, times: int, error: PulqueError | None) -> None:
-        """Let the next sends fail; with None they are stored, and their answer is lost."""
-        self._failing = _Failing(times, error) if times else None
-
-    def handle(self, connection: Connection, frame: Frame) -> None:
+    def handle(self, connection: Connection, frame: Frame) -> Work | None:
         """Answer a frame, or not."""
         if self.is_dead:
             connection.abort()
-            return
-        if frame.opcode == Opcode.SEND and self._failing is not None:
-            self._fail(connection, frame, self._failing)
-            return
+            return None
+        if frame.opcode == Opcode.SEND and self._faults.left:
+            self._fail(connection, frame)
+            return None
         if frame.opcode in (Opcode.PULL, Opcode.HEARTBEAT):
             self._listen(connection, frame)
-        self._inner.handle(connection, frame)
+        return self._inner.handle(connection, frame)
 
     def pause(self, connection: Connection) -> None:
         """Pass on that all frames of a connection are handled."""
@@ -156,15 +155,14 @@ class BreakableHandler:
         self._heard_of.pop(connection, None)
         self._inner.closed(connection)
 
-    def _fail(self, connection: Connection, frame: Frame, failing: _Failing) -> None:
-        failing.left -= 1
-        if not failing.left:
-            self._failing = None
-        if failing.error is None:
+    def _fail(self, connection: Connection, frame: Frame) -> None:
+        self._faults.left -= 1
+        error = self._faults.error
+        if error is None:
             self._inner.handle(connection, frame)
             connection.abort()
         else:
-            connection.send([encode_error(failing.error, frame.request_id, frame.epoch)])
+            connection.send([encode_error(error, frame.request_id, frame.epoch)])
 
     def _listen(self, connection: Connection, frame: Frame) -> None:
         """Remember which consumer speaks on a connection, until it says that it leaves."""

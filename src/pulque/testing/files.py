@@ -49,14 +49,17 @@ class MemoryFileSystem:
 
     Args:
         disk: What a power cut left of another one; empty if not given.
+        random: Draws what is stored at random, such as the directory's id. Pass one with a seed
+            to get the same operations in every run.
 
     Attributes:
         room: How many bytes all files together may have; None for no limit.
         cold: Whether reads that must not wait raise ``WouldBlockError``.
     """
 
-    def __init__(self, disk: Disk | None = None) -> None:
+    def __init__(self, disk: Disk | None = None, random: Random | None = None) -> None:
         self.root = "memory"
+        self._random = random or Random()  # noqa: S311  # no secrets here
         self.room: int | None = None
         self.cold = False
         self._disk = disk or Disk()
@@ -86,7 +89,7 @@ class MemoryFileSystem:
             random: Decides where ``cut`` leaves a choice.
         """
         with self._lock:
-            return MemoryFileSystem(self._history.after_power_cut(at, cut, random))
+            return MemoryFileSystem(self._history.after_power_cut(at, cut, random), random)
 
     def contents(self) -> dict[str, bytes]:
         """Return all files as programs see them now, by path."""
@@ -181,6 +184,9 @@ class MemoryFileSystem:
     def free_bytes(self) -> int:
         with self._lock:
             return _UNLIMITED if self.room is None else max(0, self.room - self._used())
+
+    def random_bytes(self, count: int) -> bytes:
+        return self._random.randbytes(count)
 
     def lock(self) -> None:
         """There is nobody to lock out."""

@@ -66,6 +66,7 @@ from pulque.wire.responses import (
 __all__ = ["Handed", "RawConnection", "Run", "expect", "messages_in", "pack_batch"]
 
 T = TypeVar("T", bound=Response)
+_QUESTIONS = 5
 
 
 def pack_batch(
@@ -260,6 +261,16 @@ class RawConnection:
             found, answer = await self.get()
             self._early[found] = answer
         return self._early.pop(request_id)
+
+    async def is_answered(self, request_id: int) -> bool:
+        """Return whether an answer came before those to questions that are asked now.
+
+        Answers come in the order in which the broker gives them, so nobody has to wait for
+        nothing: after some questions, what could be answered before them has been.
+        """
+        for _ in range(_QUESTIONS):
+            await self.ask(Status(), StatusReport)
+        return request_id in self._early
 
     async def ask(self, request: Request, kind: type[T]) -> T:
         """Send a request and return its answer.

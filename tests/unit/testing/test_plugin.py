@@ -19,7 +19,7 @@ def no_other_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_example_of_the_guide_runs(pytester: pytest.Pytester) -> None:
     files = dict(_FILE.findall((DOCS / "guide" / "testing.md").read_text(encoding="utf-8")))
-    assert sorted(files) == ["shop.py", "test_shop.py"]
+    assert sorted(files) == ["shop.py", "test_reminders.py", "test_shop.py"]
     for name, text in files.items():
         (pytester.path / name).write_text(text, encoding="utf-8")
 
@@ -28,7 +28,7 @@ def test_the_example_of_the_guide_runs(pytester: pytest.Pytester) -> None:
         "-p", "pytest_asyncio.plugin", *_PLUGIN, "--asyncio-mode=auto", "-o", scope, "-W", "error"
     )
 
-    result.assert_outcomes(passed=5)
+    result.assert_outcomes(passed=8)
 
 
 def test_the_program_under_test_finds_the_broker_by_itself(pytester: pytest.Pytester) -> None:
