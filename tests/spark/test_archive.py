@@ -261,3 +261,23 @@ def test_kill_9_in_each_phase_neither_loses_nor_doubles(
         again = Archiver(str(lake), str(data), "tested", lambda: run_on_spark(spark))
         assert all(isinstance(each, Archived) for each in again.run())
         assert by_strangers(lake) == sent == by_spark(spark, lake)
+
+
+@pytest.mark.parametrize("is_verbose", [False, True], ids=["quiet", "verbose"])
+def test_a_command_shows_spark_s_own_log_only_if_asked(
+    broker: InProcessBroker, tmp_path: Path, *, is_verbose: bool
+) -> None:
+    fill(broker, 0, 30)
+    arguments = ["--lake", str(tmp_path / "lake"), "--data", str(tmp_path / "data")]
+    options = ["--master", "local[1]", *(["--verbose"] if is_verbose else [])]
+    done = subprocess.run(
+        [sys.executable, "-m", "pulque", "pipeline", "archive", *arguments, *options],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("segment 0: 30 messages")
+    assert ("WARN" in done.stderr) is is_verbose
+    assert is_verbose or not done.stderr

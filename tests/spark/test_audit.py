@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -450,3 +451,82 @@ def test_the_audit_of_a_crash_is_exact(
         line for path in tmp_path.glob("*.handled") for line in path.read_text().splitlines()
     }
     assert len(handled) == stored - dead
+
+
+REWRITTEN: dict[int, dict[str, Any]] = {
+    3: {"body": b"forged"},
+    5: {"key": "another"},
+    8: {"key": None, "order_key": "key-8"},
+    13: {"headers": [("n", "forged")]},
+    21: {"tags": ["cold"]},
+    34: {"created_at": datetime(2020, 1, 1, tzinfo=UTC)},
+    55: {"message_id": "0" * 32},
+    89: {"priority": 9, "segment": 4096},
+}
+"""What is written over the rows of some sequences."""
+
+
+@pytest.fixture(scope="module")
+def plain_lake(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, str]]:
+    """A lake of 200 messages with all parts; and the id of each sequence."""
+    place = tmp_path_factory.mktemp("plain")
+    with InProcessBroker(place / "data", storage={"archive": True}) as broker:
+        with pulque.connect(broker.url) as client, client.producer() as producer:
+            sent = [
+                producer.send(
+                    "orders",
+                    b"body %d" % number,
+                    key=f"key-{number}",
+                    tags=("hot",),
+                    headers={"n": str(number)},
+                )
+                for number in range(200)
+            ]
+            producer.flush()
+            ids = {int(each.result().sequence): each.result().id for each in sent}
+            client.send("others", b"left alone")
+            client.seal()
+        archive(place / "data", place / "lake")
+    return place, ids
+
+
+def rewrite(lake: Path, sequence: int, values: dict[str, Any]) -> None:
+    """Put another row in the place of one of the table's."""
+    condition = f"partition = 'orders' AND sequence = {sequence}"
+    row = rows_of(lake, "messages", condition)
+    for name, value in values.items():
+        at = row.schema.get_field_index(name)
+        row = row.set_column(at, row.field(name), pa.array([value], row.field(name).type))
+    remove(lake, "messages", condition)
+    write_deltalake(str(lake / "messages"), row, mode="append")
+
+
+def damage_copy(lake: Path, body: bytes) -> None:
+    """Turn a body round in the copy of the segment that holds it."""
+    (copy,) = (lake / "raw" / "tested").glob("*.log")
+    data = copy.read_bytes()
+    assert data.count(body) == 1
+    copy.write_bytes(data.replace(body, body[::-1]))
+
+
+def test_rows_and_copies_that_were_rewritten_are_named(
+    spark: SparkSession, plain_lake: tuple[Path, dict[int, str]]
+) -> None:
+    place, ids = plain_lake
+    assert audit(spark, str(place / "lake")).is_exact
+
+    lake = spoil(place, "rewritten")
+    for sequence, values in REWRITTEN.items():
+        rewrite(lake, sequence, values)
+    damage_copy(lake, b"left alone")
+    found = audit(spark, str(lake))
+
+    assert not found.is_exact
+    assert found.wrong == len(REWRITTEN) + 1
+    named = {(each.flaw, each.partition, each.first): each for each in found.found}
+    assert named.pop(("copy_damaged", "others", 0))
+    assert named.keys() == {("rewritten", "orders", each) for each in REWRITTEN}
+    for sequence, values in REWRITTEN.items():
+        each = named["rewritten", "orders", sequence]
+        assert each.note == ", ".join(values)
+        assert each.message_id == ids[sequence]

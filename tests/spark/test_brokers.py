@@ -1,12 +1,16 @@
 """Source and sink over all brokers of a cluster, by way of a meta server or of any broker."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import pulque
+from pulque.errors import UnavailableError, UnknownSubjectError
+from pulque.model.names import parse_partition
 from pulque.testing.cluster import ClusterProcesses
 
 pytest.importorskip("pyspark")
@@ -15,9 +19,11 @@ from pyspark.sql import SparkSession
 from pulque.pipeline.live import LiveLog
 from pulque.pipeline.options import Selection
 from pulque.pipeline.ranges import DataLossError
+from pulque.pipeline.source import PulqueDataSource
 
 pytestmark = pytest.mark.server
 
+MISSED = parse_partition("missed")
 META = {"cluster": {"heartbeat": "300ms"}}
 
 
@@ -93,13 +99,83 @@ def test_a_broker_that_is_away_is_missed(spark: SparkSession, cluster: ClusterPr
     options = {"url": cluster.url, "subscribe": "missed", "failOnDataLoss": "false"}
 
     assert spark.read.format("pulque").options(**options).load().count() == left
-    with LiveLog(cluster.url, timeout_s=1) as log:
-        found = log.partitions(Selection(subjects=("missed",)))
-        with pytest.raises(DataLossError, match="a broker that has messages of missed is away"):
-            log.check_whole(found)
+    with (
+        LiveLog(cluster.url, timeout_s=1) as log,
+        pytest.raises(DataLossError, match="broker-2 has messages of missed and is away"),
+    ):
+        log.check_whole(Selection(subjects=("missed",)))
+    # It may go after that was checked, and before partitions are listed.
+    for selection in (Selection(subjects=("missed",)), Selection(partitions=(MISSED,))):
+        with (
+            LiveLog(cluster.url, timeout_s=1) as log,
+            pytest.raises(UnavailableError, match="broker-2"),
+        ):
+            list(map(log.bounds, log.partitions(selection, must_be_whole=True)))
     cluster["broker-2"].restart()
     with LiveLog(cluster.url, timeout_s=30) as log:
-        log.check_whole(found)
+        log.check_whole(Selection(subjects=("missed",)))
+
+
+class Impatient(LiveLog):
+    """Waits a second for brokers that are away."""
+
+    def __init__(self, url: str | None) -> None:
+        super().__init__(url, timeout_s=1)
+
+
+def planned(**options: str) -> int:
+    """Return how many messages a batch read would read, without a session of Spark."""
+    source = PulqueDataSource(options)
+    tasks = source.reader(source.schema()).partitions()
+    return sum(each.length for task in tasks for each in task.value.ranges)
+
+
+@pytest.mark.parametrize(
+    "selected",
+    [
+        {"subscribe": "lone.a"},
+        {"subscribe": "lone.*"},
+        {"subscribePattern": "lone[.]a"},
+        {"assign": "lone.a"},
+    ],
+    ids=["subject", "pattern", "expression", "partition"],
+)
+def test_a_read_fails_by_name_while_all_brokers_of_a_subject_are_away(
+    cluster: ClusterProcesses,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    selected: dict[str, str],
+) -> None:
+    monkeypatch.setattr("pulque.pipeline.source.LiveLog", Impatient)
+    send(cluster, "lone.a", 40)
+    options = {"url": cluster.url, **selected}
+    assert planned(**options) >= 40
+
+    for name in cluster.brokers:
+        cluster[name].stop()
+
+    with pytest.raises(DataLossError, match=r"broker-1, broker-2 has messages of .* and is away"):
+        planned(**options)
+    assert planned(**options, failOnDataLoss="false") == 0
+    assert re.search(r"broker-2 has messages of .* and is away; the read goes on", caplog.text)
+    source = PulqueDataSource(options)
+    stream: Any = source.streamReader(source.schema())
+    for begin in (stream.initialOffset, stream.prepareForTriggerAvailableNow):
+        with pytest.raises(DataLossError, match=r"has messages of .* and is away"):
+            begin()
+    stream.stop()
+
+
+def test_a_read_of_a_subject_that_does_not_exist_fails_by_name(
+    cluster: ClusterProcesses, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = {"url": cluster.url, "subscribe": "no.such"}
+
+    with pytest.raises(UnknownSubjectError, match=r"there is no subject no\.such"):
+        planned(**options)
+    assert planned(**options, failOnDataLoss="false") == 0
+    assert "there is no subject no.such; the read goes on without it" in caplog.text
+    assert planned(url=cluster.url, subscribe="no.such.*") == 0
 
 
 def copy(spark: SparkSession, cluster: ClusterProcesses, place: Path) -> None:

@@ -3,9 +3,10 @@
 A segment goes through four steps. Tasks copy it and write its messages as rows, to files that
 nobody reads (1); what they counted is compared with the segment's index (2); the copy gets its
 name (3); the files are committed to the table together with the segment's name (4). Only the
-last step makes anything visible, and it is one atomic write. A run that dies before it leaves
-files that do not count; one that dies after it has nothing left to do. Of two runs that reach it
-with the same segment one is refused, and takes its files away.
+last step makes anything visible, and it is one atomic write; batches that nobody can decode are
+committed to a table of their own just before it. A run that dies before it leaves files that do
+not count; one that dies after it has nothing left to do. Of two runs that reach it with the same
+segment one is refused, and takes its files away.
 """
 
 import json
@@ -13,11 +14,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from itertools import compress, pairwise
 from typing import TYPE_CHECKING, Protocol
 
 import google_crc32c
 import numpy as np
+import pyarrow as pa
 
 from pulque.errors import CorruptionError, PulqueError, StorageError, UsageError
 from pulque.pipeline.archive_tasks import (
@@ -30,9 +33,11 @@ from pulque.pipeline.archive_tasks import (
     Work,
     do_work,
     raw_directory,
+    report_from_json,
+    report_to_json,
 )
 from pulque.pipeline.files import Tree
-from pulque.pipeline.lake import MESSAGES, Table
+from pulque.pipeline.lake import MESSAGES, QUARANTINE, DataFile, Table, TableKind
 from pulque.pipeline.segments import SegmentFile, SegmentMap, find_segments, map_segment
 from pulque.pipeline.stored import Stretch, stretches_of
 from pulque.pipeline.tally import Tally, tally_of_entries
@@ -76,6 +81,7 @@ class Archived:
         files: How many files they are in.
         size: Of the segment.
         was_there: Whether another run committed it meanwhile.
+        quarantined: How many more messages it has, in batches that nobody can decode.
     """
 
     base: int
@@ -83,6 +89,7 @@ class Archived:
     files: int
     size: int
     was_there: bool = False
+    quarantined: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,15 +123,29 @@ def run_on_spark(spark: "SparkSession") -> Runner:
     from pyspark.errors import PySparkException
 
     def run(works: Sequence[Work]) -> Iterable[Report]:
-        context = spark.sparkContext
+        # Frames, not RDDs: Spark Connect has no others. Spark ships the works with the function;
+        # a row only says which of them a task does.
+        frame = spark.createDataFrame([(at,) for at in range(len(works))], "at int")
+        spread = frame.repartitionByRange(len(works), "at")
+        task = partial(_do_numbered, do_work, works)
         try:
-            found: list[Report] = context.parallelize(works, len(works)).map(do_work).collect()
+            found = spread.mapInArrow(task, "report string").collect()
         except (Py4JError, PySparkException) as error:
             # What a task finds it reports: this is an executor that died, or a cluster.
             raise StorageError(f"Spark could not do the work: {_first_line(error)}") from error
-        return found
+        return [report_from_json(row.report) for row in found]
 
     return run
+
+
+def _do_numbered(
+    do: Callable[[Work], Report], works: Sequence[Work], batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Do the works whose numbers come, and yield their reports."""
+    for batch in batches:
+        for at in batch.column("at").to_pylist():
+            report = report_to_json(do(works[at]))
+            yield pa.RecordBatch.from_pydict({"report": [report]})
 
 
 def _first_line(error: Exception) -> str:
@@ -275,6 +296,7 @@ class Archiver:
         self._step = step
         self._should_stop = should_stop
         self._table = Table(lake, MESSAGES)
+        self._quarantine = Table(lake, QUARANTINE)
 
     def waiting(self) -> tuple[list[SegmentFile], list[Failed]]:
         """Return the sealed segments that are not in the lake, and those that are not whole."""
@@ -386,12 +408,14 @@ class Archiver:
         rows = [each for each in pending.reports if isinstance(each, RowsDone)]
         self._step("verify")
         found = sum((each.written for each in rows), Tally())
-        if (found.count, found.sequences) != pending.expected:
+        left = sum((each.unreadable for each in rows), Tally())
+        together = found + left
+        if (together.count, together.sequences) != pending.expected:
             self._give_up(pending)
             raise StorageError(
                 f"{pending.segment.path}: its index has {pending.expected[0]} messages with "
-                f"sequences that add up to {pending.expected[1]}, and {found.count} with "
-                f"{found.sequences} were written"
+                f"sequences that add up to {pending.expected[1]}, and {together.count} with "
+                f"{together.sequences} were written"
             )
         self._step("publish")
         try:
@@ -399,6 +423,7 @@ class Archiver:
         except StorageError:
             self._give_up(pending)
             raise
+        self._commit_quarantine(pending.segment, rows)
         self._step("commit")
         files = [file for each in rows for file in each.files]
         try:
@@ -406,12 +431,38 @@ class Archiver:
         except StorageError:
             # Over a network the write may still arrive, and then the files are needed.
             if self._table.tree.local() is not None:
-                self._remove_rows(rows)
+                self._remove(MESSAGES, files)
             raise
         self._step("done")
         if not is_ours:
-            self._remove_rows(rows)
-        return Archived(base, found.count, len(files), pending.size, was_there=not is_ours)
+            self._remove(MESSAGES, files)
+        return Archived(
+            base,
+            found.count,
+            len(files),
+            pending.size,
+            was_there=not is_ours,
+            quarantined=left.count,
+        )
+
+    def _commit_quarantine(self, segment: SegmentFile, rows: Sequence[RowsDone]) -> None:
+        """Let the batches that cannot be decoded count, before the segment does.
+
+        Whoever finds the segment in the table of messages finds them too. A run that dies in
+        between leaves them, and the next one finds them committed.
+        """
+        files = [file for each in rows for file in each.quarantined]
+        if not files:
+            return
+        self._step("quarantine")
+        try:
+            is_ours = self._quarantine.commit(files, self._transaction_of(segment))
+        except StorageError:
+            if self._table.tree.local() is not None:
+                self._remove_rows(rows)
+            raise
+        if not is_ours:
+            self._remove(QUARANTINE, files)
 
     def _name_copies(self, pending: _Pending) -> None:
         for each in pending.reports:
@@ -428,8 +479,12 @@ class Archiver:
 
     def _remove_rows(self, rows: Iterable[RowsDone]) -> None:
         for each in rows:
-            for file in each.files:
-                self._table.tree.remove(f"{self._table.kind.name}/{file.path}")
+            self._remove(MESSAGES, each.files)
+            self._remove(QUARANTINE, each.quarantined)
+
+    def _remove(self, kind: TableKind, files: Iterable[DataFile]) -> None:
+        for file in files:
+            self._table.tree.remove(f"{kind.name}/{file.path}")
 
     def _sweep(self) -> None:
         """Remove copies that runs left behind which were killed."""

@@ -5,9 +5,10 @@ writes has a name that was drawn for this attempt, and counts only when the driv
 that Spark runs twice does no harm.
 """
 
+import json
 import secrets
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -16,6 +17,7 @@ import pyarrow as pa
 
 from pulque.errors import CorruptionError, InvalidBatchError, PulqueError, StorageError
 from pulque.model.names import PartitionName, subject_of
+from pulque.model.record import ENVELOPE_SIZE
 from pulque.pipeline.columns import ALL_COLUMNS
 from pulque.pipeline.consumption import (
     CONSUMPTION,
@@ -23,14 +25,15 @@ from pulque.pipeline.consumption import (
     UnknownPartitionError,
     rows_of_facts,
 )
-from pulque.pipeline.decode import Placed, decode
+from pulque.pipeline.decode import Placed, Unreadable, decode_readable
 from pulque.pipeline.files import Tree
-from pulque.pipeline.lake import MESSAGES, DataFile, bucket_of
+from pulque.pipeline.lake import MESSAGES, QUARANTINE, DataFile, bucket_of, statistic
 from pulque.pipeline.lake_files import WritableTree, crc_of
 from pulque.pipeline.parquet import Part, PartWriter, ReadBack
 from pulque.pipeline.segments import SegmentFile
 from pulque.pipeline.stored import Stretch, read_stretch
-from pulque.pipeline.tally import Tally, tally_of
+from pulque.pipeline.tally import Tally, tally_of, tally_of_entries
+from pulque.storage.index import ENTRY_TYPE
 
 __all__ = [
     "CopyDone",
@@ -44,6 +47,8 @@ __all__ = [
     "Work",
     "do_work",
     "raw_directory",
+    "report_from_json",
+    "report_to_json",
 ]
 
 _DAY_MS = 86_400_000
@@ -113,12 +118,16 @@ class RowsDone:
         files: What they were written to.
         read: What the messages of the stretch add up to.
         written: What the rows in the files add up to.
+        quarantined: What batches were written to that cannot be decoded.
+        unreadable: What their messages add up to, as far as the index tells.
     """
 
     base: int
     files: tuple[DataFile, ...]
     read: Tally
     written: Tally
+    quarantined: tuple[DataFile, ...] = ()
+    unreadable: Tally = field(default_factory=Tally)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +153,39 @@ class NotYet:
 
 
 Report = CopyDone | RowsDone | NotDone | NotYet
+
+
+def report_to_json(report: Report) -> str:
+    """Return a report as a task sends it to the driver."""
+    return json.dumps({"kind": type(report).__name__, **asdict(report)}, default=statistic)
+
+
+def report_from_json(text: str) -> Report:
+    """Return the report that a task sent."""
+    fields = json.loads(text)
+    match fields.pop("kind"):
+        case "CopyDone":
+            return CopyDone(fields["base"], tuple((a, b) for a, b in fields["staged"]))
+        case "RowsDone":
+            return RowsDone(
+                fields["base"],
+                files=_files_of(fields["files"]),
+                read=Tally(**fields["read"]),
+                written=Tally(**fields["written"]),
+                quarantined=_files_of(fields["quarantined"]),
+                unreadable=Tally(**fields["unreadable"]),
+            )
+        case "NotDone":
+            return NotDone(**fields)
+        case _:
+            return NotYet(**fields)
+
+
+def _files_of(found: Sequence[dict[str, Any]]) -> tuple[DataFile, ...]:
+    return tuple(
+        DataFile(**{**each, "partition": tuple((a, b) for a, b in each["partition"])})
+        for each in found
+    )
 
 
 def raw_directory(broker: str) -> str:
@@ -206,28 +248,75 @@ def _copy_one(source: Tree, path: str, lake: WritableTree, to: str) -> str:
 
 def _write_rows(work: RowsWork) -> RowsDone:
     lake = WritableTree(work.lake)
-    base = work.segment.base
-    writer = PartWriter(lake, MESSAGES, f"{work.broker}-{base:020d}-{work.ordinal:03d}")
+    name = f"{work.broker}-{work.segment.base:020d}-{work.ordinal:03d}"
+    writer = PartWriter(lake, MESSAGES, name)
+    beside = PartWriter(lake, QUARANTINE, name)
     read = written = Tally()
+    unreadable: list[Unreadable] = []
     try:
         stretch = work.stretch
         for placed in read_stretch(stretch, must_be_whole=True, bytes_at_once=_BYTES_AT_ONCE):
+            unreadable += placed.unreadable
             for part, some in _parted(placed):
-                rows = decode(some, ALL_COLUMNS)
-                read += tally_of(rows)
-                writer.add(part, _with_origin(rows, work))
+                batches, bad = decode_readable(some, ALL_COLUMNS)
+                unreadable += bad
+                for rows in batches:
+                    read += tally_of(rows)
+                    writer.add(part, _with_origin(rows, work))
         files = []
         for part, path in writer.finish():
             found = ReadBack(lake, MESSAGES, part, path)
             written = sum(map(tally_of, found.batches()), written)
             files.append(found.described())
+        left = _quarantine(work, unreadable, beside)
+        quarantined = [
+            ReadBack(lake, QUARANTINE, part, path).described() for part, path in beside.finish()
+        ]
     except BaseException:
         writer.abandon()
+        beside.abandon()
         raise
     if read != written:
         writer.abandon()
+        beside.abandon()
         raise StorageError(f"the rows written add up to {written}, the messages to {read}")
-    return RowsDone(base, tuple(files), read, written)
+    return RowsDone(work.segment.base, tuple(files), read, written, tuple(quarantined), left)
+
+
+def _quarantine(work: RowsWork, unreadable: Sequence[Unreadable], writer: PartWriter) -> Tally:
+    """Write the bytes of batches that cannot be decoded; return what they add up to."""
+    if not unreadable:
+        return Tally()
+    stretch, base = work.stretch, work.segment.base
+    reasons = {(each.partition, each.first_sequence): each.reason for each in unreadable}
+    entries = np.frombuffer(stretch.entries, ENTRY_TYPE)
+    is_bad = [
+        (stretch.names[int(each["partition"])], int(each["first_sequence"])) in reasons
+        for each in entries
+    ]
+    file = Tree(work.segment.where).open(work.segment.path)
+    try:
+        for entry in entries[is_bad]:
+            name, first = stretch.names[int(entry["partition"])], int(entry["first_sequence"])
+            offset, size = int(entry["offset"]), int(entry["size"])
+            stored_ms = int(entry["stored_at_ms"])
+            row = {
+                "subject": subject_of(name),
+                "partition": name,
+                "first_sequence": first,
+                "count": int(entry["count"]),
+                "stored_at": _EPOCH + timedelta(milliseconds=stored_ms),
+                "reason": reasons[name, first],
+                "raw": file.read(size - ENVELOPE_SIZE, offset - base + ENVELOPE_SIZE),
+                "offset": offset,
+                "broker": work.broker,
+                "segment": base,
+            }
+            day, _ = _part(np.int64(stored_ms // _DAY_MS), np.int64(0))
+            writer.add((day,), pa.RecordBatch.from_pylist([row], QUARANTINE.file_schema))
+    finally:
+        file.close()
+    return Tally(*tally_of_entries(entries[is_bad]))
 
 
 def _write_facts(work: FactsWork) -> RowsDone:
@@ -265,6 +354,8 @@ def _with_origin(rows: pa.RecordBatch, work: RowsWork) -> pa.RecordBatch:
 def _parted(placed: Placed) -> Iterator[tuple[Part, Placed]]:
     """Yield the batches of each day and bucket, in order."""
     places = placed.places
+    if not len(places):
+        return
     buckets = np.array([_bucket(name) for name in placed.names], np.int64)[places["name"]]
     keys = np.stack([places["stored_at_ms"] // _DAY_MS, buckets], axis=1)
     parts, codes = np.unique(keys, axis=0, return_inverse=True)

@@ -14,7 +14,7 @@ from pulque.model.names import PartitionName, subject_of
 from pulque.pipeline.audit_groups import GroupsSide
 from pulque.pipeline.audit_stored import MOST_BREAKS, Scope, StoredSide
 from pulque.pipeline.audit_tasks import HOUR_US
-from pulque.pipeline.decode import decode
+from pulque.pipeline.decode import decode_readable
 from pulque.pipeline.ranges import Range
 from pulque.pipeline.stored import StoredLog, read_stretch
 
@@ -30,6 +30,8 @@ FLAWS: Mapping[str, str] = {
     "not_stored": "the log has it, the table has not",
     "not_in_log": "the table has it, the log has not",
     "stored_twice": "the table has it twice",
+    "rewritten": "the table has other values than the log",
+    "copy_damaged": "the copy of the segment is damaged, so the row cannot be compared",
     "id_twice": "stored more than once under one id",
     "batch_twice": "a producer sent the batch once, the log has it twice",
     "receipt_unstored": "its sender has a receipt, and it is not stored",
@@ -252,6 +254,8 @@ def _all_found(
     for each in frames[1:]:
         of_messages = of_messages.unionByName(each)
     wrong += _take(of_messages, found)
+    if (rewritten := stored.rewritten()) is not None:
+        wrong += _take(rewritten, found)
     if groups.has_facts:
         holes = [Found(row.flaw, row.broker, note=row.note) for row in groups.holes().collect()]
         wrong += len(holes)
@@ -281,6 +285,7 @@ def _take(frame: "DataFrame", found: list[Found]) -> int:
                 values.get("group"),
                 consumer,
                 row.message_id,
+                values.get("note"),
             )
         )
     return total
@@ -308,9 +313,8 @@ def _id_of(log: StoredLog, found: Found) -> str | None:
     wanted = Range(PartitionName(found.partition or ""), first, first + 1)
     for stretch in log.plan([wanted], least=1, most_rows=1, must_be_whole=False):
         for placed in read_stretch(stretch, must_be_whole=False):
-            ids = decode(placed, ("message_id",)).column(0).to_pylist()
-            if ids:
-                return str(ids[0])
+            for rows in decode_readable(placed, ("message_id",))[0]:
+                return str(rows.column(0)[0].as_py())
     return None
 
 
@@ -324,8 +328,16 @@ def _notes(stored: StoredSide, groups: GroupsSide) -> Iterator[str]:
             f"{missing} batches of {producers} producers are not in the log: they were refused, "
             "or given up by their senders; --receipts tells if anything confirmed is among them"
         )
+    row = stored.quarantined.selectExpr("count(*)", "coalesce(sum(end - first), 0)").first()
+    if row is not None and row[0]:
+        yield (
+            f"{row[1]} messages of {row[0]} batches cannot be decoded: they count as stored, and "
+            "are in the table quarantine"
+        )
     if not stored.segments:
         yield "there are no copies of segments: what was sent is not known"
+    elif uncompared := stored.uncompared():
+        yield f"{uncompared} rows are of segments without a copy: their content is not compared"
     if not groups.has_facts:
         yield "there is no table consumption: what became of messages is not known"
         return

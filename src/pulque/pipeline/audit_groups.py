@@ -50,13 +50,20 @@ _RECORDS = """
            regexp_extract(partition, '^%([a-z]+)%', 1) AS kind,
            regexp_extract(partition, '^%[a-z]+%[^%]+%(.*)$', 1) AS group,
            regexp_extract(headers['pulque.origin'], '^(.*)/([0-9]+)$', 1) AS origin,
-           try_cast(regexp_extract(headers['pulque.origin'], '^(.*)/([0-9]+)$', 2) AS LONG)
-               AS origin_sequence,
+           origin_sequence,
            regexp_extract(headers['pulque.first'], '^(.*)/([0-9]+)$', 1) AS root,
-           try_cast(regexp_extract(headers['pulque.first'], '^(.*)/([0-9]+)$', 2) AS LONG)
+           if(headers['pulque.unreadable'] IS NOT NULL, origin_sequence,
+              try_cast(regexp_extract(headers['pulque.first'], '^(.*)/([0-9]+)$', 2) AS LONG))
                AS root_sequence
-    FROM {messages} WHERE startswith(partition, '%') AND headers['pulque.origin'] IS NOT NULL
+    FROM {messages} LATERAL VIEW OUTER explode(
+        if(headers['pulque.unreadable'] IS NULL,
+           array(try_cast(regexp_extract(headers['pulque.origin'], '^(.*)/([0-9]+)$', 2) AS LONG)),
+           flatten(transform(split(headers['pulque.unreadable'], ','), run -> sequence(
+               CAST(split(run, '-')[0] AS LONG), CAST(element_at(split(run, '-'), -1) AS LONG))))))
+        AS origin_sequence
+    WHERE startswith(partition, '%') AND headers['pulque.origin'] IS NOT NULL
 """
+"""A letter that has a batch which nobody can decode follows each message that it stands for."""
 _FOLLOWED = """
     SELECT broker, group, origin AS partition, origin_sequence AS sequence, count(*) AS followers,
            min(at) AS followed_at, min(message_id) AS message_id

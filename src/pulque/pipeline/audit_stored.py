@@ -1,9 +1,10 @@
 """Audit, first half: what was sent is stored, each message once.
 
 Three accounts are compared. The log's own, from the copies of its segments: which batches there
-are, of whom, with which sequences. The table's: which sequences and ids it has. And, if given, the
-senders': receipts. Sequences are compared as bits, 64 to a number, so that a comparison of all
-messages moves about a byte for each, and is exact.
+are, of whom, with which sequences, and what is in them (``pulque.pipeline.audit_content``). The
+table's: which sequences and ids it has, and what is in its rows. And, if given, the senders':
+receipts. Sequences are compared as bits, 64 to a number, so that a comparison of all messages
+moves about a byte for each, and is exact.
 """
 
 from collections.abc import Iterator
@@ -12,9 +13,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pulque.errors import UsageError
+from pulque.pipeline.audit_content import ContentSide, mark
 from pulque.pipeline.audit_tasks import BATCHES, HOUR_US, read_log
 from pulque.pipeline.files import Tree
-from pulque.pipeline.lake import MESSAGES, Table, frame
+from pulque.pipeline.lake import MESSAGES, QUARANTINE, Table, frame
 from pulque.pipeline.segments import find_segments
 
 if TYPE_CHECKING:
@@ -24,11 +26,11 @@ __all__ = ["MOST_BREAKS", "Scope", "StoredSide"]
 
 MOST_BREAKS = 1000
 """So many of each kind are named; all are counted."""
-_WORDS = """
+_WORDS = f"""
     SELECT broker, partition, subject, segment, hour, sequence >> 6 AS word,
-           bit_or(shiftleft(1L, CAST(sequence & 63 AS INT))) AS bits,
+           bit_or(shiftleft(1L, CAST(sequence & 63 AS INT))) AS bits, bit_xor({mark()}) AS mark,
            count(*) AS rows, min(sequence) AS first, max(sequence) AS last
-    FROM {messages}
+    FROM {{messages}}
     GROUP BY broker, partition, subject, segment, hour, sequence >> 6
 """
 _EXPECTED = """
@@ -79,6 +81,14 @@ class Scope:
             return f"startswith({column}, '{text[:-1]}')"
         return f"{column} = '{text}'"
 
+    def covers(self, subject: str) -> bool:
+        """Return whether a subject is part of it."""
+        if self.subject is None:
+            return True
+        if self.subject.endswith("*"):
+            return subject.startswith(self.subject[:-1])
+        return subject == self.subject
+
 
 class StoredSide:
     """What the log, the table and senders say of what is stored.
@@ -109,13 +119,34 @@ class StoredSide:
         return self._spark.sql(_WORDS, messages=self.messages).localCheckpoint()
 
     @cached_property
+    def quarantined(self) -> "DataFrame":
+        """The batches that are in the lake, and that nobody can decode."""
+        schema = "broker string, partition string, subject string, segment long, hour long"
+        if not Table(self._lake, QUARANTINE).exists():
+            return self._spark.createDataFrame([], f"{schema}, first long, end long")
+        found = frame(self._spark, self._lake, QUARANTINE).where(self._scope.condition())
+        return found.selectExpr(
+            *("broker", "partition", "subject", "segment"),
+            f"unix_micros(stored_at) DIV {HOUR_US} AS hour",
+            *("first_sequence AS first", "first_sequence + count AS end"),
+        ).localCheckpoint()
+
+    @cached_property
     def places(self) -> "DataFrame":
-        """Where messages are stored: the sequences of each partition, segment and hour."""
+        """Where messages are stored: the sequences of each partition, segment and hour.
+
+        Those count that nobody can decode: groups are handed them as well.
+        """
         return self._spark.sql(
             """SELECT broker, partition, subject, segment, hour, min(first) AS first,
                       max(last) + 1 AS end, sum(rows) AS rows
-               FROM {words} GROUP BY broker, partition, subject, segment, hour""",
+               FROM (SELECT broker, partition, subject, segment, hour, first, last, rows
+                     FROM {words} UNION ALL
+                     SELECT broker, partition, subject, segment, hour, first, end - 1, end - first
+                     FROM {quarantined})
+               GROUP BY broker, partition, subject, segment, hour""",
             words=self.words,
+            quarantined=self.quarantined,
         ).localCheckpoint()
 
     @cached_property
@@ -181,7 +212,8 @@ class StoredSide:
 
     @cached_property
     def _compared(self) -> "DataFrame":
-        log = self.log.select("broker", "partition", "first", "end")
+        known = ["broker", "partition", "first", "end"]
+        log = self.log.select(known).join(self.quarantined.select(known), known, "left_anti")
         # Where the table goes back further than the copies do, it must at least have no gaps.
         older = self._spark.sql(
             """SELECT p.broker, p.partition, p.first, least(p.end, coalesce(l.first, p.end)) AS end
@@ -216,6 +248,24 @@ class StoredSide:
             compared=self._compared,
         )
         return parts[0].unionByName(parts[1]).unionByName(doubled)
+
+    def rewritten(self) -> "DataFrame | None":
+        """Return messages whose rows are not what the log has, or cannot be compared, if any."""
+        content = ContentSide(
+            self._spark, self._scope, self.segments, messages=self.messages, words=self.words
+        )
+        return content.different()
+
+    def uncompared(self) -> int:
+        """Return how many rows the table has of which no copy of the log is there."""
+        row = self._spark.sql(
+            """SELECT coalesce(sum(rows), 0) FROM {places} p
+               LEFT ANTI JOIN (SELECT DISTINCT broker, segment FROM {log}) l
+               ON p.broker = l.broker AND p.segment = l.segment""",
+            places=self.places,
+            log=self.log,
+        ).first()
+        return 0 if row is None else int(row[0])
 
     def doubled_ids(self) -> "DataFrame":
         """Return messages that were stored twice under one id."""
@@ -277,11 +327,14 @@ class StoredSide:
                       r.id AS message_id, 1L AS count
                FROM {receipts} r
                LEFT ANTI JOIN {messages} m ON r.id = m.message_id
+               LEFT ANTI JOIN {quarantined} q
+               ON r.partition = q.partition AND r.sequence >= q.first AND r.sequence < q.end
                LEFT ANTI JOIN (SELECT partition, max(end) AS end FROM {places}
                                GROUP BY partition) p
                ON r.partition = p.partition AND r.sequence >= p.end
                WHERE r.partition IS NULL OR r.partition IN (SELECT partition FROM {places})""",
             receipts=wanted,
             messages=self.messages,
+            quarantined=self.quarantined,
             places=self.places,
         )

@@ -14,7 +14,7 @@ from pulque.client.routes import HOME, place_of, route_of
 from pulque.client.url import Address, addresses_of
 from pulque.errors import UnavailableError
 from pulque.model.names import EVERYTHING, PartitionName
-from pulque.model.routes import Route, RouteKind
+from pulque.model.routes import PartitionRoute, Route, RouteKind
 from pulque.wire.requests import Route as AskRoute
 
 __all__ = ["BrokersOfUrl", "held_name", "split_held"]
@@ -68,8 +68,28 @@ class BrokersOfUrl:
         request = AskRoute(subject, "" if is_for_sending else _GROUP, RouteKind.REALTIME)
         return self._home.ask(request, self._timeout_s, route_of)
 
-    def places(self, subject: str) -> list[str]:
-        """Return who may have messages of a subject or a pattern now."""
+    def placed(self, subject: str) -> tuple[PartitionRoute, ...] | None:
+        """Return all partitions of a subject or a pattern, also those whose broker is away.
+
+        None of a broker that answers for itself alone: it has what it has.
+        """
+        request = AskRoute(subject, _GROUP, RouteKind.PLACED)
+        found = self._home.ask(request, self._timeout_s, route_of).partitions
+        if not self._home.cluster:
+            return None
+        # Without an address: its broker is away, or it is the one that was asked.
+        is_unclear = any(not each.host for each in found)
+        return None if is_unclear and HOME in self.places(subject) else found
+
+    def places(self, subject: str, *, with_absent: bool = False) -> list[str]:
+        """Return who may have messages of a subject or a pattern now.
+
+        Args:
+            subject: Or a pattern.
+            with_absent: Whether brokers count that are away; whoever asks them is told.
+        """
+        if with_absent and (placed := self.placed(subject)) is not None:
+            return sorted({each.broker_group for each in placed})
         found = list(dict.fromkeys(map(place_of, self.route(subject).partitions)))
         return found or ([] if self._home.cluster else [HOME])
 

@@ -10,7 +10,7 @@ them the same way.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ from pulque.model.batch import COLUMNS, HEADER_SIZE, Column, Flag, layout_of
 from pulque.model.names import PartitionName, subject_of
 from pulque.pipeline.columns import INSTANT, schema_of
 
-__all__ = ["PLACE", "Placed", "decode"]
+__all__ = ["PLACE", "Placed", "Unreadable", "decode", "decode_readable"]
 
 _Integers = npt.NDArray[np.int64]
 
@@ -73,6 +73,14 @@ _HEX_PAIRS = np.frombuffer(
 _CONSTANT_ROWS = 65_536
 
 
+class Unreadable(NamedTuple):
+    """A batch that its producer packed in a way that nobody can decode."""
+
+    partition: PartitionName
+    first_sequence: int
+    reason: str
+
+
 @dataclass(frozen=True, slots=True)
 class Placed:
     """Batches in a buffer, uncompressed, each verified against its crc.
@@ -81,11 +89,38 @@ class Placed:
         data: The buffer.
         places: One ``PLACE`` for each batch, in ascending order of ``start``.
         names: The partitions that places refer to.
+        unreadable: Batches that are not in the buffer, as they do not decompress.
     """
 
     data: bytes | bytearray | memoryview
     places: npt.NDArray[np.void]
     names: Sequence[PartitionName]
+    unreadable: tuple[Unreadable, ...] = ()
+
+
+def decode_readable(
+    placed: Placed, columns: Sequence[str]
+) -> tuple[list[pa.RecordBatch], list[Unreadable]]:
+    """Return the wanted columns of what can be decoded, in order, and the batches that cannot.
+
+    Who decodes many batches at once does not know which of them is to blame: halves are tried
+    until it stands alone.
+    """
+    batches: list[pa.RecordBatch] = []
+    unreadable = list(placed.unreadable)
+    waiting = [placed.places] if len(placed.places) else []
+    while waiting:
+        some = waiting.pop()
+        try:
+            batches.append(decode(Placed(placed.data, some, placed.names), columns))
+        except InvalidBatchError as error:
+            if len(some) > 1:
+                half = len(some) // 2
+                waiting += [some[half:], some[:half]]
+                continue
+            name, first = placed.names[some["name"][0]], int(some["first_sequence"][0])
+            unreadable.append(Unreadable(name, first, str(error)))
+    return batches, unreadable
 
 
 def decode(placed: Placed, columns: Sequence[str]) -> pa.RecordBatch:
@@ -300,8 +335,7 @@ def _as_text(found: pa.Array) -> pa.Array:
     try:
         return found.cast(pa.string())
     except pa.ArrowInvalid:
-        # Some producer packed what is no text; the others need not suffer.
-        return pa.array([value.as_py().decode(errors="replace") for value in found])
+        raise InvalidBatchError("a text in a message is not UTF-8") from None
 
 
 # ── one maker per column ───────────────────────────────────────────────────────────────────
@@ -343,11 +377,14 @@ def _headers(reading: _Reading) -> pa.Array:
     lists = pc.split_pattern(reading.text("headers"), "\0")
     offsets = lists.offsets.to_numpy()
     if (np.diff(offsets) % 2).any():
-        raise InvalidBatchError("a header of a message has no value")
+        raise InvalidBatchError("a header of a message has no name, or no value")
     texts = lists.values
     halves = pa.array(offsets // 2, pa.int32(), mask=_null_mask(lists))
     evens = pa.array(np.arange(0, len(texts), 2))
-    return pa.MapArray.from_arrays(halves, texts.take(evens), texts.take(pc.add(evens, 1)))
+    names = texts.take(evens)
+    if pc.any(pc.equal(names, "")).as_py():
+        raise InvalidBatchError("a header of a message has no name, or no value")
+    return pa.MapArray.from_arrays(halves, names, texts.take(pc.add(evens, 1)))
 
 
 def _null_mask(lists: pa.Array) -> npt.NDArray[np.bool_]:

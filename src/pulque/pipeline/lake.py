@@ -4,6 +4,7 @@
 
     <lake>/messages/_delta_log/…            what there is: the truth
                    /day=…/bucket=…/….parquet  messages by the day they were stored on
+          /quarantine/…                     batches that nobody can decode, with their bytes
           /raw/<broker>/<base>.log          the segments themselves, whole
 
 The table is a Delta Lake table. Its log names the files that count: a file that it does not name
@@ -21,14 +22,25 @@ import google_crc32c
 import pyarrow as pa
 
 from pulque.errors import StorageError, UsageError
-from pulque.pipeline.columns import SCHEMA
+from pulque.pipeline.columns import INSTANT, SCHEMA
 from pulque.pipeline.lake_files import WritableTree
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["BUCKETS", "MESSAGES", "DataFile", "Table", "TableKind", "bucket_of", "frame", "view"]
+__all__ = [
+    "BUCKETS",
+    "MESSAGES",
+    "QUARANTINE",
+    "DataFile",
+    "Table",
+    "TableKind",
+    "bucket_of",
+    "frame",
+    "statistic",
+    "view",
+]
 
 BUCKETS = 16
 _VERSION_KEY = "pulque.schema"
@@ -72,6 +84,29 @@ MESSAGES = TableKind(
 )
 
 
+QUARANTINE = TableKind(
+    "quarantine",
+    pa.schema(
+        [
+            ("subject", pa.string()),
+            ("partition", pa.string()),
+            ("first_sequence", pa.int64()),
+            ("count", pa.int64()),
+            ("stored_at", INSTANT),
+            ("reason", pa.string()),
+            ("raw", pa.binary()),
+            ("offset", pa.int64()),
+            ("broker", pa.string()),
+            ("segment", pa.int64()),
+            ("day", pa.date32()),
+        ]
+    ),
+    ("day",),
+    1,
+)
+"""Batches of archived segments that cannot be decoded, byte for byte."""
+
+
 def bucket_of(subject: str) -> int:
     """Return the bucket that a subject's messages are in."""
     return int(google_crc32c.value(subject.encode())) % BUCKETS
@@ -102,13 +137,14 @@ class DataFile:
         return json.dumps(
             {
                 "numRecords": self.rows,
-                "minValues": {name: _plain(value) for name, value in self.lowest.items()},
-                "maxValues": {name: _plain(value) for name, value in self.highest.items()},
+                "minValues": {name: statistic(value) for name, value in self.lowest.items()},
+                "maxValues": {name: statistic(value) for name, value in self.highest.items()},
             }
         )
 
 
-def _plain(value: Any) -> Any:
+def statistic(value: Any) -> Any:
+    """Return a value of a column as statistics of a Delta table write it."""
     if isinstance(value, datetime):
         return value.replace(tzinfo=None).isoformat(timespec="milliseconds") + "Z"
     return value

@@ -1,19 +1,27 @@
 """Reading running brokers: partitions, positions, messages. No group, no effect on anybody."""
 
+import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
-from pulque.client.routes import route_of
+from pulque.client.routes import HOME, route_of
 from pulque.errors import RemoteProtocolError, UnknownSubjectError
 from pulque.model.names import EVERYTHING, PartitionName, owner_of, subject_of
-from pulque.model.routes import SLOTS, RouteKind
+from pulque.model.routes import RouteKind
 from pulque.pipeline.brokers import BrokersOfUrl, held_name, split_held
 from pulque.pipeline.decode import Placed
 from pulque.pipeline.options import At, Place, Selection
 from pulque.pipeline.placing import Placer, place_served
-from pulque.pipeline.ranges import Bounds, DataLossError, Range, Split, split
+from pulque.pipeline.ranges import (
+    Bounds,
+    DataLossError,
+    Range,
+    Split,
+    split,
+    unknown_subject,
+)
 from pulque.wire.requests import NO_TIME, Positions, Read, Route
 from pulque.wire.responses import Located, ReadBack, Response
 
@@ -25,6 +33,7 @@ _ROWS_AT_ONCE = 65_536
 """A batch of Arrow: large enough to be quick, small enough for any task's memory."""
 _GROUP = "pipeline"
 _LOOK_AGAIN_S = 0.2
+_log = logging.getLogger("pulque.pipeline")
 
 
 class LiveLog:
@@ -56,19 +65,29 @@ class LiveLog:
         """Close all connections."""
         self._brokers.close()
 
-    def partitions(self, selection: Selection) -> list[PartitionName]:
-        """Return the partitions that a selection covers now, in order."""
-        if selection.partitions:
-            return sorted({each for name in selection.partitions for each in self._held(name)})
-        if selection.expression is not None:
-            matches = selection.expression.fullmatch
-            everything = self._route(EVERYTHING)
-            return sorted(each for each in everything if matches(_subject(each)))
-        found = {each for subject in selection.subjects for each in self._route(subject)}
-        return sorted(found)
+    def partitions(
+        self, selection: Selection, *, must_be_whole: bool = False
+    ) -> list[PartitionName]:
+        """Return the partitions that a selection covers now, in order.
 
-    def check_whole(self, partitions: Iterable[PartitionName]) -> None:
-        """Wait until all brokers of these partitions' subjects are there.
+        Args:
+            selection: Which ones are wanted.
+            must_be_whole: Whether a broker that is away, since when ever, is missed.
+
+        Raises:
+            UnavailableError: One is away, and all must be there.
+        """
+        if selection.partitions:
+            held = (self._held(name, must_be_whole) for name in selection.partitions)
+            return sorted({each for some in held for each in some})
+        if selection.expression is not None:
+            everything = self._route(EVERYTHING, must_be_whole)
+            return sorted(filter(selection.covers, everything))
+        routes = (self._route(subject, must_be_whole) for subject in selection.subjects)
+        return sorted({each for some in routes for each in some})
+
+    def check_whole(self, selection: Selection) -> None:
+        """Wait until all brokers are there that have messages of a selection.
 
         Whoever is away has messages of its own, and nobody else can tell which.
 
@@ -76,25 +95,60 @@ class LiveLog:
             DataLossError: One is away for too long.
         """
         deadline = time.monotonic() + self._timeout_s
-        for subject in sorted({_subject(each) for each in partitions if split_held(each)[0]}):
-            while not self._is_whole(subject):
+        for subject, place in _asked(selection):
+            while away := self._away(subject, place):
                 if time.monotonic() > deadline:
                     raise DataLossError(
-                        f"a broker that has messages of {subject} is away; with "
-                        "failOnDataLoss=false the read goes on with those that are there"
+                        f"{_is_away(away, subject)}; "
+                        "with failOnDataLoss=false the read goes on with those that are there"
                     )
                 time.sleep(_LOOK_AGAIN_S)
 
-    def _is_whole(self, subject: str) -> bool:
-        slots = [each.slots for each in self._brokers.route(subject).partitions]
-        return sum(end - start for start, end in slots) == SLOTS
+    def missing(self, selection: Selection) -> Iterator[str]:
+        """Yield what a read does without that goes on with what is there."""
+        for subject, place in _asked(selection):
+            if away := self._away(subject, place):
+                yield _is_away(away, subject)
+        for subject in selection.named_subjects():
+            if not self._exists(subject):
+                yield f"there is no subject {subject}"
 
-    def _held(self, name: PartitionName) -> list[PartitionName]:
+    def _away(self, subject: str, place: str) -> list[str]:
+        """Return the broker groups that nobody reaches now; of a place, only itself."""
+        placed = self._brokers.placed(subject) or ()
+        groups = sorted({each.broker_group for each in placed if not each.host})
+        return [group for group in groups if place in {HOME, group}]
+
+    def check_known(self, selection: Selection) -> None:
+        """Refuse subjects, also of assigned partitions, that do not exist.
+
+        Raises:
+            UnknownSubjectError: One does not.
+        """
+        for subject in selection.named_subjects():
+            if not self._exists(subject):
+                raise unknown_subject(subject)
+
+    def _exists(self, subject: str) -> bool:
+        placed = self._brokers.placed(subject)
+        if placed is not None:
+            return bool(placed)
+        return any(map(self._has, self._route(subject)))
+
+    def _has(self, partition: PartitionName) -> bool:
+        try:
+            self._locate(partition, NO_TIME)
+        except UnknownSubjectError:
+            return False
+        return True
+
+    def _held(self, name: PartitionName, must_be_whole: bool) -> list[PartitionName]:  # noqa: FBT001
         """Return the partitions that are meant: one of a broker, or of all that have it."""
         place, partition = split_held(name)
         if place:
             return [name]
-        return [held_name(each, partition) for each in self._brokers.places(EVERYTHING)]
+        places = self._brokers.places(EVERYTHING, with_absent=must_be_whole)
+        return [held_name(each, partition) for each in places]
 
     def bounds(self, partition: PartitionName) -> Bounds:
         """Return where a partition begins and ends; one that was never sent to has nothing."""
@@ -135,30 +189,38 @@ class LiveLog:
             partition = split_held(each.partition)[1]
             while at < each.end:
                 answer, records = self._read(each.partition, Range(partition, at, each.end))
-                if must_be_whole and (answer.first_sequence > at or not answer.count):
-                    raise DataLossError(
-                        f"message {at} of {each.partition} is not stored any more; the oldest is "
-                        f"{answer.start}; with failOnDataLoss=false the read goes on from there"
+                if answer.first_sequence > at or not answer.count:
+                    found = (
+                        f"message {at} of {each.partition} is not stored any more, or damaged; "
+                        f"the oldest is {answer.start}"
                     )
+                    _miss(found, must_be_whole=must_be_whole)
                 if not answer.count:
                     break
                 at = max(answer.first_sequence, at)
                 after = answer.first_sequence + answer.count
                 wanted = Range(partition, at, min(after, each.end))
-                place_served(placer, records, wanted, source=each.partition)
+                placed = place_served(placer, records, wanted, source=each.partition)
+                missing = wanted.length - placed
+                if missing > 0:
+                    found = (
+                        f"{missing} of the messages {wanted.first} to {wanted.end} of "
+                        f"{each.partition} are damaged on their broker"
+                    )
+                    _miss(found, must_be_whole=must_be_whole)
                 at = after
                 if placer.messages >= _ROWS_AT_ONCE or placer.size >= _BYTES_AT_ONCE:
                     yield placer.take()
-        if placer.messages:
+        if not placer.is_empty:
             yield placer.take()
 
-    def _route(self, subject: str) -> list[PartitionName]:
+    def _route(self, subject: str, must_be_whole: bool = False) -> list[PartitionName]:  # noqa: FBT001, FBT002
         """Return the partitions of a subject or pattern that belong to nobody."""
         # Only who consumes may ask for a pattern; the group's own partitions are left out below.
         request = Route(subject, _GROUP, RouteKind.LOCAL)
         return [
             held_name(place, each.partition)
-            for place in self._brokers.places(subject)
+            for place in self._brokers.places(subject, with_absent=must_be_whole)
             for each in self._brokers.at(place).ask(request, self._timeout_s, route_of).partitions
             if owner_of(each.partition) is None
         ]
@@ -186,5 +248,25 @@ class LiveLog:
         return self._brokers.at(split_held(name)[0]).ask(request, self._timeout_s, convert)
 
 
-def _subject(name: PartitionName) -> str:
-    return subject_of(split_held(name)[1])
+def _is_away(broker_groups: Sequence[str], subject: str) -> str:
+    return f"broker group {', '.join(broker_groups)} has messages of {subject} and is away"
+
+
+def _asked(selection: Selection) -> list[tuple[str, str]]:
+    """Return the subjects and patterns of a selection, each with the only place that is meant."""
+    if selection.expression is not None:
+        return [(EVERYTHING, HOME)]
+    held = map(split_held, selection.partitions)
+    named = {(subject_of(partition), place) for place, partition in held}
+    return sorted({*named, *((subject, HOME) for subject in selection.subjects)})
+
+
+def _miss(found: str, *, must_be_whole: bool) -> None:
+    """Log what a read goes without.
+
+    Raises:
+        DataLossError: It must have all.
+    """
+    if must_be_whole:
+        raise DataLossError(f"{found}; with failOnDataLoss=false the read goes on without")
+    _log.warning("%s; the read goes on without", found)

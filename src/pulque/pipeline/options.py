@@ -15,10 +15,14 @@ from pulque.client.options import AcksName, acks_of
 from pulque.errors import UsageError
 from pulque.model.names import (
     PartitionName,
+    is_pattern,
+    owner_of,
     parse_group,
     parse_partition,
     parse_pattern,
     parse_subject,
+    patterns_of,
+    subject_of,
 )
 from pulque.pipeline.brokers import held_name, split_held
 from pulque.pipeline.columns import ALL_COLUMNS, schema_of
@@ -43,6 +47,7 @@ _READ = (
     "columns",
 )
 _WRITE = ("url", "subject", "acks", "maxBatch", "staging", "checkpointLocation", "path")
+_WAYS = ("subscribe", "subscribePattern", "assign")
 _EARLIEST, _LATEST = -2, -1
 """In JSON, for one partition, as Kafka's source has it."""
 
@@ -76,6 +81,28 @@ class Selection:
     expression: "re.Pattern[str] | None" = None
     """Subjects whose whole name it matches."""
     partitions: tuple[PartitionName, ...] = ()
+
+    def covers(self, name: PartitionName) -> bool:
+        """Return whether a partition is read; without a broker's name, that of any broker."""
+        place, partition = split_held(name)
+        for each in self.partitions:
+            assigned_place, assigned = split_held(each)
+            if partition == assigned and (
+                not place or not assigned_place or place == assigned_place
+            ):
+                return True
+        if owner_of(partition) is not None:
+            return False  # what groups own must be assigned
+        subject = subject_of(partition)
+        if self.expression is not None:
+            return self.expression.fullmatch(subject) is not None
+        return any(pattern in self.subjects for pattern in patterns_of(subject))
+
+    def named_subjects(self) -> tuple[str, ...]:
+        """Return the subjects that must exist; a pattern may cover none."""
+        assigned = (subject_of(split_held(each)[1]) for each in self.partitions)
+        given = (each for each in self.subjects if not is_pattern(each))
+        return tuple(dict.fromkeys([*given, *assigned]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +140,14 @@ class ReadOptions:
         if ending.place is Place.EARLIEST:
             raise UsageError("endingOffsets is 'earliest': nothing would be read")
         has_headers = _flag(given, "includeHeaders", default=False)
+        selection = _selection(given)
+        told = next(f"{way} is {given[way]!r}" for way in _WAYS if given.get(way))
+        _check_selected("startingOffsets", starting, selection, told)
+        _check_selected("endingOffsets", ending, selection, told)
         return cls(
             url=given.get("url"),
             path=given.get("path"),
-            selection=_selection(given),
+            selection=selection,
             starting=starting,
             ending=ending,
             max_rows=_count(given, "maxOffsetsPerTrigger"),
@@ -155,8 +186,22 @@ class WriteOptions:
             subject=None if subject is None else parse_subject(subject),
             acks=cast("AcksName", acks),
             max_batch=min(_count(given, "maxBatch") or 1000, 10_000),
-            staging=given.get("staging"),
+            staging=_staging(given.get("staging")),
         )
+
+
+def _staging(text: str | None) -> str | None:
+    """Check where a streaming write stages its batches."""
+    if text is None:
+        return None
+    path = text.removeprefix("file://")
+    if not path.startswith("/"):
+        raise UsageError(
+            f"staging is {text!r}; an absolute path of a local or mounted directory is allowed, "
+            "such as /shared/query.staging: the driver and its workers write files there and "
+            "sync them, and each has a working directory of its own"
+        )
+    return path
 
 
 def _known(options: Mapping[str, str], names: tuple[str, ...], verb: str) -> dict[str, str]:
@@ -176,7 +221,7 @@ def _refuse_endings(given: Mapping[str, str]) -> None:
 
 
 def _selection(given: Mapping[str, str]) -> Selection:
-    ways = [name for name in ("subscribe", "subscribePattern", "assign") if given.get(name)]
+    ways = [name for name in _WAYS if given.get(name)]
     if len(ways) != 1:
         found = " and ".join(ways) or "none of them"
         raise UsageError(
@@ -193,6 +238,16 @@ def _selection(given: Mapping[str, str]) -> Selection:
         raise UsageError(
             f"subscribePattern {value!r} is not a regular expression: {problem}"
         ) from None
+
+
+def _check_selected(option: str, at: At, selection: Selection, told: str) -> None:
+    """Refuse places in partitions that are not read: nobody would notice the typing error."""
+    for name in at.sequences or ():
+        if not selection.covers(name):
+            raise UsageError(
+                f"{option} names {name!r}, which is not read: {told}; only partitions that this "
+                "covers are allowed"
+            )
 
 
 def _partition(text: str) -> PartitionName:

@@ -13,7 +13,7 @@ from pulque.model.batch import Codec, layout_of, read_header, seed_of, verify_cr
 from pulque.model.compression import decompress
 from pulque.model.names import PartitionName
 from pulque.model.record import ENVELOPE_SIZE, Envelope, RecordType, read_envelope
-from pulque.pipeline.decode import PLACE, Placed
+from pulque.pipeline.decode import PLACE, Placed, Unreadable
 from pulque.pipeline.ranges import Range
 
 __all__ = ["Placer", "place_served"]
@@ -28,8 +28,14 @@ class Placer:
         self._data = bytearray()
         self._places: list[_Place] = []
         self._names: dict[PartitionName, int] = {}
+        self._unreadable: list[Unreadable] = []
         self.messages = 0
         """How many of them count so far."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing came so far."""
+        return not self.messages and not self._unreadable
 
     @property
     def size(self) -> int:
@@ -39,50 +45,65 @@ class Placer:
     def add(self, batch: bytes, envelope: Envelope, wanted: Range) -> None:
         """Take in a verified batch; of its messages those of the range count.
 
-        Raises:
-            InvalidBatchError: Its producer packed nonsense.
+        One that cannot be decoded is only named.
         """
-        header = read_header(batch)
-        if header.count != envelope.count:
-            raise InvalidBatchError(
-                f"a batch of {header.count} messages was announced as one of {envelope.count}"
-            )
         first = envelope.first_sequence
-        begin, end = max(wanted.first - first, 0), min(wanted.end - first, header.count)
+        begin, end = max(wanted.first - first, 0), min(wanted.end - first, envelope.count)
         if begin >= end:
+            return
+        try:
+            plain = _decompressed(batch, envelope)
+        except InvalidBatchError as error:
+            self._unreadable.append(Unreadable(wanted.partition, first, str(error)))
             return
         name = self._names.setdefault(wanted.partition, len(self._names))
         self._places.append((len(self._data), name, begin, end, first, envelope.stored_at_ms))
-        self._data += batch
-        if header.codec != Codec.NONE:
-            start = layout_of(header.flags).records_start(header.count)
-            packed = len(batch) - start
-            del self._data[-packed:]
-            self._data += decompress(batch[start:], header.codec, header.records_size)
+        for part in plain:
+            self._data += part
         self.messages += end - begin
 
     def take(self) -> Placed:
         """Return what came so far, and begin anew."""
-        placed = Placed(bytes(self._data), np.array(self._places, PLACE), tuple(self._names))
+        places, names = np.array(self._places, PLACE), tuple(self._names)
+        placed = Placed(bytes(self._data), places, names, tuple(self._unreadable))
         self._data, self._places, self._names = bytearray(), [], {}
+        self._unreadable = []
         self.messages = 0
         return placed
 
 
+def _decompressed(batch: bytes, envelope: Envelope) -> tuple[bytes, ...]:
+    """Return a batch without its compression, in parts.
+
+    Raises:
+        InvalidBatchError: Its producer packed nonsense.
+    """
+    header = read_header(batch)
+    if header.count != envelope.count:
+        raise InvalidBatchError(
+            f"a batch of {header.count} messages was announced as one of {envelope.count}"
+        )
+    if header.codec == Codec.NONE:
+        return (batch,)
+    start = layout_of(header.flags).records_start(header.count)
+    return batch[:start], decompress(batch[start:], header.codec, header.records_size)
+
+
 def place_served(placer: Placer, records: bytes, wanted: Range, *, source: str) -> int:
-    """Take in records that a broker served; return the sequence after the last of them.
+    """Take in records that a broker served; return how many wanted messages they have.
 
     Raises:
         CorruptionError: A batch is not what its producer packed.
     """
     seed = seed_of(wanted.partition)
-    after = wanted.first
+    count = 0
     for envelope, batch in _walk(records, source):
         if not verify_crc(batch, seed):
             raise CorruptionError(source, envelope.offset, "a batch's crc does not match")
         placer.add(batch, envelope, wanted)
-        after = envelope.first_sequence + envelope.count
-    return after
+        after = min(envelope.first_sequence + envelope.count, wanted.end)
+        count += max(after - max(envelope.first_sequence, wanted.first), 0)
+    return count
 
 
 def _walk(records: bytes, source: str) -> Iterator[tuple[Envelope, bytes]]:

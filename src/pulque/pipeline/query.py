@@ -6,7 +6,7 @@ filters do not exclude it. Where DuckDB has no way to the files, Arrow reads the
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +15,12 @@ import pyarrow.compute as pc
 
 from pulque.errors import UsageError
 from pulque.pipeline.columns import ALL_COLUMNS
-from pulque.pipeline.lake import MESSAGES, Table, bucket_of
+from pulque.pipeline.lake import MESSAGES, QUARANTINE, Table, bucket_of
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-__all__ = ["Question", "ask", "candidates", "scan"]
+__all__ = ["Question", "ask", "candidates", "quarantined", "scan"]
 
 _SHOWN = (*ALL_COLUMNS, "broker", "segment")
 _ID_DIGITS = 32
@@ -82,6 +82,25 @@ def ask(lake: str, question: Question) -> list[dict[str, Any]]:
         rows = _ask_arrow(table, files, question)
     found: list[dict[str, Any]] = rows.to_pylist()
     return found
+
+
+def quarantined(lake: str, question: Question) -> int:
+    """Return how many messages cannot be decoded, of the subjects and the time asked about."""
+    import pyarrow.dataset as ds
+
+    table = Table(lake, QUARANTINE)
+    if not table.exists():
+        return 0
+    paths = pa.table(table.open().get_add_actions(flatten=True)).column("path").to_pylist()
+    rows = ds.dataset(
+        [table.tree.inner(f"{QUARANTINE.name}/{path}") for path in paths],
+        schema=QUARANTINE.file_schema,
+        format="parquet",
+        filesystem=table.tree.file_system,
+    )
+    wanted = _in_arrow(replace(question, id=None, key=None))
+    counts = rows.to_table(columns=["count"], filter=wanted).column("count")
+    return int(pc.sum(counts).as_py() or 0)
 
 
 def candidates(table: "DeltaTable", question: Question) -> list[str]:

@@ -1,14 +1,15 @@
-"""Which messages a read covers, and how they are dealt to tasks. Pure.
+"""Which messages a read covers, and how they are dealt to tasks.
 
 A range is ``first..end`` of one partition, in consume sequences. An offset of a stream is the next
 sequence of each partition; the messages between two offsets are always the same.
 """
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pulque.errors import PulqueError
+from pulque.errors import PulqueError, UnknownSubjectError
 from pulque.model.names import PartitionName
 from pulque.pipeline.brokers import split_held
 from pulque.pipeline.options import At, Place
@@ -22,14 +23,25 @@ __all__ = [
     "check_not_shorter",
     "resolve",
     "split",
+    "unknown_subject",
     "whole_range",
 ]
 
 Offsets = Mapping[str, int]
 
+_log = logging.getLogger("pulque.pipeline")
+
 
 class DataLossError(PulqueError):
     """Messages that were to be read are not stored any more."""
+
+
+def unknown_subject(subject: str) -> UnknownSubjectError:
+    """Return the error of a read that names a subject which does not exist."""
+    return UnknownSubjectError(
+        f"there is no subject {subject}: nothing was ever sent to it; check its name, or read "
+        "with failOnDataLoss=false, which gives no rows for it"
+    )
 
 
 class Bounds(NamedTuple):
@@ -86,18 +98,23 @@ def resolve(at: At, partition: PartitionName, bounds: Bounds, at_time: int | Non
 
 
 def whole_range(wanted: Range, bounds: Bounds, *, must_be_whole: bool) -> Range:
-    """Return the part of a range that is stored.
+    """Return the part of a range that is stored; log what is missing.
 
     Raises:
         DataLossError: Some of it is gone, and it must be whole.
     """
     first, end = max(wanted.first, bounds.start), min(wanted.end, bounds.end)
-    if must_be_whole and (first > wanted.first or end < wanted.end):
-        raise DataLossError(
+    if first > wanted.first or end < wanted.end:
+        found = (
             f"messages {wanted.first} to {wanted.end} of {wanted.partition} were to be read, and "
             f"{bounds.start} to {bounds.end} are stored: retention removed some, or it is another "
-            "broker; with failOnDataLoss=false the read goes on with what there is"
+            "broker"
         )
+        if must_be_whole:
+            raise DataLossError(
+                f"{found}; with failOnDataLoss=false the read goes on with what there is"
+            )
+        _log.warning("%s; the read goes on with what there is", found)
     return Range(wanted.partition, first, max(first, end))
 
 

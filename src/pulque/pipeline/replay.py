@@ -5,6 +5,7 @@ from, so that a consumer can tell, and a second replay can be noticed. What a gr
 and dead letters, are copies of messages that are in the archive anyway: they are left out.
 """
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -14,13 +15,13 @@ from typing import Any
 import pyarrow as pa
 
 import pulque
-from pulque.client.receipt import Outgoing
+from pulque.client.receipt import Outgoing, as_body
 from pulque.errors import UsageError
 from pulque.model.names import PartitionName, owner_of, parse_subject
 from pulque.pipeline.lake import MESSAGES, Table
 from pulque.pipeline.query import Question, candidates, scan
 
-__all__ = ["ORIGIN_HEADER", "Replayed", "count_messages", "replay"]
+__all__ = ["ORIGIN_HEADER", "Replayed", "check_rate", "count_messages", "replay"]
 
 ORIGIN_HEADER = "origin_id"
 _AT_ONCE = 1000
@@ -44,8 +45,7 @@ class Pace:
     """Holds back whoever is faster than so many messages per second."""
 
     def __init__(self, rate: float | None) -> None:
-        if rate is not None and not rate > 0:
-            raise UsageError(f"a rate of {rate}; more than 0 messages per second are allowed")
+        check_rate(rate)
         self._rate = rate
         self._began = time.monotonic()
         self._sent = 0
@@ -61,6 +61,19 @@ class Pace:
         if self._rate is not None:
             due = self._began + self._sent / self._rate
             time.sleep(max(0.0, due - time.monotonic()))
+
+
+def check_rate(rate: float | None) -> None:
+    """Check how many messages per second a replay may send; None for any number.
+
+    Raises:
+        UsageError: It is not a number above 0.
+    """
+    if rate is not None and not 0 < rate < math.inf:
+        raise UsageError(
+            f"a rate of {rate:g}; a number of messages per second above 0 is allowed, and without "
+            "a rate they are sent as fast as the broker takes them"
+        )
 
 
 def count_messages(lake: str, question: Question) -> Replayed:
@@ -108,7 +121,7 @@ def replay(
                 for promise in promises:
                     promise.result()
                 done.messages.update(origins[at : at + pace.at_once])
-                done.body_bytes += sum(len(message.body) for _, message in some)
+                done.body_bytes += sum(len(as_body(message.body)) for _, message in some)
                 on_sent(len(some))
                 pace.sent(len(some))
     return done

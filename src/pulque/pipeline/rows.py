@@ -39,7 +39,12 @@ def check_schema(fields: Iterable[tuple[str, str]], *, has_subject: bool) -> Non
     Raises:
         UsageError: A column is unknown, of a wrong type, or missing; it is named.
     """
-    found = dict(fields)
+    given = list(fields)
+    found = dict(given)
+    if len(found) < len(given):
+        names = [name for name, _ in given]
+        double = next(name for name in names if names.count(name) > 1)
+        raise UsageError(f"there are {names.count(double)} columns {double!r}; one is allowed")
     for name, kind in found.items():
         allowed = _ALLOWED.get(name)
         if allowed is None:
@@ -85,5 +90,13 @@ def rows_of(batch: pa.RecordBatch, subject: str | None) -> Iterator[Row]:
 
 def _message(body: bytes, parts: dict[str, Any]) -> Outgoing:
     if "headers" in parts:
-        parts["headers"] = dict(parts["headers"])
+        parts["headers"] = headers = dict(parts["headers"])
+        empty = [name for name, value in headers.items() if value is None]
+        if empty:
+            raise UsageError(
+                f"header {empty[0]!r} of a row is null; text is allowed: leave the header out, "
+                "or make it ''"
+            )
+    if None in parts.get("tags", ()):
+        raise UsageError("a tag of a row is null; text is allowed: leave the tag out")
     return Outgoing(body, **parts)

@@ -4,6 +4,7 @@ Every read is planned from ranges of consume sequences and yields Arrow batches;
 read past what a broker has confirmed. What Spark calls a partition is a ``Split`` here.
 """
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
@@ -28,10 +29,11 @@ from pyspark.sql.types import StructType
 from pulque.errors import UsageError
 from pulque.model.names import PartitionName
 from pulque.pipeline.columns import schema_of
-from pulque.pipeline.decode import decode
+from pulque.pipeline.decode import Placed, decode_readable
 from pulque.pipeline.live import LiveLog
 from pulque.pipeline.options import Place, ReadOptions, WriteOptions
 from pulque.pipeline.ranges import (
+    DataLossError,
     Range,
     Split,
     advance,
@@ -43,6 +45,8 @@ from pulque.pipeline.stored import StoredLog, Stretch, read_stretch
 from pulque.pipeline.writer import BatchWriter, StreamWriter
 
 __all__ = ["PulqueDataSource"]
+
+_log = logging.getLogger("pulque.pipeline")
 
 
 class PulqueDataSource(DataSource):
@@ -61,6 +65,7 @@ class PulqueDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Read what is stored now."""
+        _check_readable(schema)
         return _Reader(ReadOptions.parse(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001
@@ -79,7 +84,21 @@ class PulqueDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """Read what comes."""
+        _check_readable(schema)
         return _StreamReader(ReadOptions.parse(self.options, is_stream=True), schema)
+
+
+def _check_readable(schema: StructType) -> None:
+    """Refuse columns that messages do not have; a user may give a read a schema of their own."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    for found, made in zip(schema, from_arrow_schema(schema_of(schema.fieldNames())), strict=True):
+        kind, allowed = found.dataType.simpleString(), made.dataType.simpleString()
+        if kind != allowed:
+            raise UsageError(
+                f"column {found.name!r} of the schema is {kind}; it must be {allowed}: read it as "
+                "it is, and cast it afterwards"
+            )
 
 
 def _refuse_overwrite(*, overwrite: bool) -> None:
@@ -96,6 +115,17 @@ class _Task(InputPartition):
 
 def _open(options: ReadOptions) -> LiveLog | StoredLog:
     return LiveLog(options.url) if options.path is None else StoredLog(options.path)
+
+
+def _check_brokers(log: LiveLog | StoredLog, options: ReadOptions) -> None:
+    """Wait for all brokers that have messages of a read, or log what it goes on without."""
+    if not isinstance(log, LiveLog):
+        return
+    if options.must_be_whole:
+        log.check_whole(options.selection)
+        return
+    for each in log.missing(options.selection):
+        _log.warning("%s; the read goes on without it", each)
 
 
 def _plan(
@@ -117,12 +147,29 @@ def _read(
     work = partition.value
     if isinstance(work, Stretch):
         for placed in read_stretch(work, must_be_whole=options.must_be_whole):
-            yield decode(placed, columns)
+            yield from _decoded(placed, columns, options)
     elif isinstance(work, Split):
         with LiveLog(options.url) as log:
             for placed in log.read(work.ranges, must_be_whole=options.must_be_whole):
-                yield decode(placed, columns)
+                yield from _decoded(placed, columns, options)
     # Of no tasks Spark makes one without a value, and reads it.
+
+
+def _decoded(
+    placed: Placed, columns: Sequence[str], options: ReadOptions
+) -> Iterator[pa.RecordBatch]:
+    """Yield what can be decoded.
+
+    Raises:
+        DataLossError: A batch cannot, and all messages must be there.
+    """
+    batches, unreadable = decode_readable(placed, columns)
+    for partition, first, reason in unreadable:
+        found = f"the batch at {partition}/{first} cannot be decoded: {reason}"
+        if options.must_be_whole:
+            raise DataLossError(f"{found}; with failOnDataLoss=false the read goes on without it")
+        _log.warning("%s; it is left out", found)
+    yield from batches
 
 
 class _Reader(DataSourceReader):
@@ -135,9 +182,10 @@ class _Reader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
         with closing(_open(options)) as log:
-            names = log.partitions(options.selection)
-            if isinstance(log, LiveLog) and options.must_be_whole:
-                log.check_whole(names)
+            _check_brokers(log, options)
+            if options.must_be_whole:
+                log.check_known(options.selection)
+            names = log.partitions(options.selection, must_be_whole=options.must_be_whole)
             ranges = [_range_of(log, options, name) for name in names]
             return _plan(log, ranges, options)
 
@@ -166,10 +214,13 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where a query ends that reads only what was there when it began."""
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802
-        log, starting = self._connected(), self._options.starting
+        log, options = self._connected(), self._options
+        _check_brokers(log, options)
+        starting = options.starting
+        names = log.partitions(options.selection, must_be_whole=options.must_be_whole)
         return {
             name: resolve(starting, name, log.bounds(name), log.at_time(name, starting))
-            for name in log.partitions(self._options.selection)
+            for name in names
         }
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -188,7 +239,11 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._ends()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._goal = self._ends()
+        log, options = self._connected(), self._options
+        _check_brokers(log, options)
+        if options.must_be_whole:
+            log.check_known(options.selection)
+        self._goal = self._ends(must_be_whole=options.must_be_whole)
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
         started = self._started(start, end)
@@ -212,10 +267,11 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for name, end in ends.items()
         }
 
-    def _ends(self) -> dict[str, int]:
+    def _ends(self, *, must_be_whole: bool = False) -> dict[str, int]:
+        """Return where partitions end; while a broker is away a stream goes on without it."""
         log = self._connected()
         log.refresh()
-        names = log.partitions(self._options.selection)
+        names = log.partitions(self._options.selection, must_be_whole=must_be_whole)
         return {name: log.bounds(name).end for name in names}
 
     def _connected(self) -> LiveLog | StoredLog:

@@ -5,7 +5,9 @@ driver then writes a *manifest*, which names the files and gives every batch in 
 and sends the batches in that order as one named producer, whose numbers the broker stores once,
 for good. A micro-batch that is repeated after a crash finds its manifest and sends *the same*
 files again: what the broker has of it already, it does not store a second time; what new tasks
-staged for it is thrown away.
+staged for it is thrown away. A file that a manifest names is kept until a later micro-batch is
+published, also if Spark aborts the micro-batch meanwhile: a repeated commit finishes it. A
+micro-batch without tasks leaves no manifest.
 
 ::
 
@@ -117,7 +119,7 @@ class Staging:
         number: int,
         staged: Sequence[Staged],
         send: Callable[[PartitionName, bytes], None],
-    ) -> Manifest:
+    ) -> Manifest | None:
         """Publish a micro-batch, once, however often this is called for it.
 
         Args:
@@ -125,14 +127,22 @@ class Staging:
             staged: What its tasks left, in order.
             send: Sends one batch and returns when it is confirmed.
 
+        Returns:
+            The manifest; None of a micro-batch that had no tasks.
+
         Raises:
-            UsageError: The directory belongs to another query.
+            UsageError: The directory belongs to another query, or is ahead of this one.
             CorruptionError: A staged file is not what a task wrote.
         """
         query = next((each.query for each in staged if each.query), "")
-        sink = self._sink(query)
         manifest = self._manifest(number)
+        if manifest is None and not staged:
+            # Nobody knows whose it is, so it must not touch what another query may have here.
+            return None
+        sink = self._sink(query)
         if manifest is None:
+            self._check_not_behind(number)
+            self._check_staged(staged)
             manifest = self._write_manifest(number, staged, sink)
         else:
             self.discard([each for each in staged if each.file not in manifest.files])
@@ -142,14 +152,29 @@ class Staging:
                 sequence = sequences[packed.partition]
                 sequences[packed.partition] = sequence + 1
                 send(packed.partition, _numbered(packed, int(sink["producer"]), sequence))
-        self._sweep(number)
+        if staged:
+            self._sweep(number)
         return manifest
 
     def discard(self, staged: Sequence[Staged]) -> None:
-        """Throw away what tasks left for nothing."""
+        """Remove what tasks staged, except the files that a manifest names.
+
+        Spark aborts a micro-batch whose commit failed, also after the manifest was written and
+        some of its batches were sent.
+        """
+        needed = self._named()
         for each in staged:
-            with suppress(FileNotFoundError):
-                (self._folder / each.file).unlink()
+            if each.file not in needed:
+                self._remove(each.file)
+
+    def _named(self) -> set[str]:
+        """Return the files that manifests name."""
+        manifests = map(self._manifest, self._numbers())
+        return {name for each in manifests if each is not None for name in each.files}
+
+    def _remove(self, name: str) -> None:
+        with suppress(FileNotFoundError):
+            (self._folder / name).unlink()
 
     def _sink(self, query: str) -> dict[str, str | int]:
         path = self._folder / _SINK
@@ -163,7 +188,31 @@ class Staging:
                 f"{self._folder} belongs to the streaming query {sink['query']}, and this is "
                 f"{query}: a query with a new checkpoint needs a staging directory of its own"
             )
+        if query and not sink["query"]:
+            sink["query"] = query  # the first one whose tasks say who they are
+            self._replace(path, sink)
         return sink
+
+    def _check_not_behind(self, number: int) -> None:
+        """Refuse a micro-batch that comes after later ones, as its numbers would be theirs."""
+        last = max(self._numbers(), default=number)
+        if last > number:
+            raise UsageError(
+                f"{self._folder} has published micro-batch {last}, and this is {number}: the "
+                "checkpoint is older than the staging directory (a backup?), or another query "
+                "uses it too; begin with a new checkpoint and a new staging directory"
+            )
+
+    def _check_staged(self, staged: Sequence[Staged]) -> None:
+        """Check that files are there before a manifest names them for good."""
+        for each in staged:
+            if each.messages and not (self._folder / each.file).exists():
+                raise CorruptionError(
+                    each.file,
+                    0,
+                    f"a task staged this file in {self._folder}, and it is gone: let the driver "
+                    "and all workers write to one directory, and restart the query",
+                )
 
     def _manifest(self, number: int) -> Manifest | None:
         path = self._path(number)
@@ -186,7 +235,10 @@ class Staging:
         return manifest
 
     def _read(self, name: str) -> Iterator[PackedBatch]:
-        data = (self._folder / name).read_bytes()
+        try:
+            data = (self._folder / name).read_bytes()
+        except FileNotFoundError:
+            raise CorruptionError(name, 0, "a manifest names this file, and it is gone") from None
         at = 0
         while at < len(data):
             if len(data) - at < _HEAD.size:
@@ -199,14 +251,18 @@ class Staging:
             at += _HEAD.size + len(body)
 
     def _sweep(self, number: int) -> None:
-        """Remove what only earlier micro-batches needed; the last manifest stays."""
+        """Remove earlier manifests, and the staged files that no manifest names.
+
+        The tasks of the next micro-batch start after this one is committed, so such files are of
+        earlier micro-batches, or of tasks that died or were repeated.
+        """
         for at in self._numbers():
             if at < number:
-                manifest = self._manifest(at)
-                for name in [] if manifest is None else manifest.files:
-                    with suppress(FileNotFoundError):
-                        (self._folder / name).unlink()
                 self._path(at).unlink()
+        needed = self._named()
+        for path in self._folder.glob("*.batches"):
+            if path.name not in needed:
+                self._remove(path.name)
 
     def _numbers(self) -> list[int]:
         names = (path.stem for path in self._folder.glob("*.json"))

@@ -5,7 +5,7 @@ read in order, and the work of a task does not depend on how many subjects there
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,13 +14,13 @@ import numpy.typing as npt
 
 from pulque.errors import CorruptionError
 from pulque.model.batch import HEADER_SIZE, Codec, seed_of, verify_crc
-from pulque.model.names import PartitionName, owner_of, patterns_of, subject_of
+from pulque.model.names import PartitionName, subject_of
 from pulque.model.record import ENVELOPE_SIZE, read_envelope
 from pulque.pipeline.decode import PLACE, Placed
 from pulque.pipeline.files import OpenFile, Tree
 from pulque.pipeline.options import At, Place, Selection
 from pulque.pipeline.placing import Placer
-from pulque.pipeline.ranges import Bounds, DataLossError, Range
+from pulque.pipeline.ranges import Bounds, DataLossError, Range, unknown_subject
 from pulque.pipeline.segments import (
     Damage,
     SegmentFile,
@@ -104,12 +104,25 @@ class StoredLog:
             if name is not None:
                 self._entries.setdefault(name, []).append(part)
 
-    def partitions(self, selection: Selection) -> list[PartitionName]:
-        """Return the partitions that a selection covers, in order."""
+    def partitions(
+        self, selection: Selection, *, must_be_whole: bool = False
+    ) -> list[PartitionName]:
+        """Return the partitions that a selection covers, in order; here all are within reach."""
+        del must_be_whole
         if selection.partitions:
             return sorted(each for each in selection.partitions if each in self._entries)
-        free = [each for each in self._entries if owner_of(each) is None]
-        return sorted(each for each in free if _is_selected(selection, each))
+        return sorted(filter(selection.covers, self._entries))
+
+    def check_known(self, selection: Selection) -> None:
+        """Refuse subjects, also of assigned partitions, that these segments have nothing of.
+
+        Raises:
+            UnknownSubjectError: One is not there.
+        """
+        known = set(map(subject_of, self._entries))
+        for subject in selection.named_subjects():
+            if subject not in known:
+                raise unknown_subject(subject)
 
     def bounds(self, partition: PartitionName) -> Bounds:
         """Return where a partition begins and ends in these segments."""
@@ -139,9 +152,9 @@ class StoredLog:
         Raises:
             DataLossError: Some are in no segment, and they must all be there.
         """
-        if must_be_whole and not any(each.damages for each in self._maps.values()):
+        if not any(each.damages for each in self._maps.values()):
             for asked in ranges:
-                self._check_whole(asked)
+                self._check_whole(asked, must_be_whole=must_be_whole)
         by_name = {each.partition: (each.first, each.end) for each in ranges if each.length > 0}
         total = sum(end - first for first, end in by_name.values())
         size = max(1, min(most_rows, -(-total // least)))
@@ -152,7 +165,7 @@ class StoredLog:
                 found += _cut(each, wanted, size)
         return found
 
-    def _check_whole(self, wanted: Range) -> None:
+    def _check_whole(self, wanted: Range, *, must_be_whole: bool) -> None:
         """A segment that is missing leaves a gap, at the beginning or anywhere."""
         stored = 0
         for part in self._entries.get(wanted.partition, []):
@@ -161,18 +174,16 @@ class StoredLog:
             ends = np.clip(firsts + part["count"], wanted.first, wanted.end)
             stored += int((ends - begins).sum())
         if stored < wanted.length:
-            raise DataLossError(
+            found = (
                 f"messages {wanted.first} to {wanted.end} of {wanted.partition} were to be read, "
                 f"and {stored} of these {wanted.length} are in the segments of {self._where}: "
-                "some were removed; with failOnDataLoss=false the read goes on with what there is"
+                "some were removed"
             )
-
-
-def _is_selected(selection: Selection, partition: PartitionName) -> bool:
-    subject = subject_of(partition)
-    if selection.expression is not None:
-        return selection.expression.fullmatch(subject) is not None
-    return any(pattern in selection.subjects for pattern in patterns_of(subject))
+            if must_be_whole:
+                raise DataLossError(
+                    f"{found}; with failOnDataLoss=false the read goes on with what there is"
+                )
+            log.warning("%s; the read goes on with what there is", found)
 
 
 def _wanted_entries(
@@ -224,7 +235,11 @@ def stretches_of(
 
 
 def read_stretch(
-    stretch: Stretch, *, must_be_whole: bool, bytes_at_once: int = _BYTES_AT_ONCE
+    stretch: Stretch,
+    *,
+    must_be_whole: bool,
+    bytes_at_once: int = _BYTES_AT_ONCE,
+    on_damaged: Callable[[npt.NDArray[np.void]], None] = lambda _: None,
 ) -> Iterator[Placed]:
     """Yield the messages of a stretch, some at a time.
 
@@ -232,6 +247,7 @@ def read_stretch(
         stretch: What to read.
         must_be_whole: Whether a damaged batch fails the read, or is passed over.
         bytes_at_once: About how much is read in one go.
+        on_damaged: Called with the entries of batches that are passed over.
 
     Raises:
         CorruptionError: A batch is damaged, and the stretch must be whole.
@@ -246,8 +262,11 @@ def read_stretch(
     file = Tree(stretch.segment.where).open(stretch.segment.path)
     try:
         for part in np.split(entries, np.flatnonzero(np.diff(chunks)) + 1):
-            placed = _Chunk(file, stretch, part).placed(must_be_whole=must_be_whole)
-            if len(placed.places):
+            chunk = _Chunk(file, stretch, part)
+            placed = chunk.placed(must_be_whole=must_be_whole)
+            if len(chunk.damaged):
+                on_damaged(chunk.damaged)
+            if len(placed.places) or placed.unreadable:
                 yield placed
     finally:
         file.close()
@@ -269,6 +288,8 @@ class _Chunk:
         end = int(entries["offset"][-1]) + int(entries["size"][-1])
         self._data = file.read(end - self._begin, self._begin - stretch.segment.base)
         self._entries = entries
+        self.damaged = entries[:0]
+        """The batches that are not what was stored, as far as they were checked."""
         self._starts = entries["offset"].astype(np.int64) - self._begin
 
     def placed(self, *, must_be_whole: bool) -> Placed:
@@ -320,6 +341,7 @@ class _Chunk:
             if must_be_whole:
                 raise CorruptionError(self._path, offset, "the batch is not what was stored")
             log.warning("damaged batch passed over: %s offset=%d", self._path, offset)
+        self.damaged = entries[~is_good]
         return is_good
 
     def _check_crcs(self, is_good: npt.NDArray[np.bool_]) -> None:

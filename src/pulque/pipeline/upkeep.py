@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from pulque.errors import StorageError
 from pulque.pipeline.consumption import CONSUMPTION
-from pulque.pipeline.lake import MESSAGES, Table, TableKind
+from pulque.pipeline.lake import MESSAGES, QUARANTINE, Table, TableKind
 from pulque.pipeline.lake_files import WritableTree
 
 if TYPE_CHECKING:
@@ -70,8 +70,8 @@ def compact(lake: str, *, file_bytes: int = _FILE_BYTES) -> Compacted:
 
 def _tables(lake: str) -> list[Table]:
     """Return the tables that a lake has; that of messages in any case."""
-    facts = Table(lake, CONSUMPTION)
-    return [Table(lake, MESSAGES), *([facts] if facts.exists() else [])]
+    others = (Table(lake, CONSUMPTION), Table(lake, QUARANTINE))
+    return [Table(lake, MESSAGES), *(each for each in others if each.exists())]
 
 
 @contextmanager

@@ -22,8 +22,8 @@ from pyspark.sql.types import StructType
 import pulque
 from pulque.client.lanes import pack_messages
 from pulque.client.options import acks_of
-from pulque.client.receipt import Outgoing
-from pulque.client.routes import Target, Targets
+from pulque.client.receipt import Outgoing, as_body
+from pulque.client.routes import Target, Targets, kept_in_copies
 from pulque.errors import (
     ErrorCode,
     RemoteProtocolError,
@@ -37,7 +37,7 @@ from pulque.pipeline.brokers import BrokersOfUrl, held_name, split_held
 from pulque.pipeline.options import WriteOptions
 from pulque.pipeline.rows import check_schema, rows_of
 from pulque.pipeline.staging import PackedBatch, Staged, Staging, stage
-from pulque.wire.requests import Send
+from pulque.wire.requests import Acks, Send
 from pulque.wire.responses import Response, Sent
 
 __all__ = ["BatchWriter", "StreamWriter"]
@@ -130,7 +130,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             Staging(self._staging).commit(batchId, _staged(messages), send)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Throw away what the tasks staged."""
+        """Remove what the tasks staged, unless a manifest names it: then a commit finishes it."""
         del batchId
         Staging(self._staging).discard(_staged(messages))
 
@@ -145,6 +145,7 @@ class _Packer:
     def __init__(self, options: WriteOptions, brokers: BrokersOfUrl) -> None:
         self._options = options
         self._brokers = brokers
+        self._is_copied = acks_of(options.acks) is Acks.REPLICA
         self._ids = IdSource(secrets.randbits(38))
         self._targets: dict[str, Targets] = {}
         self._turns: dict[tuple[str, int], Target] = {}
@@ -158,7 +159,7 @@ class _Packer:
                 target = self._target(row.subject, row.message)
                 waiting = self._open.setdefault(target, [])
                 waiting.append(row.message)
-                size = self._sizes.get(target, 0) + len(row.message.body)
+                size = self._sizes.get(target, 0) + len(as_body(row.message.body))
                 self._sizes[target] = size
                 if len(waiting) >= self._options.max_batch or size >= _BATCH_BYTES:
                     self._turns.pop((row.subject, row.message.priority), None)
@@ -178,7 +179,8 @@ class _Packer:
         return self._turns[turn]
 
     def _find(self, subject: str) -> Targets:
-        targets = Targets(self._brokers.route(subject, is_for_sending=True))
+        route = self._brokers.route(subject, is_for_sending=True)
+        targets = Targets(kept_in_copies(route) if self._is_copied else route)
         if targets.is_empty:
             raise UnavailableError(f"no broker serves {subject} at present")
         targets.begin_at(secrets.SystemRandom().random())  # tasks may have one batch each

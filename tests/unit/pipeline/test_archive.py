@@ -8,6 +8,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,20 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from pulque.pipeline.archive import Archived, Archiver, Failed, Outcome, broker_of, run_here
-from pulque.pipeline.archive_tasks import CopyWork, Report, Work
+from pulque.pipeline.archive_tasks import (
+    CopyDone,
+    CopyWork,
+    NotDone,
+    NotYet,
+    Report,
+    RowsDone,
+    Work,
+    do_work,
+    report_from_json,
+    report_to_json,
+)
 from pulque.pipeline.lake import MESSAGES, DataFile, Table
+from pulque.pipeline.tally import Tally
 from pulque.pipeline.upkeep import compact
 
 SUBJECTS = ("orders", "orders.paid", "refunds", "orders.sent")
@@ -265,6 +278,39 @@ def test_instants_of_any_year_are_written_as_others_read_them() -> None:
     assert written["maxValues"] == {"created_at": "9999-12-31T23:59:59.000Z"}
 
 
+def test_reports_of_tasks_reach_the_driver_as_they_were_made(
+    sent: set[tuple[str, bytes]], lake: Path, data: Path
+) -> None:
+    made: list[Report] = [
+        NotDone(7, 'segment "7": broken', is_damage=True),
+        NotYet(8),
+        RowsDone(9, (), Tally(), Tally(1, 2, 3, 4), (DataFile("q", 1, 2, (), {}, {}),)),
+    ]
+
+    def run(works: Sequence[Work]) -> list[Report]:
+        reports = [do_work(work) for work in works]
+        made.extend(reports)
+        return [report_from_json(report_to_json(report)) for report in reports]
+
+    assert all(
+        isinstance(e, Archived) for e in Archiver(str(lake), str(data), "a", lambda: run).run()
+    )
+    assert archived(lake) == sorted(sent)
+    assert {type(report) for report in made} >= {CopyDone, RowsDone, NotDone, NotYet}
+    for report in made:
+        received = report_from_json(report_to_json(report))
+        assert _without_files(received) == _without_files(report)
+        assert _statistics(received) == _statistics(report)
+
+
+def _without_files(report: Report) -> Report:
+    return replace(report, files=()) if isinstance(report, RowsDone) else report
+
+
+def _statistics(report: Report) -> list[str]:
+    return [f.statistics() for f in report.files] if isinstance(report, RowsDone) else []
+
+
 def flip(path: Path, at: int) -> None:
     content = bytearray(path.read_bytes())
     content[at] ^= 1
@@ -439,9 +485,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         ["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", str(place)],
         check=False,
         capture_output=True,
+        text=True,
     )
     if made.returncode:
-        pytest.skip("no file system can be made here")
+        pytest.skip(f"a small disk cannot be mounted here: {made.stderr.strip()}")
     yield place
     subprocess.run(["umount", str(place)], check=True)
 

@@ -1,5 +1,6 @@
 """A log read over the network and out of its files gives the same messages, and all of them."""
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -7,16 +8,23 @@ from typing import Any
 import pytest
 
 import pulque
-from pulque.errors import CorruptionError, DataDirectoryError, UnavailableError
+from pulque.errors import (
+    CorruptionError,
+    DataDirectoryError,
+    UnavailableError,
+    UnknownSubjectError,
+)
 from pulque.model.names import parse_partition
 from pulque.testing.broker import InProcessBroker
 
 pytest.importorskip("pyarrow")
+pytest.importorskip("pyspark")
 from pulque.pipeline.columns import ALL_COLUMNS
 from pulque.pipeline.decode import decode
 from pulque.pipeline.live import LiveLog
 from pulque.pipeline.options import At, Place, Selection
-from pulque.pipeline.ranges import DataLossError, Range
+from pulque.pipeline.ranges import Bounds, DataLossError, Range, whole_range
+from pulque.pipeline.source import PulqueDataSource
 from pulque.pipeline.stored import StoredLog, read_stretch
 
 SUBJECTS = ("orders", "orders.paid", "refunds")
@@ -154,6 +162,15 @@ def test_a_damaged_batch_is_named_or_passed_over(broker: InProcessBroker, tmp_pa
     assert all(row in rows for row in left)
 
 
+def test_a_subject_that_does_not_exist_is_told(broker: InProcessBroker, tmp_path: Path) -> None:
+    fill(broker)
+    sources = ({"url": broker.url}, {"path": str(tmp_path)})
+    for where in sources:
+        source = PulqueDataSource({**where, "subscribe": "order.*, no.such"})
+        with pytest.raises(UnknownSubjectError, match=r"there is no subject no\.such"):
+            source.reader(source.schema()).partitions()
+
+
 def test_messages_that_are_not_there_are_told(broker: InProcessBroker) -> None:
     fill(broker)
     name = parse_partition("orders")
@@ -165,7 +182,7 @@ def test_messages_that_are_not_there_are_told(broker: InProcessBroker) -> None:
 
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_segment_that_is_missing_is_told_or_passed_over(
-    broker: InProcessBroker, tmp_path: Path, which: int
+    broker: InProcessBroker, tmp_path: Path, which: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     fill(broker)
     broker.stop()
@@ -177,9 +194,51 @@ def test_a_segment_that_is_missing_is_told_or_passed_over(
 
     with pytest.raises(DataLossError, match=r"some were removed; with failOnDataLoss=false"):
         rows_of_files(log, ranges)
-    left = rows_of_files(log, ranges, must_be_whole=False)
+    with caplog.at_level(logging.WARNING, "pulque.pipeline"):
+        left = rows_of_files(log, ranges, must_be_whole=False)
     assert 0 < len(left) < len(rows)
     assert all(row in rows for row in left)
+    assert "some were removed; the read goes on with what there is" in caplog.text
+
+
+def test_a_range_that_retention_shortened_is_named_where_the_read_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    wanted, bounds = Range(parse_partition("orders"), 3, 20), Bounds(7, 15)
+    with pytest.raises(DataLossError, match="messages 3 to 20 of orders were to be read"):
+        whole_range(wanted, bounds, must_be_whole=True)
+
+    with caplog.at_level(logging.WARNING, "pulque.pipeline"):
+        assert whole_range(wanted, bounds, must_be_whole=False) == Range(wanted.partition, 7, 15)
+    assert "messages 3 to 20 of orders were to be read, and 7 to 15 are stored" in caplog.text
+    caplog.clear()
+    within = Range(wanted.partition, 7, 15)
+    assert whole_range(within, bounds, must_be_whole=False) == within
+    assert not caplog.text
+
+
+@pytest.mark.parametrize("victims", [(b"body-050",), (b"body-000",), (b"body-000", b"body-099")])
+def test_a_read_of_a_broker_names_what_is_damaged_there(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, victims: tuple[bytes, ...]
+) -> None:
+    with InProcessBroker(tmp_path) as broker, pulque.connect(broker.url) as client:
+        for number in range(100):
+            client.send("orders", b"body-%03d" % number)
+    (path,) = (tmp_path / "messages").glob("*.log")
+    content = path.read_bytes()
+    for victim in victims:
+        content = content.replace(victim, victim.upper())
+    path.write_bytes(content)
+
+    with InProcessBroker(tmp_path) as broker, LiveLog(broker.url) as log:
+        ranges = whole(log)
+        with pytest.raises(DataLossError, match=r"damaged.*with failOnDataLoss=false"):
+            rows_of_broker(log, ranges)
+        with caplog.at_level(logging.WARNING, "pulque.pipeline"):
+            left = list(log.read(ranges, must_be_whole=False))
+        rows = [row for placed in left for row in decode(placed, ALL_COLUMNS).to_pylist()]
+    assert len(rows) == 100 - len(victims)
+    assert "damaged" in caplog.text
 
 
 def test_a_broker_that_dies_in_the_middle_of_a_read_fails_it(broker: InProcessBroker) -> None:

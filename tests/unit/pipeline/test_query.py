@@ -140,7 +140,7 @@ def test_the_command_prints_what_it_found(lake: Lake, capsys: pytest.CaptureFixt
     ("arguments", "words"),
     [
         (["--id", "zz"], "not a message id"),
-        (["--from", "yesterday"], "no instant"),
+        (["--from", "yesterday"], "--from 'yesterday': allowed are"),
         (["--header", "novalue"], "NAME=VALUE"),
     ],
 )

@@ -84,11 +84,11 @@ def test_a_dry_run_counts_what_a_replay_sends(lake: str, pulque_client: pulque.C
     assert count_messages(lake, question) == replay(lake, question, pulque_client, target="t")
 
 
-@pytest.mark.parametrize("rate", [0.0, -1.0, float("nan")])
+@pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_rate_that_is_none_is_refused(
     lake: str, pulque_client: pulque.Client, rate: float
 ) -> None:
-    with pytest.raises(UsageError, match="more than 0 messages per second"):
+    with pytest.raises(UsageError, match="messages per second above 0 is allowed"):
         replay(lake, Question(), pulque_client, rate=rate)
 
 
@@ -104,3 +104,10 @@ def test_the_command_tells_what_it_did(
     told = capsys.readouterr().out
     assert told == '{"messages": {"order.paid": 1}, "body_bytes": 1, "dry_run": false}\n'
     assert run_command([*common, "--subject", "nothing"], tools) == 4
+    capsys.readouterr()
+    assert run_command([*common, "--all", "--rate", "0", "--dry-run"], tools) == 2
+    assert "a rate of 0; a number of messages per second above 0" in capsys.readouterr().err
+    assert run_command(common, tools) == 2
+    assert run_command([*common, "--all", "--key", "key-4"], tools) == 2
+    assert "which messages?" in capsys.readouterr().err
+    assert run_command([*common, "--all", "--dry-run"], tools) == 0
