@@ -105,7 +105,7 @@ def retry(url: str) -> None:
 def travel(url: str, sent: set[str]) -> None:
     title(
         "Set the group back, and read everything again",
-        "pulque group reset tea.ordered --group kitchen --to earliest",
+        "pulque group reset tea.ordered --group kitchen --to earliest --yes",
     )
     with pulque.connect(url) as client:
         (found,) = client.reset("tea.ordered", "kitchen", "earliest")

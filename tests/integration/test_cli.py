@@ -19,6 +19,9 @@ from typing import Any
 import pytest
 
 from pulque.testing.process import BrokerProcess, BrokerProcessError
+from pulque.wire.requests import Seal
+from pulque.wire.responses import Sealed
+from tests.integration.test_replication import ask
 
 pytestmark = pytest.mark.server
 
@@ -83,6 +86,20 @@ def test_up_prints_one_line_and_stops_cleanly(number: int, tmp_path: Path) -> No
     events = [json.loads(each)["event"] for each in err.splitlines()]
     wanted = ["meta_server_ready", "broker_started", "broker_stopped", "meta_server_stopped"]
     assert [each for each in events if each in wanted] == wanted
+
+
+def test_up_takes_no_delayed_message_that_its_broker_would_refuse_later(tmp_path: Path) -> None:
+    limit = ("--set", "limits.max_message=1KiB")
+    process = start("up", "--data", str(tmp_path / "data"), "--port", "0", *limit)
+    url = read_line(process).decode().removeprefix("ready ").strip()
+    small, large = (
+        pulque("send", "orders", "x" * size, "--delay", "1h", "--url", url) for size in (100, 2000)
+    )
+    process.terminate()
+    ended(process)
+
+    assert (small.returncode, large.returncode) == (0, 1)
+    assert b"MessageTooLargeError" in large.stderr
 
 
 def test_up_keeps_its_data_in_the_current_folder_by_default(tmp_path: Path) -> None:
@@ -303,10 +320,10 @@ def test_a_url_that_is_none_exits_with_2(url: str) -> None:
 
 @pytest.mark.usefixtures("broker_process")
 @pytest.mark.parametrize("subject", ["../x", "", "a" * 300, "a\x1bb", "a b", "%retry%a%b"])
-def test_a_name_that_is_not_allowed_exits_with_1(subject: str) -> None:
+def test_a_name_that_is_not_allowed_exits_with_2(subject: str) -> None:
     told = pulque("send", subject, "tea")
 
-    assert told.returncode == 1
+    assert told.returncode == 2
     assert told.stderr.startswith(b"error: InvalidNameError: ")
     assert told.stderr.removesuffix(b"\n").decode().isprintable()
 
@@ -579,3 +596,26 @@ def test_a_broker_comes_back_where_it_was(broker_process: BrokerProcess) -> None
 def test_a_broker_that_cannot_start_is_told_with_its_last_words(tmp_path: Path) -> None:
     with pytest.raises(BrokerProcessError, match="ConfigError"):
         BrokerProcess.start(tmp_path / "data", arguments=["--set", "nonsense=1"])
+
+
+def test_groups_are_shown_with_what_is_damaged_for_them(broker_process: BrokerProcess) -> None:
+    bodies = b"".join(b"body-%03d-of-a-lone-broker\n" % number for number in range(3))
+    for body in bodies.splitlines():
+        assert pulque("send", "orders", body.decode()).returncode == 0
+    assert isinstance(ask(broker_process, Seal()), Sealed)
+    assert pulque("send", "orders", "of the next segment").returncode == 0
+    for path in broker_process.data.glob("messages/*.log"):
+        content = bytearray(path.read_bytes())
+        at = content.find(b"body-001")
+        if at >= 0:
+            content[at : at + 8] = b"\xff" * 8
+            path.write_bytes(content)
+    broker_process.kill()
+    broker_process.restart()  # so that nothing comes from memory
+
+    assert len(pulled("-n", "3", "--timeout", "20")) == 3
+
+    for command in (("group", "show", "g"), ("group", "list")):
+        shown = pulque(*command, environ={"PULQUE_URL": broker_process.url})
+        assert shown.returncode == 0
+        assert b"messages 1 to 1 of orders are damaged" in shown.stderr

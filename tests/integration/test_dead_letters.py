@@ -14,7 +14,7 @@ import pytest
 
 import pulque
 from pulque import aio
-from pulque.testing.process import BrokerProcess
+from pulque.testing.process import BrokerProcess, UpProcess
 
 pytestmark = pytest.mark.server
 
@@ -144,7 +144,7 @@ def test_the_twin_for_asyncio_does_the_same(broker: BrokerProcess) -> None:
         lambda dead: dead.resend(),
         lambda dead: dead.resend(1, True),
         lambda dead: dead.resend(1, 2, body=b"x"),
-        lambda dead: dead.resend(1, body="text"),
+        lambda dead: dead.resend(1, body=object()),
         lambda dead: dead.purge(until=-1),
     ],
 )
@@ -183,8 +183,16 @@ def test_the_commands_do_it_all(broker: BrokerProcess, tmp_path: Path) -> None:
     command("dead", "resend", "orders", "0", "1", "--group", "kitchen", code=1)
     assert command("dead", "purge", *where, "--until", "2").strip() == "purged 1"
     assert objects(command("dead", "resend", *where, "--all", "-o", "json")) == [{"resent": 2}]
-    assert command("dead", "list", *where, "-o", "json") == ""
+    assert command("dead", "list", *where, "-o", "json", code=4) == ""
+    assert command("dead", "list", "orders", "--group", "unknown", code=4) == ""
     command("dead", "show", "orders", "4", "--group", "kitchen", code=4)
+    for nothing in ("resend", "purge"):
+        for subject, group in (
+            ("orders", "kitchen"),
+            ("orders", "unknown"),
+            ("unknown", "kitchen"),
+        ):
+            command("dead", nothing, subject, "--group", group, "--all", code=4)
     for wrong in (
         ("resend", *where),
         ("resend", *where, "--all", "--body", "x"),
@@ -195,6 +203,31 @@ def test_the_commands_do_it_all(broker: BrokerProcess, tmp_path: Path) -> None:
         ("list", "orders"),
     ):
         command("dead", *wrong, code=2)
+
+
+def test_a_letter_names_its_broker_group(up_process: UpProcess) -> None:
+    async def show() -> pulque.Message | None:
+        async with aio.connect(up_process.url) as client:
+            return await client.dead("orders", "kitchen").show(0)
+
+    with pulque.connect() as client:
+        sent = client.send("orders", b"tea")
+        with client.consumer("orders", "kitchen") as consumer:
+            (message,) = consumer.pull(1, timeout=LIMIT)
+            message.reject("no tea")
+            consumer.settle()
+        dead = client.dead("orders", "kitchen")
+        deadline = time.monotonic() + LIMIT
+        while not dead.count():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        letter, twin = dead.show(0), asyncio.run(show())
+    assert letter is not None
+    assert twin is not None
+    assert sent.broker_group
+    assert (letter.broker_group, twin.broker_group) == (sent.broker_group, sent.broker_group)
+    shown = command("dead", "show", "orders", "0", "--group", "kitchen", "-o", "json")
+    assert objects(shown)[0]["broker_group"] == sent.broker_group
 
 
 def test_a_delay_can_be_asked_for_on_the_command_line(broker: BrokerProcess) -> None:

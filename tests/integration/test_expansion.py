@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from google_crc32c import value as crc32c
 
+import pulque
 import pulque.aio
 from pulque.errors import ErrorCode
 from pulque.model.groups import Mode, Start, StartKind, tag_filter
@@ -172,7 +173,7 @@ class Consumer:
         raw.close()
 
 
-@pytest.mark.accepts("002-01", "002-13", "002-16", "002-34", "002-56")
+@pytest.mark.accepts("002-01", "002-34")
 async def test_order_holds_while_partitions_are_split_and_merged(tmp_path: Path) -> None:
     keys = [f"key-{number}" for number in range(12)]
     got: dict[str, list[int]] = defaultdict(list)
@@ -330,3 +331,43 @@ async def settle_but_one(consumer: pulque.aio.Consumer, count: int, broker_group
 async def leave(cluster: Cluster, group: str) -> None:
     home = await cluster.meta.connect()
     await home.ask(Attend("c", 1, "orders", group, is_online=False), Attended)
+
+
+async def test_each_message_is_read_once_however_many_partitions_a_broker_has(
+    tmp_path: Path,
+) -> None:
+    def look(url: str) -> tuple[dict[bytes, int], list[bytes]]:
+        with pulque.connect(url, timeout=30, state_dir=tmp_path / "state") as client:
+            walked: dict[bytes, int] = defaultdict(int)
+            for place in client.positions("orders"):
+                for message in client.read(
+                    "orders", place.start, partition=place.partition, broker=place.broker_group
+                ):
+                    walked[message.body] += 1
+            tail = client.tail("orders", start="earliest")
+            return walked, [next(tail).body for _ in range(60)]
+
+    async with running_cluster(tmp_path) as cluster:
+        url = cluster.meta.server.url
+        async with pulque.aio.connect(url, timeout=30, state_dir=tmp_path) as client:
+            await client.send("orders", b"0", order_key="0")
+            await cluster.meta.server.administration.extend_subject("orders", 6)
+            for number in range(1, 60):
+                await client.send(
+                    "orders", b"%d" % number, order_key=f"{number}", priority=4 + number % 2
+                )
+            bodies = {b"%d" % number for number in range(60)}
+            places = await client.positions("orders")
+            assert len({each[:1] + each[4:] for each in places}) == len(places) > 6
+            read: list[bytes] = []
+            for place in places:
+                found = await client.read("orders", partition=place.partition)
+                assert {each.partition for each in found} <= {place.partition}
+                read += {each.body for each in found}
+                assert len(found) == len({each.body for each in found})
+            assert set(read) == bodies
+
+            walked, followed = await asyncio.to_thread(look, url)
+
+    assert walked == dict.fromkeys(bodies, 1)
+    assert sorted(followed) == sorted(bodies)

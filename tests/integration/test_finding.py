@@ -14,7 +14,7 @@ import pytest
 
 import pulque
 from pulque import aio
-from pulque.testing.process import BrokerProcess
+from pulque.testing.process import BrokerProcess, UpProcess
 
 pytestmark = pytest.mark.server
 
@@ -53,6 +53,7 @@ def check_all(client: pulque.Client, sent: dict[str, list[pulque.Receipt]]) -> N
                 assert (message.id, message.key) == (receipt.id, key)
                 assert message.sequence == receipt.sequence
     assert len(client.messages.find("orders", limit=1000)) == 70
+    assert len(client.messages.find("orders")) == 32, "unless it is told otherwise"
 
 
 def wait_for_index(directory: Path) -> list[Path]:
@@ -206,3 +207,33 @@ def test_the_commands_find_and_show(broker_process: BrokerProcess) -> None:
     command("message", "find", "orders", "--key", "never sent", code=4)
     command("message", "show", "nonsense", code=2)
     command("message", "find", "orders", "--since", "yesterday", code=2)
+
+
+def test_a_subject_that_nobody_has_and_a_position_without_a_broker_group(
+    up_process: UpProcess,
+) -> None:
+    async def look(url: str) -> pulque.Message:
+        async with aio.connect(url) as client:
+            for call in (client.messages.find("nothing"), client.messages.get(nowhere)):
+                with pytest.raises(pulque.UnknownSubjectError, match="nothing"):
+                    await call
+            return await client.messages.get(receipt.position._replace(broker_group=""))
+
+    nowhere = pulque.Position("", "nothing", pulque.ConsumeSequence(0))
+    with pulque.connect() as client:
+        with pytest.raises(pulque.UnknownSubjectError, match="no broker has a subject nothing"):
+            client.messages.find("nothing")
+        with pytest.raises(pulque.UnknownSubjectError):
+            client.messages.find("nothing", broker="default")
+        with pytest.raises(pulque.UnknownSubjectError):
+            client.messages.get(nowhere)
+        receipt = client.send("orders", b"tea")
+        found = client.messages.get(receipt.position._replace(broker_group=""))
+        assert (found.body, found.broker_group) == (b"tea", receipt.broker_group)
+        with pytest.raises(pulque.UnavailableError, match="elsewhere is not there now"):
+            client.messages.get(receipt.position._replace(broker_group="elsewhere"))
+    assert asyncio.run(look(up_process.url)).broker_group == receipt.broker_group
+    text = command("message", "find", "nothing", code=1)[1]
+    assert text == "error: UnknownSubjectError: no broker has a subject nothing\n"
+    shown = json.loads(command("message", "show", "orders/0", "-o", "json")[0])
+    assert (shown["body"], shown["broker_group"]) == ("tea", receipt.broker_group)

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import random
 import threading
 import time
 from collections import defaultdict
@@ -23,7 +24,8 @@ _numbers = itertools.count()
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    told = ["--set", "consumption.strict=strict.*"]
+    # No lock runs out during a test: only a consumer that gives it up hands a partition over.
+    told = ["--set", "consumption.strict=strict.*", "--set", "consumption.lock=1h"]
     with BrokerProcess.start(tmp_path_factory.mktemp("data"), arguments=told) as process:
         yield process
 
@@ -69,7 +71,7 @@ def by_key(messages: list[pulque.ReceivedMessage]) -> dict[str | None, list[int]
     return found
 
 
-@pytest.mark.accepts("002-01", "002-16", "002-23", "002-43", "000-57", "004-03")
+@pytest.mark.accepts("002-23", "002-43", "000-57", "004-03")
 def test_messages_of_a_key_come_in_the_order_of_sending(
     client: pulque.Client, strict: str
 ) -> None:
@@ -91,13 +93,16 @@ def test_the_next_of_a_key_comes_when_the_one_before_is_done(
         while len(first) < 2:
             first += consumer.pull(timeout=WITHIN)
         assert sorted(int(each.body) for each in first) == [0, 1]
-        assert not consumer.pull(timeout=0.3), "both keys have one in hand"
+        # Both keys have one in hand: of all that is there only a third key's comes.
+        client.send(strict, b"17", order_key="another")
+        (other,) = consumer.pull(timeout=WITHIN)
+        assert other.body == b"17"
         next(each for each in first if each.body == b"0").ack()
         (following,) = consumer.pull(timeout=WITHIN)
         assert following.body == b"2"
 
 
-@pytest.mark.accepts("002-38", "002-39", "002-26")
+@pytest.mark.accepts("002-38", "002-26")
 def test_strict_a_failed_message_comes_again_in_its_place(
     client: pulque.Client, strict: str
 ) -> None:
@@ -124,8 +129,8 @@ def test_strict_a_failed_message_may_block_its_partition(
     send(client, strict, 4, keys=4)
     with client.consumer(strict, "g", ordered=True, blocks="partition") as consumer:
         (first, *_) = consumer.pull(1, timeout=WITHIN)
-        first.nack("not yet", delay=0.5)
-        assert not consumer.pull(timeout=0.2)
+        first.nack("not yet", delay=0.2)
+        # The others are there, and would come first.
         (again,) = consumer.pull(1, timeout=WITHIN)
         assert (again.body, again.attempt) == (first.body, 2)
 
@@ -161,7 +166,7 @@ def test_best_effort_a_failed_message_comes_again_later_and_the_next_goes_on(
     assert handled == [0, 2, 3, 4, 1]
 
 
-@pytest.mark.accepts("002-55", "002-56", "002-57")
+@pytest.mark.accepts("002-39", "002-55")
 def test_a_partition_is_handed_over_after_what_is_held_is_settled(
     client: pulque.Client, strict: str
 ) -> None:
@@ -169,12 +174,12 @@ def test_a_partition_is_handed_over_after_what_is_held_is_settled(
     first = client.consumer(strict, "g", ordered=True, consumer_id="one")
     early = take_all(first, 100)
     assert {each.token for each in early if isinstance(each, OrderedMessage)} == {1}
+    held = first.pull(timeout=WITHIN)
+    assert held, "these are neither acked nor nacked"
     second = client.consumer(strict, "g", ordered=True, consumer_id="two")
     assert not second.pull(timeout=0.5), "there is one partition, and it has an owner"
-    began = time.monotonic()
     first.close()
     rest = take_all(second, 100)
-    assert time.monotonic() - began < WITHIN
     second.close()
     found = by_key([*early, *rest])
     assert all(order == sorted(set(order)) for order in found.values())
@@ -182,10 +187,9 @@ def test_a_partition_is_handed_over_after_what_is_held_is_settled(
     assert {each.token for each in rest if isinstance(each, OrderedMessage)} == {2}
 
 
-def test_what_runs_ends_before_its_partition_is_handed_over(
+def test_what_a_consumer_has_in_hand_when_it_closes_is_the_next_ones(
     client: pulque.Client, strict: str
 ) -> None:
-    """Another consumer joins; the allotment moves only by name, so drop the first by closing."""
     send(client, strict, 3, keys=1)
     first = client.consumer(strict, "g", ordered=True, consumer_id="one")
     (held,) = first.pull(timeout=WITHIN)
@@ -253,13 +257,16 @@ def test_the_twin_does_the_same(broker: BrokerProcess, tmp_path: Path, strict: s
     assert all(order == sorted(order) for order in found.values())
 
 
+@pytest.mark.accepts("002-01", "002-16")
 def test_handlers_run_side_by_side_and_each_key_one_after_the_other(
-    broker: BrokerProcess, client: pulque.Client, tmp_path: Path, strict: str
+    broker: BrokerProcess, client: pulque.Client, tmp_path: Path, strict: str, seed: int
 ) -> None:
-    send(client, strict, 200, keys=10)
+    send(client, strict, 200, keys=4)  # fewer than handlers: most of them have to wait
     app = pulque.App(broker.url, state_dir=tmp_path / "state")
+    draw = random.Random(seed)
     running: dict[str | None, int] = defaultdict(int)
     found: dict[str | None, list[int]] = defaultdict(list)
+    together: set[str | None] = set()
     most = 0
 
     @app.subscribe(strict, group="g", ordered=True, concurrency=8)
@@ -267,8 +274,9 @@ def test_handlers_run_side_by_side_and_each_key_one_after_the_other(
         nonlocal most
         running[message.order_key] += 1
         most = max(most, sum(running.values()))
-        assert running[message.order_key] == 1
-        await asyncio.sleep(0.002)
+        if running[message.order_key] > 1:
+            together.add(message.order_key)
+        await asyncio.sleep(draw.uniform(0, 0.004))
         running[message.order_key] -= 1
         if message.body == b"33" and message.attempt == 1:
             raise pulque.Retry(delay=0.1)
@@ -279,4 +287,5 @@ def test_handlers_run_side_by_side_and_each_key_one_after_the_other(
     asyncio.run(asyncio.wait_for(app.serve(), WITHIN))
     assert all(order == sorted(order) for order in found.values())
     assert sum(map(len, found.values())) == 200
+    assert not together
     assert most > 1

@@ -5,6 +5,7 @@ is pulled by whom is asked of the brokers: a lock belongs to a subject, group an
 """
 
 import asyncio
+import logging
 from collections import defaultdict
 from pathlib import Path
 
@@ -12,7 +13,10 @@ import pytest
 
 import pulque
 from pulque import aio
-from pulque.wire.ordered import Ordered, OrderedReport
+from pulque.client.ordered import OrderedCore
+from pulque.model.ordered import OrderStrategy
+from pulque.wire.ordered import Locked, Ordered, OrderedReport
+from pulque.wire.requests import Pull
 from tests.integration.test_expansion import Cluster, running_cluster
 from tests.unit.meta.running import eventually
 
@@ -143,3 +147,124 @@ async def test_best_effort_a_message_that_is_not_acked_does_not_keep_the_next(
         (forgotten,) = await consumer.pull(1, timeout=WITHIN)
         others = await take(consumer, 44)
         assert {each.order_key for each in others} == set(KEYS) - {forgotten.order_key}
+
+
+class Asked:
+    """What the consumers of this process ask brokers for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.refused: list[str] = []
+        """Who had the lock, for each that was asked for in vain."""
+        self.pulls: list[tuple[str, str]] = []
+        """By which consumer, at which broker."""
+        routed, next_pull = OrderedCore.routed, OrderedCore.next_pull
+
+        def note_lock(core: OrderedCore, answer: Locked) -> None:
+            if not answer.token:
+                self.refused.append(str(answer.holder))
+            routed(core, answer)
+
+        def note_pull(core: OrderedCore, max_messages: int, timeout: float) -> Pull:
+            self.pulls.append((core.options.consumer, core.broker_group))
+            return next_pull(core, max_messages, timeout)
+
+        monkeypatch.setattr(OrderedCore, "routed", note_lock)
+        monkeypatch.setattr(OrderedCore, "next_pull", note_pull)
+
+    async def wait(self) -> None:
+        """Wait until a lock was refused twice, and there were some pulls."""
+
+        async def were_made() -> bool:
+            return len(self.refused) >= 2 and len(self.pulls) >= 3
+
+        await eventually(were_made, WITHIN)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+    return Asked(monkeypatch)
+
+
+@pytest.mark.accepts("002-56", "002-57")
+async def test_a_partition_is_handed_over_when_what_runs_has_ended(  # noqa: C901, PLR0915  # step by step
+    tmp_path: Path,
+    asked: Asked,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    caplog.set_level(logging.INFO, "pulque.client")
+    monkeypatch.setattr("pulque.client.aio_ordered_inlets.HAND_OVER", WITHIN)
+
+    async def is_logged(text: str, count: int) -> None:
+        async def is_there() -> bool:
+            return sum(text in each.message for each in caplog.records) == count
+
+        await eventually(is_there, WITHIN)
+
+    async with (
+        running_cluster(tmp_path) as cluster,
+        aio.connect(cluster.meta.server.url, timeout=WITHIN, state_dir=tmp_path) as client,
+    ):
+        receipts = await send(client, 48)
+        await cluster.meta.server.administration.order_subject("orders", OrderStrategy.STRICT)
+        place_of = {KEYS[n % 12]: each.broker_group for n, each in enumerate(receipts)}
+        assert set(place_of.values()) == {"b1", "b2"}
+        one = client.consumer("orders", "g", ordered=True, consumer_id="c1")
+        held: list[pulque.ReceivedMessage] = []
+        while len(held) < 12:
+            held += await one.pull(timeout=WITHIN)
+        before = await holders(cluster)
+        assert {holder for holder, _ in before.values()} == {"c1"}
+
+        # The meta server allots one of the two partitions to another, and tells both.
+        two = client.consumer("orders", "g", ordered=True, consumer_id="c2")
+        coming = asyncio.create_task(two.pull(timeout=WITHIN))
+        await is_logged("handed over: orders", 1)
+        await is_logged("allotted: orders at", 3)
+
+        # That one waits for the lock, as the first has not ended what it holds. The first goes on
+        # to pull from the partition that it keeps, and from no other.
+        asked.pulls.clear()
+        going_on = asyncio.create_task(one.pull(timeout=WITHIN))
+        await asked.wait()
+        assert set(asked.refused) == {"c1"}
+        assert len(set(asked.pulls)) == 1
+        puller, kept = asked.pulls[0]
+        assert puller == "c1"
+        assert await holders(cluster) == before
+        assert not coming.done()
+        assert not any(each.is_abandoned for each in held)
+        runs = {place_of[each.order_key or ""]: each for each in held}
+        for message in held:
+            if message not in runs.values():
+                message.ack()
+        more = await going_on
+        for message in more:
+            message.ack()
+        assert {place_of[each.order_key or ""] for each in more} == {kept}
+        lost = "b1" if kept == "b2" else "b2"
+        assert await holders(cluster) == before
+        for message in runs.values():
+            message.ack()
+
+        # Now it is the other's, under the next token, from where the first ended.
+        async def is_handed_over() -> bool:
+            return (await holders(cluster)).get(("g", lost, "orders")) == (
+                "c2",
+                before["g", lost, "orders"][1] + 1,
+            )
+
+        await eventually(is_handed_over, WITHIN)
+        its = await coming
+        for message in its:
+            message.ack()
+        its += await take(two, 3 * list(place_of.values()).count(lost) - len(its))
+        mine = [*held, *more]
+        mine += await take(one, 48 - len(mine) - len(its))
+        got: dict[str, list[tuple[str, int]]] = defaultdict(list)
+        for owner, messages in (("c1", mine), ("c2", its)):
+            for message in messages:
+                got[message.order_key or ""].append((owner, int(message.body)))
+        for at, key in enumerate(KEYS):
+            later = "c2" if place_of[key] == lost else "c1"
+            assert got[key] == list(zip(["c1", *[later] * 3], range(at, 48, 12), strict=True)), key

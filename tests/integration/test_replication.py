@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -58,7 +59,7 @@ def status_of(server: ServerProcess) -> dict[str, Any]:
 
 def leadership(cluster: ClusterProcesses) -> dict[str, Any]:
     found: list[dict[str, Any]] = status_of(cluster["meta-1"])["leaderships"]
-    return found[0]
+    return found[0] if found else {"leader": "", "in_sync": []}  # nobody has asked yet
 
 
 def leader_of(cluster: ClusterProcesses) -> str:
@@ -523,3 +524,30 @@ def test_a_leader_hands_over_by_command_while_messages_are_sent(
         sending.result(WITHIN)  # none of them failed
 
     assert sorted(consume(cluster, "g", set(sent))) == sent
+
+
+def test_a_leader_whose_disk_is_full_hands_over_to_a_follower_with_room(tmp_path: Path) -> None:
+    def settings(**storage: str) -> dict[str, dict[str, Any]]:
+        return BROKER | {
+            "storage": {"checkpoint_interval": "1s", **storage},
+            "cluster": {"group": "group-1"},
+            "replication": {"copies": 2},
+        }
+
+    # In memory there is never as much room as the one is to leave free.
+    with (
+        tempfile.TemporaryDirectory(dir="/dev/shm") as memory,
+        ClusterProcesses(tmp_path) as cluster,
+    ):
+        cluster.add_meta("meta-1", META)
+        full = cluster.add_broker("broker-1", settings(directory=f"{memory}/b", reserve="1TiB"))
+        until(lambda: leader_of(cluster) == "broker-1", "the first one leads")
+        until(lambda: bool(status_of(full)["is_full"]), "it is full")
+
+        cluster.add_broker("broker-2", settings(reserve="1MiB"))
+
+        until(lambda: leader_of(cluster) == "broker-2", "the one with room leads")
+        until_in_sync(cluster, 2)
+        send(cluster, 0, 3)
+        # It does not hand back to one that is full.
+        assert (leader_of(cluster), leadership(cluster)["epoch"]) == ("broker-2", 2)

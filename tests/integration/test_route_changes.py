@@ -93,7 +93,6 @@ def cluster(tmp_path: Path) -> Iterator[ClusterProcesses]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.accepts("002-13")
 def test_a_subject_is_extended_to_a_new_broker_and_an_old_one_removed_under_load(
     cluster: ClusterProcesses, tmp_path: Path
 ) -> None:
@@ -105,7 +104,8 @@ def test_a_subject_is_extended_to_a_new_broker_and_an_old_one_removed_under_load
         operator.until_stored_at("broker-1", "broker-2")
         cluster.add_broker("broker-3", QUICK_BROKER)
         cluster.wait_until_known()
-        operator.api.ask("POST", f"/subjects/{SUBJECT}/extend", {"partitions": 5})
+        onto = {"partitions": 5, "broker_groups": ["broker-3"]}
+        operator.api.ask("POST", f"/subjects/{SUBJECT}/extend", onto)
         operator.until_stored_at("broker-3")
 
         operator.put("/brokers/broker-1/drain", {"draining": True})

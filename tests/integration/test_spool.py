@@ -97,10 +97,8 @@ class Worker:
     ("kind", "is_broker_killed"), [("blocking", False), ("blocking", True), ("aio", True)]
 )
 def test_killed_producers_leave_order_behind(
-    broker: BrokerProcess, tmp_path: Path, kind: str, *, is_broker_killed: bool
+    broker: BrokerProcess, tmp_path: Path, seed: int, kind: str, *, is_broker_killed: bool
 ) -> None:
-    seed = time.time_ns() % 1_000_000
-    print(f"seed {seed}")
     random = Random(seed)
     subject, spool = "strict.orders", tmp_path / "spool"
     taken: set[int] = set()

@@ -1,5 +1,6 @@
 """Priorities and patterns, from the client that sends to the client that receives."""
 
+import contextlib
 from collections.abc import Iterable
 
 import pytest
@@ -8,6 +9,8 @@ import pulque
 from pulque import aio
 from pulque.errors import InvalidNameError, UnknownSubjectError, UsageError
 from pulque.testing.broker import InProcessBroker
+from pulque.testing.process import UpProcess
+from tests.nothing import check_nothing_comes
 
 pytestmark = pytest.mark.server
 
@@ -98,7 +101,7 @@ def test_a_consumer_that_waits_gets_a_priority_that_was_never_used(
     pulque_client: pulque.Client,
 ) -> None:
     with pulque_client.consumer("orders", "billing") as consumer:
-        assert consumer.pull(timeout=0.05) == []
+        check_nothing_comes(pulque_client, consumer)
         for priority in (9, 4, 0):
             pulque_client.send("orders", b"%d" % priority, priority=priority)
             assert bodies(take(consumer, 1)) == [b"%d" % priority]
@@ -109,7 +112,7 @@ def test_messages_of_new_priorities_are_not_passed_over_by_a_group_that_began_at
 ) -> None:
     pulque_client.send("orders", b"old")
     with pulque_client.consumer("orders", "billing", start="latest") as consumer:
-        assert consumer.pull(timeout=0.05) == []
+        check_nothing_comes(pulque_client, consumer)
     pulque_client.send("orders", b"urgent", priority=9)
 
     with pulque_client.consumer("orders", "billing", start="latest") as consumer:
@@ -173,7 +176,7 @@ def test_a_pattern_covers_subjects_that_are_there_and_those_that_come_later(
             pulque_client.send(subject, b"%d" % number)
             (message,) = take(consumer, 1)
             assert (message.subject, message.body) == (subject, b"%d" % number)
-        assert consumer.pull(timeout=0.05) == []
+        check_nothing_comes(pulque_client, consumer)
 
 
 @pytest.mark.accepts("000-20")
@@ -182,7 +185,8 @@ async def test_the_asynchronous_twin_covers_subjects_that_come_later(
 ) -> None:
     client = pulque_aio_client
     async with client.consumer("order.*", "billing", start="latest") as consumer:
-        assert await consumer.pull(timeout=0.05) == []
+        while not consumer.is_connected:  # the group begins when its first consumer is there
+            assert await consumer.pull(timeout=0.05) == []
         for number, subject in enumerate(["order.sent", "order.paid", "order.sent"]):
             await client.send(subject, b"%d" % number)
             assert bodies(await take_async(consumer, 1)) == [b"%d" % number]
@@ -204,7 +208,7 @@ def test_each_subject_of_a_pattern_has_a_position_of_its_own(
     with pulque_client.consumer("order.*", "billing") as consumer:
         assert bodies(take(consumer, 1)) == [b"3"]
         consumer.settle()
-        assert consumer.pull(timeout=0.05) == []
+        check_nothing_comes(pulque_client, consumer)
     positions = {
         each["partition"]: each["next_sequence"] for each in pulque_client.status()["groups"]
     }
@@ -223,7 +227,7 @@ def test_a_star_covers_all_subjects_and_no_retries_of_others(pulque_client: pulq
 
     with pulque_client.consumer("*", "billing") as consumer:
         assert sorted(bodies(take(consumer, 2))) == [b"1", b"2"]
-        assert consumer.pull(timeout=0.05) == []
+        check_nothing_comes(pulque_client, consumer)
 
 
 def test_a_pattern_gets_its_retries(pulque_client: pulque.Client) -> None:
@@ -282,3 +286,26 @@ def test_a_program_can_walk_all_partitions_and_keep_its_own_positions(
     pulque_client.send("orders", b"later")
     later = pulque_client.read("orders", nexts["orders"], partition="orders")
     assert bodies(later) == [b"later"]
+
+
+async def test_a_consumer_of_a_subject_that_nobody_has_yet_lacks_no_connection(
+    up_process: UpProcess,
+) -> None:
+    with (
+        pulque.connect() as client,
+        client.consumer("later", "g") as consumer,
+        client.consumer("later", "ordered", mode="ordered") as ordered,
+    ):
+        for each in (consumer, ordered):
+            assert not each.is_connected
+            assert each.pull(1, timeout=2) == []
+            assert each.is_connected
+    async with aio.connect() as client_, client_.consumer("later", "g") as waiting:
+        assert await waiting.pull(1, timeout=2) == []
+        assert waiting.is_connected
+        await client_.send("later", b"one")
+        assert bodies(await take_async(waiting, 1)) == [b"one"]
+        up_process.kill()
+        with contextlib.suppress(pulque.UnavailableError):
+            await waiting.pull(1, timeout=2)
+        assert not waiting.is_connected

@@ -17,6 +17,7 @@ from pulque.errors import UnknownGroupError, UnknownSubjectError, UsageError
 from pulque.testing.broker import InProcessBroker
 from pulque.testing.process import BrokerProcess
 from tests.integration.test_subjects import bodies, take, take_async
+from tests.nothing import check_nothing_comes
 
 pytestmark = pytest.mark.server
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -82,7 +83,7 @@ def test_a_dry_run_tells_and_does_nothing(pulque_client: pulque.Client) -> None:
         (row,) = pulque_client.reset("orders", "billing", 2, dry_run=True)
 
         assert (row.partition, row.position, row.target, row.reread) == ("orders", 5, 2, 3)
-        assert consumer.pull(timeout=0.05) == []
+        check_nothing_comes(pulque_client, consumer)
 
 
 async def test_the_asynchronous_twin_travels_too(pulque_aio_client: aio.Client) -> None:
@@ -150,7 +151,7 @@ def test_one_consumer_of_a_broadcast_can_be_set_back(pulque_client: pulque.Clien
         pulque_client.reset("prices", "#a", "earliest")
 
         assert bodies(take(a, 1)) == [b"1"]
-        assert b.pull(timeout=0.05) == []
+        check_nothing_comes(pulque_client, b)
 
 
 def test_groups_tell_who_holds_what(pulque_client: pulque.Client) -> None:
@@ -229,6 +230,10 @@ def test_the_command_resets_a_group(
     reset = ("group", "reset", "orders", "--group", "billing", "--to", to)
 
     assert command(*reset) == ExitCode.OK
+    lines = lines_of(capsys)
+    assert lines[0].split()[:3] == ["partition", "now", "target"]
+    assert lines[1].split()[:3] == ["orders", "10", str(target)]
+    assert command(*reset, "--yes") == ExitCode.OK
     lines = lines_of(capsys)
     assert lines[0].split()[:3] == ["partition", "was", "target"]
     assert lines[1].split()[:3] == ["orders", "10", str(target)]

@@ -78,7 +78,7 @@ class Inside:
         errors: list[PulqueError] = []
         wanted = tuple(Wanted(name, FROM_SETTLED) for name in partitions)
         request = Pull("g", consumer, 1, max_messages, _MIB, 0, EARLIEST, wanted)
-        self.parts.puller.pull(request, object(), answers.append, errors.append)
+        self.parts.puller.pull(request, object(), answers.append, errors.append, lambda _: None)
         assert not errors, errors
         return answers[0]
 
@@ -115,7 +115,12 @@ async def open_inside(files: MemoryFileSystem) -> AsyncIterator[Inside]:  # noqa
     releaser = Releaser(state, around, appender)
     at_once = RetryPolicy(delays_ms=())
     redeliverer = Redeliverer(
-        state, around, appender, lambda _group, _subject: at_once, waits=releaser.wake
+        state,
+        around,
+        appender,
+        lambda _group, _subject: at_once,
+        waits=releaser.wake,
+        max_message=1000,
     )
     settler = Settler(state, clock, perform=redeliverer.perform, longest_delay_ms=1000)
     locker = Locker(state, clock, committer.sync_facts, puller.look_again)
