@@ -134,6 +134,34 @@ async def removing() -> History:
     return history
 
 
+async def cancelling() -> History:
+    """Send two batches for one tick, and cancel a message of the second."""
+    history = History()
+    running = RunningDelay(None, history.clock, NotingBrokers(history), history.files, SECTIONS)
+    await running.start()
+    ids = []
+    for body in (b"first", b"second"):
+        history.tried[body] = history.now
+        ids += await running.send([(body, NOW_MS + HOUR)])
+        history.confirmed[body] = history.now
+        await eventually(lambda: running.server.is_idle)
+    history.cancelling[b"second"] = history.now
+    assert await running.cancel((ids[1], NOW_MS + HOUR)) == [Fate.CANCELLED]
+    history.cancelled[b"second"] = history.now
+    await running.close()
+    return history
+
+
+async def tears_while_cancelling(seed: int, count: int) -> int:
+    """Tear the last writes in so many ways, at each point between a cancel and its answer."""
+    history = await cancelling()
+    points = range(history.cancelling[b"second"], history.cancelled[b"second"])
+    for at in points:
+        for tear in range(count):
+            await after_cut(history, at, Cut.TORN, f"{seed}/{at}/{tear}")
+    return len(points)
+
+
 async def after_cut(history: History, at: int, cut: Cut, seed: str) -> MemoryFileSystem:
     """Cut the power, let a server go on until nothing waits, and return its disk."""
     survivor = history.files.after_power_cut(at, cut, Random(seed))
@@ -197,3 +225,7 @@ def test_what_removed_segments_held_survives_at_some_points(seed: int) -> None:
 @pytest.mark.slow
 def test_what_removed_segments_held_survives_at_every_point(seed: int) -> None:
     assert run_in_one_thread(cut_at(seed, 1, removing)) > 1000
+
+
+def test_a_cancel_that_outlives_the_schedule_hides_no_other_message(seed: int) -> None:
+    assert run_in_one_thread(tears_while_cancelling(seed, 150)) >= 4

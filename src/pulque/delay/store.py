@@ -304,20 +304,23 @@ class ScheduleStore:
 
         Args:
             records: By tick.
-            is_durable: Whether they must survive a power cut, and what they are about before them.
+            is_durable: Whether they must survive a power cut. What they say of the schedule log
+                is on disk before they are written: a power cut may keep a write that nobody
+                synced, and lose an older one.
 
         Raises:
             StorageError: They may be there in part.
         """
         for tick, data in records.items():
             found = self.ticks[tick]
+            if is_durable:
+                self._sync(found)
             log = DispatchLog(self._files, tick, self._listener)
             is_new = not found.noted_end
             found.noted_end = log.append(data, found.noted_end)
             if is_new:
                 self._notes_made += 1
             if is_durable:
-                self._sync(found)
                 log.sync()
         if is_durable:
             self._sync_names()
