@@ -25,6 +25,7 @@ DRAINED: dict[str, Any] = {
         {"consumer": "c0", "partition": "s", "settled": 3, "next_pull": 3},
     ],
     "messages_waiting": 0,
+    "messages_left": 0,
 }
 
 
@@ -139,6 +140,7 @@ def test_a_planted_violation_is_caught(name: str) -> None:
         ({"groups": [DRAINED["groups"][0] | {"lag": 7}]}, "lags by 7"),
         ({"groups": [DRAINED["groups"][0] | {"redeliveries_pending": 2}]}, "has 2 redeliveries"),
         ({"messages_waiting": 3}, "3 messages wait"),
+        ({"messages_left": 1}, "1 messages are left to do"),
         ({"subscriptions": [DRAINED["subscriptions"][0] | {"next_pull": 5}]}, "c0 holds 2 of s"),
     ],
 )

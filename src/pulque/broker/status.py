@@ -127,7 +127,7 @@ def _subscriptions(state: BrokerState) -> _Rows:
 
 
 def _left(state: BrokerState) -> int:
-    """Return how many messages groups have still to do with.
+    """Return how many messages groups have still to do with, confirmed or not.
 
     In one go, and not in steps: a message that moves on while others are counted must not be
     missed, as a broker may be removed when this is 0.
@@ -136,9 +136,9 @@ def _left(state: BrokerState) -> int:
     left = len(state.schedule)
     for (number, _), found in groups.items():
         partition = partitions[number]
-        confirmed, first = partition.confirmed, found.next_sequence
-        if confirmed > first:
-            left += max(confirmed - max(first, partition.start), 0)
+        end, first = partition.end, found.next_sequence
+        if end > first:
+            left += max(end - max(first, partition.start), 0)
         if found.pending or found.ranges:
             left += found.pending_count
     left += sum([each.held_count for each in state.consumption.subscriptions.values()])
@@ -146,5 +146,5 @@ def _left(state: BrokerState) -> int:
     retries = [each for each in partitions.values() if is_retry(each.name)]
     if retries:
         known = {number for number, _ in groups}
-        left += sum(each.confirmed - each.start for each in retries if each.id not in known)
+        left += sum(each.end - each.start for each in retries if each.id not in known)
     return left

@@ -534,6 +534,26 @@ async def test_a_retry_that_is_due_before_it_is_confirmed_waits_for_that(
     assert again == [b"x"]
 
 
+async def test_a_retry_is_left_to_do_before_and_after_it_is_confirmed(
+    leader: LeaderAlone, follower: Follower
+) -> None:
+    raw = await leader.connect()
+    sending = await begin_send(raw)
+    await follower.copy_all(leader, b"x")
+    await follower.sync()
+    await outcome(raw, sending)
+    (run,) = (await raw.pull("orders")).runs
+    await raw.settle(run, nacked={0: "failed"}, delay_ms=0)
+
+    # The follower has not synced what the leader wrote since.
+    await follower.copy_all(leader, b"%retry%orders%g")
+    status = await raw.status()
+    ends = {each["name"]: each["end"] for each in status["partitions"]}
+    assert (ends["%retry%orders%g"], status["messages_left"]) == (0, 1)
+    await follower.sync()
+    assert (await raw.status())["messages_left"] == 1
+
+
 async def test_a_leader_hands_over_to_a_follower_that_has_all(
     leader: LeaderAlone, follower: Follower
 ) -> None:
