@@ -111,6 +111,8 @@ class Adopter:
             ReadOnlyError: This broker takes no new messages; another one may.
         """
         wanted = self._checked(request)
+        # Also if it was taken over before: too few may have it.
+        self._rules.gate.check_obstacle()
         key = (wanted.group, wanted.name)
         if key in self._at_work:
             self._at_work[key].append((answer, refuse))
@@ -124,6 +126,13 @@ class Adopter:
         task = asyncio.create_task(self._work(wanted))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def forsake(self, error: PulqueError) -> None:
+        """Tell all who wait that nobody knows whether their messages will be kept."""
+        for key, waiting in list(self._at_work.items()):
+            self._at_work[key] = []
+            for _, refuse in waiting:
+                refuse(error)
 
     async def close(self) -> None:
         """Give up what is under way."""

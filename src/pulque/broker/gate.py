@@ -80,6 +80,14 @@ class Gate:
         refusal = broker_refusal(self._broker, self.standing)
         if refusal is not None:
             raise refusal
+        self.check_obstacle()
+
+    def check_obstacle(self) -> None:
+        """Refuse new messages, and to vouch for old ones, for a reason of the broker's own.
+
+        Raises:
+            ReadOnlyError: There is one.
+        """
         if self._obstacle:
             raise ReadOnlyError(f"{self._broker} takes no messages now: {self._obstacle}")
 

@@ -24,7 +24,7 @@ from pulque.model.names import DEFAULT_LEVEL, PartitionName, level_of, owner_of,
 from pulque.model.positions import ConsumeSequence
 from pulque.net.server import Work
 from pulque.serving.batches import check_batch, check_headers
-from pulque.serving.commit import Committer
+from pulque.serving.commit import Committer, Synced
 from pulque.serving.outcomes import (
     PendingSend,
     Waiter,
@@ -75,6 +75,8 @@ class Receiver:
         self.refused = 0
         self._unconfirmed: dict[tuple[int, int], Appended] = {}
         """Appends that are not confirmed, by their place: the same batch may be sent again."""
+        self._repeated: dict[Synced, None] = {}
+        """Sends that came again and wait until what they repeat is synced everywhere."""
         self._when_done = self._done
 
     def send(
@@ -241,6 +243,20 @@ class Receiver:
         for appended in self._unconfirmed.values():
             waiting, appended.waiting = appended.waiting, []
             tell(waiting, outcome_of(appended, error))
+        repeated, self._repeated = self._repeated, {}
+        for done in repeated:
+            done(error)
+
+    def _sync_repeated(self, done: Synced) -> None:
+        """Call ``done`` when all that is stored is synced, unless it is forsaken before."""
+        self._repeated[done] = None
+
+        def synced(error: PulqueError | None) -> None:
+            if done in self._repeated:
+                del self._repeated[done]
+                done(error)
+
+        self._committer.sync_facts(synced)
 
     def _answer_again(
         self,
@@ -265,7 +281,7 @@ class Receiver:
             Outcome(
                 ErrorCode.NONE, is_duplicate=True, first_sequence=first, stored_at_ms=stored_at_ms
             ),
-            self._committer.sync_facts if wants_disk else None,
+            self._sync_repeated if wants_disk else None,
         )
 
 

@@ -54,7 +54,7 @@ from pulque.broker.streams import Streams
 from pulque.broker.waiting import Releaser
 from pulque.client.url import Address
 from pulque.clock import Clock, SystemClock
-from pulque.errors import ConfigError, StorageError
+from pulque.errors import ConfigError, PulqueError, StorageError
 from pulque.model.positions import Epoch, Tenure
 from pulque.net.server import FrameServer
 from pulque.net.steps import Steps
@@ -308,7 +308,7 @@ class Broker(Supervised):
             ),
         )
         if self.leading is not None:
-            self.leading.on_short = self._parts.receiver.forsake
+            self.leading.on_short = self._forsake
         state.engine.partitions.watch(self._partition_added)
         self._housekeeper = Housekeeper(
             state, around, self._parts, self._committer, rhythm_of(settings)
@@ -419,6 +419,14 @@ class Broker(Supervised):
             raise ConfigError(
                 f"cannot listen on {listen.host}:{listen.port}: {error.strerror}"
             ) from error
+
+    def _forsake(self, error: PulqueError) -> None:
+        """Confirm no message that was taken in while enough were in sync, and is not confirmed.
+
+        Facts that say how far consumers are go on: while too few are in sync, pulls do.
+        """
+        self._parts.receiver.forsake(error)
+        self._parts.adopter.forsake(error)
 
     def _wake(self, partitions: list[Partition]) -> None:
         self._parts.puller.wake(partitions)

@@ -19,10 +19,12 @@ from pulque.errors import (
     NotAllowedError,
     NotLeaderError,
     PulqueError,
+    ReadOnlyError,
     RejectedError,
     StaleEpochError,
     UnavailableError,
 )
+from pulque.model.groups import Mode
 from pulque.model.leadership import EpochStart, Leadership
 from pulque.model.pack import ProducedBy
 from pulque.model.positions import ActionOffset, Epoch, MessageOffset
@@ -31,7 +33,7 @@ from pulque.storage.epochs import begin_epoch
 from pulque.storage.files import OsFileSystem
 from pulque.storage.identity import Identity
 from pulque.testing.clock import ManualClock
-from pulque.testing.raw import RawConnection, pack_batch
+from pulque.testing.raw import RawConnection, expect, pack_batch
 from pulque.wire.leadership import ChangeInSync, HandedOver, HandOver, InSyncChanged, Lead, Led
 from pulque.wire.replication import (
     CheckpointPart,
@@ -41,9 +43,19 @@ from pulque.wire.replication import (
     Replicate,
     Replicated,
 )
-from pulque.wire.requests import Acks, Send, Status
-from pulque.wire.responses import Sent, StatusReport
+from pulque.wire.requests import (
+    EARLIEST,
+    FROM_SETTLED,
+    Acks,
+    Pull,
+    Send,
+    Status,
+    Subscribe,
+    Wanted,
+)
+from pulque.wire.responses import Adopted, Pulled, Sent, StatusReport
 from tests.unit.broker.running import eventually
+from tests.unit.broker.test_adopt import adoption
 
 EPOCH = 3
 ME, OTHER = "me", "other"
@@ -465,6 +477,80 @@ async def test_while_too_few_are_in_sync_nobody_is_told_that_a_message_is_kept(
     assert await outcome(raw, sending) is ErrorCode.UNAVAILABLE
     assert await seen(raw) == [b"x"]  # all that are in sync have it
     assert (await raw.send("orders", [b"y"])).code is ErrorCode.READ_ONLY
+
+
+async def fall_short(leader: LeaderAlone) -> None:
+    """Have the follower drop out of the in-sync set while the lease goes on."""
+    leader.clock.advance(LAG_MS + 1)
+    assert leader.said.led is not None
+    leader.said.say(leader.said.led.leadership)
+    await until(lambda: in_sync(leader) == (ME,))
+
+
+async def test_while_too_few_are_in_sync_nobody_is_told_that_an_adopted_message_is_kept(
+    leader: LeaderAlone, follower: Follower
+) -> None:
+    raw = await leader.connect()
+    adopting = await raw.put(adoption())
+    await follower.copy_all(leader, b"body")
+    assert not await raw.is_answered(adopting)
+    await fall_short(leader)
+
+    with pytest.raises(UnavailableError, match="whether it will be kept is not known"):
+        expect(await raw.answer_to(adopting), Adopted)
+    with pytest.raises(ReadOnlyError, match="1 brokers of group g1 are in sync"):
+        await raw.ask(adoption(), Adopted)  # the same one: the leader alone has it
+    await follower.copy_all(leader)
+    await follower.sync()
+    await until(lambda: in_sync(leader) == (ME, OTHER))
+    assert (await raw.ask(adoption(), Adopted)).is_duplicate
+    assert (await raw.pull("%retry%orders%g", timeout_ms=5000)).bodies == [b"body"]
+
+
+async def test_while_too_few_are_in_sync_nobody_is_told_that_a_repeated_message_is_kept(
+    leader: LeaderAlone, follower: Follower
+) -> None:
+    raw = await leader.connect()
+    batch = ("orders", pack_batch("orders", [b"x"], produced_by=ProducedBy(7, 0, 1)))
+    await raw.ask(Send(Acks.MEMORY, 10_000, (batch,)), Sent)
+    again = await raw.put(Send(Acks.REPLICA, 10_000, (batch,)))
+    await follower.copy_all(leader, b"x")
+    assert not await raw.is_answered(again)
+    await fall_short(leader)
+
+    assert await outcome(raw, again) is ErrorCode.UNAVAILABLE
+    await follower.copy_all(leader)
+    await follower.sync()
+    await until(lambda: in_sync(leader) == (ME, OTHER))
+    repeated = await raw.ask(Send(Acks.REPLICA, 10_000, (batch,)), Sent)
+    assert repeated.outcomes[0][:2] == (ErrorCode.NONE, True)
+
+
+@pytest.mark.parametrize("is_short_before", [False, True], ids=["under way", "asked while short"])
+async def test_while_too_few_are_in_sync_pulls_of_a_once_group_go_on(
+    leader: LeaderAlone, follower: Follower, *, is_short_before: bool
+) -> None:
+    raw = await leader.connect()
+    subscribing = await raw.put(Subscribe("g", "c", 1, "orders", Mode.ONCE))
+    while not await raw.is_answered(subscribing):
+        await follower.copy()
+        await follower.sync()
+    sending = await begin_send(raw)
+    await follower.copy_all(leader, b"x")
+    await follower.sync()
+    assert await outcome(raw, sending) is ErrorCode.NONE
+    if is_short_before:
+        await fall_short(leader)
+    wanted = (Wanted("orders", FROM_SETTLED),)
+    pulling = await raw.put(Pull("g", "c", 1, 10, 1 << 20, 0, EARLIEST, wanted))
+    if not is_short_before:
+        assert not await raw.is_answered(pulling)
+        await fall_short(leader)
+
+    # It is settled already: were it not answered, nobody would ever handle it.
+    answer = await raw.answer_to(pulling)
+    assert isinstance(answer, Pulled)
+    assert len(answer.deliveries) == 1
 
 
 async def test_a_send_whose_outcome_nobody_knew_is_answered_when_it_comes_again(
