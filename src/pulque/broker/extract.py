@@ -78,9 +78,9 @@ class Extractor:
                 span = self._engine.span(
                     partition, at, max_messages=end - at, max_bytes=_MOST_BYTES, end=end
                 )
+                records = self._engine.read(partition, span)  # also of nothing but a hole
                 if not span.pieces:
                     break
-                records = self._engine.read(partition, span)
                 for each in decoder.found(records, span.first_sequence, span.end):
                     if isinstance(each, Message) and each.sequence not in wanted:
                         continue

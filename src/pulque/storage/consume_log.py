@@ -129,6 +129,8 @@ class ConsumeLogs:
         while messages > 0 and at < end:
             limit = min(messages, at_once)
             entries = self._entries(partition.id, at, limit, may_block=may_block)
+            # What lies before an entry behind the end is a hole, too.
+            entries = [each for each in entries if each.first_sequence < end]
             at_once = min(at_once * 4, _ENTRIES_AT_ONCE)
             if not entries:
                 holes += (Hole(at, end),)

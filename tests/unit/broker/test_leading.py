@@ -103,7 +103,9 @@ def _no_question(version: int, wait_ms: int) -> Lead:
 class LeaderAlone:
     """A leader, and what it takes to play those around it."""
 
-    def __init__(self, directory: Path, *in_sync: str) -> None:
+    def __init__(
+        self, directory: Path, *in_sync: str, min_in_sync: int = 2, epoch: int = EPOCH
+    ) -> None:
         self.clock = ManualClock()
         self.directory = directory
         settings = BrokerSettings.model_validate(
@@ -114,13 +116,13 @@ class LeaderAlone:
             }
         )
         members = tuple(sorted({ME, *in_sync}))
-        leadership = Leadership("g1", Epoch(EPOCH), 7, ME, "token", members, 2)
+        leadership = Leadership("g1", Epoch(epoch), 7, ME, "token", members, min_in_sync)
         led = Led(leadership, "broker", "127.0.0.1", 1, LEASE_MS)
         self.said = Said(led, self.clock)
-        directory.mkdir()
+        directory.mkdir(exist_ok=True)
         files = OsFileSystem(str(directory))
         Identity.open(files)
-        epochs = begin_epoch(files, Epoch(EPOCH), MessageOffset(0), ActionOffset(0))
+        epochs = begin_epoch(files, Epoch(epoch), MessageOffset(0), ActionOffset(0))
         gate = Gate("broker")
         rule = Rule(led, self.said, epochs, LAG_MS, 0)
         reign = Reign(rule, ClusterSide("g1", gate), 0, LoggingListener())
