@@ -3,24 +3,29 @@
 Where no other broker has a copy they are passed over: which ones is written down, and shown for as
 long as they would be stored. Where others have copies nobody passes over anything: the read fails,
 so that a broker whose copy is whole can lead.
+
+To write it down takes a sync. A read that must not wait for the disk is therefore told to come
+again from a thread, and a read of many damaged batches writes once, at its end.
 """
 
 import contextlib
 import json
-from bisect import insort
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from operator import attrgetter
 from threading import Lock
 from typing import NamedTuple
 
 from pulque.errors import CorruptionError, StorageError
 from pulque.model.positions import PartitionId
-from pulque.storage.files import FileSystem, replace
+from pulque.storage.files import FileSystem, WouldBlockError, replace
 from pulque.storage.index import Entry
 from pulque.storage.listener import Listener
 from pulque.storage.partitions import Partition, Partitions
 
 __all__ = ["Damages", "Hole"]
 
+_first, _end = attrgetter("first"), attrgetter("end")
 _FILE = "damaged.json"
 _LARGEST = 1024 * 1024
 _MOST_KEPT = 1000
@@ -54,26 +59,36 @@ class Damages:
         self._has_copies = has_copies
         self._ranges = _read(files)
         self._lock = Lock()
+        self._is_changed = False
+        """Whether there is more than is written down."""
+        self._writing = Lock()
 
-    def batch(self, partition: Partition, path: str, entry: Entry, reason: str) -> None:
-        """Report a batch that cannot be read.
+    def batch(
+        self, partition: Partition, path: str, entry: Entry, reason: str, *, may_block: bool
+    ) -> None:
+        """Report a batch that cannot be read; ``save`` writes it down.
 
         Raises:
             CorruptionError: Others have copies of it.
+            WouldBlockError: Not ``may_block``, and it was not known before.
         """
-        self._listener.corruption_found(path, entry.offset, entry.size, reason)
         lost = Hole(entry.first_sequence, entry.first_sequence + entry.count)
-        if self._is_known(partition.id, lost):
+        is_known = self._is_known(partition.id, lost)
+        if not (is_known or self._has_copies or may_block):
+            raise WouldBlockError
+        self._listener.corruption_found(path, entry.offset, entry.size, reason)
+        if is_known:
             return
         if self._has_copies:
             raise CorruptionError(path, entry.offset, reason)
         self._add(partition.id, lost)
 
-    def hole(self, partition: Partition, path: str, hole: Hole) -> None:
+    def hole(self, partition: Partition, path: str, hole: Hole, *, may_block: bool) -> None:
         """Take note of messages that no index names; recovery has reported the bytes.
 
         Raises:
             CorruptionError: Others have copies of them.
+            WouldBlockError: Not ``may_block``, and it was not known before.
         """
         # Retention may have taken them away meanwhile.
         lost = Hole(max(hole.first, partition.start), hole.end)
@@ -83,7 +98,19 @@ class Damages:
             reason = f"messages {lost.first} to {lost.end - 1} of {partition.name} are missing"
             self._listener.corruption_found(path, 0, 0, reason)
             raise CorruptionError(path, 0, reason)
+        if not may_block:
+            raise WouldBlockError
         self._add(partition.id, lost)
+
+    def save(self) -> None:
+        """Write down what is new, if anything is; it waits for the disk then."""
+        if not self._is_changed:
+            return
+        with self._writing:
+            self._is_changed = False
+            # Without room it is known until the next start, and found again by whoever reads it.
+            with contextlib.suppress(StorageError):
+                self._write()
 
     def count(self, partition: Partition) -> int:
         """Return how many messages of a partition are known to be damaged."""
@@ -104,23 +131,21 @@ class Damages:
 
     def _is_known(self, partition: PartitionId, lost: Hole) -> bool:
         with self._lock:
-            found = self._ranges.get(partition, ())
-            return any(each.first <= lost.first and lost.end <= each.end for each in found)
+            found = self._ranges.get(partition, [])
+            at = bisect_right(found, lost.first, key=_first)
+            return at > 0 and lost.end <= found[at - 1].end
 
     def _add(self, partition: PartitionId, lost: Hole) -> None:
+        """Add a range; those that it touches become one with it, so that none touch."""
         with self._lock:
             found = self._ranges.setdefault(partition, [])
-            insort(found, lost)
-            joined: list[Hole] = []
-            for each in found:
-                if joined and each.first <= joined[-1].end:
-                    joined[-1] = Hole(joined[-1].first, max(each.end, joined[-1].end))
-                else:
-                    joined.append(each)
-            self._ranges[partition] = joined
-        # Without room it is known until the next start, and found again by whoever reads it.
-        with contextlib.suppress(StorageError):
-            self._write()
+            at, stop = (
+                bisect_left(found, lost.first, key=_end),
+                bisect_right(found, lost.end, key=_first),
+            )
+            some = [lost, *found[at:stop]]
+            found[at:stop] = [Hole(min(map(_first, some)), max(map(_end, some)))]
+            self._is_changed = True
 
     def _write(self) -> None:
         rows = [

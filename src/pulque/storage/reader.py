@@ -41,7 +41,7 @@ class RecordReader:
             CorruptionError: Some of it is damaged, and others have copies.
         """
         for hole in span.holes:
-            self._damages.hole(partition, self._path_near(span), hole)
+            self._damages.hole(partition, self._path_near(span), hole, may_block=may_block)
         buffers: list[Buffer] = []
         cache = self._log.cache
         pieces = span.pieces
@@ -61,6 +61,8 @@ class RecordReader:
                 stop += 1
             buffers += self._read_run(partition, pieces[at:stop], may_block=may_block)
             at = stop
+        if may_block:
+            self._damages.save()
         return buffers
 
     def _path_near(self, span: Span) -> str:
@@ -86,7 +88,9 @@ class RecordReader:
             envelope = read_envelope(data, at)
             problem = problem_with(envelope, view[at + ENVELOPE_SIZE : end], piece, partition)
             if problem is not None:
-                self._damages.batch(partition, segment.path, piece.entry, problem)
+                self._damages.batch(
+                    partition, segment.path, piece.entry, problem, may_block=may_block
+                )
             elif piece.is_whole:
                 buffers.append(view[at:end])
             else:

@@ -110,7 +110,9 @@ class Run(NamedTuple):
         return np.frombuffer(b"".join(columns), _TAG_BITS), edges
 
 
-def read_run(loaded: Loaded, damages: Damages, partition: Partition) -> Run | None:
+def read_run(
+    loaded: Loaded, damages: Damages, partition: Partition, *, may_block: bool
+) -> Run | None:
     """Return the batches of a stretch; damaged ones are reported and left out.
 
     Returns:
@@ -118,6 +120,7 @@ def read_run(loaded: Loaded, damages: Damages, partition: Partition) -> Run | No
 
     Raises:
         CorruptionError: Some are damaged, and other brokers have copies.
+        WouldBlockError: Not ``may_block``, and nobody knew yet that they are damaged.
     """
     (entries, _), data, segment, _ = loaded
     if segment is None:
@@ -134,7 +137,7 @@ def read_run(loaded: Loaded, damages: Damages, partition: Partition) -> Run | No
         entry = Entry._make(damaged)
         record = bytes(data[entry.offset - first :][: entry.size])
         reason = _problem(record, entry, partition)
-        damages.batch(partition, segment.path, entry, reason)
+        damages.batch(partition, segment.path, entry, reason, may_block=may_block)
     return run.only(is_good) if is_good.any() else None
 
 

@@ -110,13 +110,31 @@ class Search:
         limit = partition.confirmed if end is None else min(end, partition.confirmed)
         at = ConsumeSequence(min(max(sequence, partition.start), limit))
         harvest = _Harvest(partition, at, limit, budget)
+        try:
+            return self._look(partition, at, limit, test, harvest, budget, may_block=may_block)
+        finally:
+            if may_block:
+                self._damages.save()
+
+    def _look(  # noqa: PLR0913  # where, for what, and how far
+        self,
+        partition: Partition,
+        at: ConsumeSequence,
+        limit: ConsumeSequence,
+        test: TagTest,
+        harvest: "_Harvest",
+        budget: Budget,
+        *,
+        may_block: bool,
+    ) -> Found:
+        """Look from a place on, and return what was found."""
         _, _, entries, size = budget
         while at < limit and entries > 0 and size > 0:
             table = self._logs.table(
                 partition.id, at, min(_ENTRIES_AT_ONCE, entries), may_block=may_block
             )
             table = table[table["first_sequence"] < limit]
-            self._check_holes(partition, at, limit, table)
+            self._check_holes(partition, at, limit, table, may_block=may_block)
             if not len(table):
                 break
             entries -= len(table)
@@ -124,7 +142,7 @@ class Search:
             sizes = np.cumsum(candidates["size"], dtype=np.int64)
             fitting = int(np.searchsorted(sizes, size)) + 1
             for loaded in self._feed.load(candidates[:fitting], may_block=may_block):
-                run = read_run(loaded, self._damages, partition)
+                run = read_run(loaded, self._damages, partition, may_block=may_block)
                 if run is not None and not harvest.take(run, test):
                     return harvest.found(harvest.stopped_at)
             if fitting < len(candidates):
@@ -135,7 +153,13 @@ class Search:
         return harvest.found(at)
 
     def _check_holes(
-        self, partition: Partition, at: ConsumeSequence, limit: ConsumeSequence, table: Table
+        self,
+        partition: Partition,
+        at: ConsumeSequence,
+        limit: ConsumeSequence,
+        table: Table,
+        *,
+        may_block: bool,
     ) -> None:
         """Report sequences that should be here and that no entry has."""
         firsts = table["first_sequence"].astype(np.int64)
@@ -147,7 +171,7 @@ class Search:
         if not len(table):
             holes = [Hole(at, limit)]
         for hole in holes:
-            self._damages.hole(partition, self._log.open_segment.path, hole)
+            self._damages.hole(partition, self._log.open_segment.path, hole, may_block=may_block)
 
     def close(self) -> None:
         """End the threads that read."""

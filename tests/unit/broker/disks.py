@@ -8,7 +8,7 @@ from pulque.storage.files import File, OsFileSystem, WouldBlockError
 from pulque.testing.files import MemoryFileSystem
 from pulque.testing.power import Node
 
-__all__ = ["ColdDirectory", "CountingDirectory", "GatedDisk", "PickyDisk"]
+__all__ = ["ColdDirectory", "CountingDirectory", "GatedDisk", "PickyDisk", "ReplacingDirectory"]
 
 
 class GatedDisk(MemoryFileSystem):
@@ -80,6 +80,18 @@ class CountingDirectory(OsFileSystem):
     def free_bytes(self) -> int:
         self.looks += 1
         return super().free_bytes()
+
+
+class ReplacingDirectory(CountingDirectory):
+    """Remembers what was replaced, and in which thread."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.replaced: list[tuple[str, str]] = []
+
+    def rename(self, source: str, target: str) -> None:
+        self.replaced.append((target, threading.current_thread().name))
+        super().rename(source, target)
 
 
 class ColdDirectory(OsFileSystem):

@@ -1,6 +1,7 @@
 """Messages that are old, cold, damaged or gone: what is left is served, and nobody stops."""
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from pulque.storage.archived import ArchivedUpTo, write_archived
 from pulque.storage.files import OsFileSystem
 from pulque.testing.clock import ManualClock
 from pulque.testing.files import MemoryFileSystem
-from pulque.testing.raw import RawConnection, expect
+from pulque.testing.raw import RawConnection, expect, pack_batch
 from pulque.wire.requests import (
     EARLIEST,
     FROM_SETTLED,
@@ -19,10 +20,11 @@ from pulque.wire.requests import (
     Pull,
     Read,
     Seal,
+    Send,
     Wanted,
 )
-from pulque.wire.responses import Located, ReadBack, Sealed
-from tests.unit.broker.disks import ColdDirectory
+from pulque.wire.responses import Located, ReadBack, Sealed, Sent
+from tests.unit.broker.disks import ColdDirectory, ReplacingDirectory
 from tests.unit.broker.running import Running, Start, eventually, numbered
 
 LONG_LEASE = {"lease": "1h"}
@@ -343,6 +345,28 @@ async def check_damaged(raw: RawConnection) -> None:
     (group,) = status["groups"]
     assert (group["lag"], group["damaged"], status["messages_damaged"]) == (0, 1, 1)
     assert status["damaged"] == [{"partition": "orders", "first_sequence": 1, "end": 2}]
+
+
+async def test_very_much_damage_is_written_down_at_once_and_not_by_the_event_loop(
+    start: Start, tmp_path: Path
+) -> None:
+    (tmp_path / "data").mkdir()
+    files = ReplacingDirectory(tmp_path / "data")
+    running = await start(files=files, storage=NO_CACHE)
+    raw = await running.connect()
+    batch = ("orders", pack_batch("orders", [b"victim"]))
+    await raw.ask(Send(Acks.DISK, 10_000, (batch,) * 200), Sent)
+    await raw.send("orders", [b"whole"], acks=Acks.DISK)
+    (path,) = running.directory.glob("messages/*.log")
+    path.write_bytes(path.read_bytes().replace(b"victim", b"Victim"))
+
+    got = await raw.pull("orders", timeout_ms=5000)
+
+    assert got.bodies == [b"whole"]
+    assert (await raw.status())["messages_damaged"] == 200
+    writers = [thread for path, thread in files.replaced if path == "damaged.json"]
+    assert 1 <= len(writers) <= 2
+    assert threading.current_thread().name not in writers
 
 
 async def test_a_pull_of_nothing_but_damage_can_be_settled_and_passed(start: Start) -> None:
