@@ -132,26 +132,25 @@ class Broker(Supervised):
         Raises:
             PulqueError: It cannot; nothing runs then.
         """
-        await self._begin()
-        if self._reign is None and self._cluster.registration is not None:
-            try:
-                await self._cluster.registration.start()
-            except BaseException:
-                await self.close()
-                raise
-            watching = self._supervise(self._cluster.registration.watch())
-            self._tasks.append(asyncio.create_task(watching))
-
-    async def _begin(self) -> None:
-        """Recover, then serve."""
-        clock = self._clock
-        began_ms = clock.monotonic_ms()
+        began_ms = self._clock.monotonic_ms()
         if self._reign is None:
             recovered = self._recover()
         else:
             # In a thread: meta servers must hear of a leader while it opens a long log.
             recovered = await asyncio.to_thread(self._recover)
         self._build()
+        try:
+            await self._begin(recovered, began_ms)
+            if self._reign is None and self._cluster.registration is not None:
+                await self._cluster.registration.start()
+                watching = self._supervise(self._cluster.registration.watch())
+                self._tasks.append(asyncio.create_task(watching))
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _begin(self, recovered: Recovered, began_ms: int) -> None:
+        """Serve, now that all is put together."""
         await self._housekeeper.checkpoint()
         if recovered.was_clipped:
             # No fact tells of it: neither of the two that are kept may be from before.
@@ -175,7 +174,7 @@ class Broker(Supervised):
             start=self._state.engine.start_count,
             replayed_batches=recovered.batches,
             replayed_facts=recovered.facts,
-            recovery_ms=clock.monotonic_ms() - began_ms,
+            recovery_ms=self._clock.monotonic_ms() - began_ms,
         )
 
     def _recover(self) -> Recovered:

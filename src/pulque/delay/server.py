@@ -129,6 +129,14 @@ class DelayServer(Supervised):
         began_ms = self._clock.monotonic_ms()
         recovered = self._recover()
         self._build(recovered)
+        try:
+            await self._begin(recovered, began_ms)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _begin(self, recovered: Recovered, began_ms: int) -> None:
+        """Serve, now that all is put together."""
         self._tasks = [asyncio.create_task(self._supervise(self._notebook.run()))]
         if recovered.store.is_ahead:
             # Else what is sent next would be taken for what is there already.
@@ -150,11 +158,7 @@ class DelayServer(Supervised):
         )
         if self._given_brokers is not None and not self._settings.cluster.meta:
             return  # there is nobody to register at, and no need to
-        try:
-            await self._joining.start()
-        except BaseException:
-            await self.close()
-            raise
+        await self._joining.start()
 
     def _recover(self) -> Recovered:
         settings = self._settings
