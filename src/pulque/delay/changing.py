@@ -24,7 +24,7 @@ __all__ = ["Changer"]
 
 
 class Changer:
-    """Changes what is scheduled. One request after the other."""
+    """Changes what is scheduled. One message after the other, whoever asks."""
 
     def __init__(  # noqa: PLR0913  # what it needs, and nothing else
         self,
@@ -48,6 +48,9 @@ class Changer:
         self._clock = clock
         self._due = due
         self._turn = asyncio.Lock()
+        """Held for one message at a time: a request may name a thousand."""
+        self._noting: set[tuple[int, int]] = set()
+        """Cancelled places, by tick, that are not on disk yet: reading it would not tell."""
         self.cancelled = 0
         self.moved = 0
 
@@ -58,31 +61,40 @@ class Changer:
             InvalidRequestError: There are too many.
         """
         _check(len(tickets))
-        async with self._turn:
-            await self._replayer.caught_up()
-            fates = []
-            noted: dict[tuple[int, int], asyncio.Future[None]] = {}
-            for ticket in tickets:
-                fate, found = await self._find(ticket.id, ticket.due_ms)
-                if found is not None:
-                    place = (found.tick.tick, found.place)
-                    fate = Fate.ALREADY_CANCELLED if place in noted else Fate.CANCELLED
-                    if place not in noted:
-                        # Both at once: in between its time could come.
-                        found.tick.mark(np.array([found.row]), RowState.CANCELLED)
-                        self._loading.get(place[0], set()).add(place[1])
-                        noted[place] = self._note(*found)
-                fates.append(fate)
-            for (tick, _), each in noted.items():
-                await each
-                self._looker.forget(tick)
-            self.cancelled += len(noted)
-            return tuple(fates)
+        await self._replayer.caught_up()
+        fates = []
+        for ticket in tickets:
+            async with self._turn:
+                fates.append(await self._cancel(ticket))
+        await self._settled(fates)
+        return tuple(fates)
+
+    async def _cancel(self, ticket: Ticket) -> Fate:
+        fate, found = await self._find(ticket.id, ticket.due_ms)
+        if found is None:
+            return fate
+        tick, place = found.tick.tick, found.place
+        # Both at once: in between its time could come.
+        found.tick.mark(np.array([found.row]), RowState.CANCELLED)
+        self._loading.get(tick, set()).add(place)
+        self._noting.add((tick, place))
+        self._note(*found).add_done_callback(lambda _: self._noted(tick, place))
+        self.cancelled += 1
+        return Fate.CANCELLED
 
     def _note(self, index: TickIndex, row: int) -> asyncio.Future[None]:
         size = self._store.ticks[index.tick].size
         runs = index.runs_of(np.array([row]))
         return self._notebook.note(index.tick, encode_note(Kind.CANCELLED, size, runs))
+
+    def _noted(self, tick: int, place: int) -> None:
+        self._noting.discard((tick, place))
+        self._looker.forget(tick)
+
+    async def _settled(self, fates: list[Fate]) -> None:
+        """Wait until what was cancelled, by this request or another, is on disk."""
+        if Fate.CANCELLED in fates or Fate.ALREADY_CANCELLED in fates:
+            await self._notebook.drained()
 
     async def reschedule(self, moves: tuple[Move, ...]) -> tuple[Fate, ...]:
         """Move messages; return what became of each, once that is on disk.
@@ -97,9 +109,13 @@ class Changer:
                 raise InvalidRequestError(
                     f"a message is to be due at {each.new_due_ms} ms; 1 to {last_ms} are allowed"
                 )
-        async with self._turn:
-            await self._replayer.caught_up()
-            return tuple([await self._move(each) for each in moves])
+        await self._replayer.caught_up()
+        fates = []
+        for each in moves:
+            async with self._turn:
+                fates.append(await self._move(each))
+        await self._settled(fates)
+        return tuple(fates)
 
     async def _move(self, move: Move) -> Fate:
         fate, found = await self._find(move.id, move.due_ms)
@@ -155,6 +171,8 @@ class Changer:
         states = [each.state for each in found]
         for each in reversed(found):
             if each.state <= RowState.STUCK:
+                if (each.tick.tick, each.place) in self._noting:
+                    return Fate.ALREADY_CANCELLED, None
                 return Fate.UNKNOWN, each
         if due_ms != ANY_DUE and RowState.MOVED in states:
             return await self._find(message_id, ANY_DUE)

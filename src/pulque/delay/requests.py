@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from weakref import WeakKeyDictionary
 
 from pulque.delay.changing import Changer
 from pulque.delay.joining import Joining
@@ -112,6 +113,8 @@ class DelayHandler:
         self._joining = joining
         self._status = status
         self._tasks: set[asyncio.Task[None]] = set()
+        self._changing: WeakKeyDictionary[Connection, asyncio.Lock] = WeakKeyDictionary()
+        """So that a connection stands once in the queue of those who change something."""
 
     def handle(self, connection: Connection, frame: Frame) -> Work | None:
         """Answer a frame, now or when there is something to answer."""
@@ -169,9 +172,9 @@ class DelayHandler:
                 self._check_send(connection, request.timeout_ms)
                 self._receiver.send(request, answerer.answer)
             case Cancel():
-                self._do_later(connection, answerer, self._cancel(request))
+                self._do_later(connection, answerer, self._cancel(connection, request))
             case Reschedule():
-                self._do_later(connection, answerer, self._reschedule(request))
+                self._do_later(connection, answerer, self._reschedule(connection, request))
             case Scheduled() | StuckMessages():
                 self._do_later(connection, answerer, self._listed(request))
             case Route():
@@ -202,11 +205,16 @@ class DelayHandler:
         await self._receiver.replayer.caught_up()
         return await self._looker.listed(request)
 
-    async def _cancel(self, request: Cancel) -> Cancelled:
-        return Cancelled(await self._changer.cancel(request.tickets))
+    async def _cancel(self, connection: Connection, request: Cancel) -> Cancelled:
+        async with self._turn_of(connection):
+            return Cancelled(await self._changer.cancel(request.tickets))
 
-    async def _reschedule(self, request: Reschedule) -> Rescheduled:
-        return Rescheduled(await self._changer.reschedule(request.moves))
+    async def _reschedule(self, connection: Connection, request: Reschedule) -> Rescheduled:
+        async with self._turn_of(connection):
+            return Rescheduled(await self._changer.reschedule(request.moves))
+
+    def _turn_of(self, connection: Connection) -> asyncio.Lock:
+        return self._changing.setdefault(connection, asyncio.Lock())
 
     def _route(self, request: Route) -> RouteOf:
         """Say that delayed messages come here; of all else nothing is known."""
