@@ -21,6 +21,7 @@ from pulque.meta.attending import (
 )
 from pulque.meta.parts import Background, Parts
 from pulque.meta.refresh import Refresher
+from pulque.meta.sharing import share
 from pulque.model.names import PartitionName, retry_partition
 from pulque.model.ordered import Allotted, ConsumeStrategy, OrderStrategy
 from pulque.rules.allocation import allocate
@@ -39,6 +40,13 @@ __all__ = ["Attendance"]
 _TRIES = 5
 _LOOKS = 10
 """How often to look for silent consumers, while one may be silent."""
+_AT_ONCE = 16
+"""How many words of one connection are written down before others' are."""
+_ALLOTTED_AT_ONCE = 4
+"""How many groups of one connection are allotted partitions before others' are."""
+
+
+_NEW = Word(is_new=True)
 
 
 @dataclass(eq=False, slots=True)
@@ -87,6 +95,9 @@ class Attendance:
         self._waits = AttendingWaits(self._answer_for, authorisation)
         self._asked: list[_Asked] = []
         self._is_writing = False
+        self._came: list[_Asked] = []
+        """Written down, and not allotted anything yet: that takes longer than a heartbeat may."""
+        self._is_allotting = False
         self._beats: dict[AttendingConsumer, tuple[int, int]] = {}
         """How often a consumer that is online was counted, and when that was first seen."""
         self._is_stopping = asyncio.Event()
@@ -116,8 +127,11 @@ class Attendance:
         self._waits.changed()
 
     def closed(self, owner: object) -> None:
-        """Forget the questions of a connection that is gone."""
+        """Forget the questions of a connection that is gone, but not that somebody goes."""
         self._waits.closed(owner)
+        self._asked = [
+            each for each in self._asked if each.owner is not owner or not each.request.is_online
+        ]
 
     def stop(self) -> None:
         """Answer all that wait, and have ``run`` end."""
@@ -147,27 +161,43 @@ class Attendance:
         """Write down all that came while the writing before was under way."""
         try:
             while self._asked:
-                some, self._asked = self._asked, []
+                some, self._asked = share(self._asked, _AT_ONCE)
                 try:
-                    words = await self._take_in(some)
+                    words = await self._store.attend([each.row for each in some])
                 except PulqueError as error:
-                    for each in some:
-                        each.refuse(error)
-                else:
-                    for each, word in zip(some, words, strict=True):
+                    _refuse(some, error)
+                    continue
+                for each, word in zip(some, words, strict=True):
+                    if word.is_new:
+                        self._came.append(each)
+                    else:
                         self._answer(each, word)
+                if self._came and not self._is_allotting:
+                    self._is_allotting = True
+                    self._background.start(self._allot_new())
         finally:
             self._is_writing = False
 
-    async def _take_in(self, some: list[_Asked]) -> list[Word]:
-        rows = [each.row for each in some]
-        words = await self._store.attend(rows)
-        keys = {row.key for row, word in zip(rows, words, strict=True) if word.is_new}
-        if keys:
-            await self._refresher.refresh()
-            for key in sorted(keys):
-                await self._allot(key)
-        return words
+    async def _allot_new(self) -> None:
+        """Allot partitions to groups that somebody came to, or left, and answer then."""
+        try:
+            while self._came:
+                some, rest = share(self._came, _ALLOTTED_AT_ONCE)
+                keys = {each.row.key for each in some}
+                # Whoever came to the same group is done by that, too.
+                some += [each for each in rest if each.row.key in keys]
+                self._came = [each for each in rest if each.row.key not in keys]
+                try:
+                    await self._refresher.refresh()
+                    for key in sorted(keys):
+                        await self._allot(key)
+                except PulqueError as error:
+                    _refuse(some, error)
+                else:
+                    for each in some:
+                        self._answer(each, _NEW)
+        finally:
+            self._is_allotting = False
 
     def _answer(self, asked: _Asked, word: Word) -> None:
         if word.newer is None:
@@ -270,3 +300,8 @@ class Attendance:
         places = servable(self._directory.subjects.get(key[0], ()), empty)
         there = self._directory.online.get(key, set())
         return Allotment(now.version, allocate(places, there, now.allotted), empty)
+
+
+def _refuse(some: Iterable[_Asked], error: PulqueError) -> None:
+    for each in some:
+        each.refuse(error)

@@ -7,7 +7,7 @@ what is known is answered, and nothing changes.
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from pulque.errors import (
@@ -20,6 +20,7 @@ from pulque.meta.elections import Elections
 from pulque.meta.leaderships import LeadershipStore, Replica
 from pulque.meta.parts import Background, Parts
 from pulque.meta.refresh import Refresher
+from pulque.meta.sharing import share
 from pulque.model.cluster import Server, ServerState
 from pulque.model.leadership import Leadership
 from pulque.model.names import parse_group
@@ -94,6 +95,9 @@ class Leading:
         self._background = background
         self._unwritten: list[_Asked] = []
         self._is_writing = False
+        self._unknown: list[_Asked] = []
+        """Of brokers that this meta server has not heard of."""
+        self._is_looking = False
         self._waiting: dict[_Asked, None] = {}
         self._gone: set[object] = set()
 
@@ -118,10 +122,7 @@ class Leading:
         """
         _check(request)
         self._refresher.check_loaded()
-        self._unwritten.append(_Asked(request, owner, answer, refuse))
-        if not self._is_writing:
-            self._is_writing = True
-            self._background.start(self._write())
+        self._put(_Asked(request, owner, answer, refuse))
 
     def change_in_sync(
         self,
@@ -156,8 +157,8 @@ class Leading:
         """Forget the questions of a connection that is gone."""
         for each in [each for each in self._waiting if each.owner is owner]:
             self._remove(each)
-        if any(each.owner is owner for each in self._unwritten):
-            self._unwritten = [each for each in self._unwritten if each.owner is not owner]
+        self._unwritten = [each for each in self._unwritten if each.owner is not owner]
+        self._unknown = [each for each in self._unknown if each.owner is not owner]
         if self._is_writing:
             # What is being written now must not wait for anything afterwards.
             self._gone.add(owner)
@@ -169,12 +170,22 @@ class Leading:
 
     # -- questions ---------------------------------------------------------------------------
 
+    def _put(self, each: _Asked) -> None:
+        self._unwritten.append(each)
+        if not self._is_writing:
+            self._is_writing = True
+            self._background.start(self._write())
+
     async def _write(self) -> None:
-        """Write down all that came while the writing before was under way, and answer it."""
+        """Write down what came while the writing before was under way, and answer it."""
         try:
             while self._unwritten:
-                some, self._unwritten = self._unwritten, []
-                await self._take_in(await self._known_ones(some))
+                # One of each: a leader's lease must not wait for a crowd from somewhere else.
+                some, self._unwritten = share(self._unwritten, 1)
+                known = [each for each in some if self._server_of(each.request) is not None]
+                self._look_up(each for each in some if each not in known)
+                if known:
+                    await self._take_in(known)
                 self._gone.clear()
         finally:
             self._is_writing = False
@@ -245,24 +256,37 @@ class Leading:
             self._refresher.heard(each.request.name)
         return False
 
-    async def _known_ones(self, some: list[_Asked]) -> list[_Asked]:
-        """Return those that are registered; the others are refused."""
-        if not all(self._server_of(each.request) for each in some):
-            with contextlib.suppress(UnavailableError):  # then only what is known counts
-                await self._refresher.refresh()
-        known = []
-        for each in some:
-            if self._server_of(each.request) is not None:
-                known.append(each)
-                continue
-            each.refuse(
-                NotAllowedError(
-                    f"no broker {each.request.name} of broker group {each.request.broker_group} "
-                    f"with data directory {each.request.directory} is registered: it has to "
-                    "register first"
-                )
+    def _look_up(self, some: Iterable[_Asked]) -> None:
+        """Find out whether brokers are registered that nobody knows here."""
+        self._unknown += some
+        if self._unknown and not self._is_looking:
+            self._is_looking = True
+            self._background.start(self._ask_database())
+
+    async def _ask_database(self) -> None:
+        """Go on with those that are registered; the others are refused."""
+        try:
+            while self._unknown:
+                some, self._unknown = self._unknown, []
+                with contextlib.suppress(UnavailableError):  # then only what is known counts
+                    await self._refresher.refresh()
+                for each in some:
+                    self._go_on_with(each)
+        finally:
+            self._is_looking = False
+
+    def _go_on_with(self, each: _Asked) -> None:
+        request = each.request
+        if self._server_of(request) is not None:
+            self._put(each)
+            return
+        each.refuse(
+            NotAllowedError(
+                f"no broker {request.name} of broker group {request.broker_group} "
+                f"with data directory {request.directory} is registered: it has to "
+                "register first"
             )
-        return known
+        )
 
     def _server_of(self, request: Lead) -> Server | None:
         server = self._directory.servers.get(request.name)
