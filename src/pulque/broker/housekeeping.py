@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from pulque.broker.parts import Parts
+from pulque.broker.sealing import opened_in_steps
 from pulque.broker.state import BrokerState, Surroundings
 from pulque.errors import CorruptionError, PulqueError, StorageFullError
 from pulque.rules.consumption_state import encode_changes
@@ -122,7 +123,7 @@ class Housekeeper:
             self._leases_at_ms = now_ms
             self._lose_silent()
         if self._engine.actions.needs_roll():
-            self._engine.actions.start_segment(self._consumption.open_facts())
+            await self._roll_actions()
         if self._is_checkpoint_due(now_ms):
             await self.checkpoint()
         await self._index_sealed()
@@ -131,6 +132,19 @@ class Housekeeper:
             self._sweep_at_ms = now_ms
             self._dedup.forget_idle(self._clock.now_ms())
             self._adoptions.forget_old(self._clock.now_ms())
+
+    async def _roll_actions(self) -> None:
+        opened: list[bytes] | None = None
+        steps = opened_in_steps(self._consumption)
+        while opened is None:
+            try:
+                next(steps)
+            except StopIteration as done:
+                opened = done.value
+            else:
+                await asyncio.sleep(0)  # others have their turn
+        if self._engine.actions.needs_roll():  # nobody sealed it meanwhile
+            self._engine.actions.start_segment(opened)
 
     def _lose_silent(self) -> None:
         lost = self._settler.lose_silent()

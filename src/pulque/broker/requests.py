@@ -11,6 +11,7 @@ from pulque.broker.parts import Parts
 from pulque.broker.places import Place
 from pulque.broker.receive import BATCHES_PER_STEP
 from pulque.broker.routes import LocalRoutes, parse_asked
+from pulque.broker.sealing import opened_in_steps
 from pulque.broker.state import BrokerState
 from pulque.broker.streams import Streams
 from pulque.broker.watch import Watcher
@@ -206,6 +207,8 @@ class RequestHandler:
                     lambda rest: connection.go_on_with(_refusing(rest, answerer)),
                 )
                 return _refusing(reset, answerer)
+            case Seal():
+                return _refusing(self._seal(answerer), answerer)
             case Watch():
                 _count_in(connection)
                 return self._watch(connection, request, answerer)
@@ -271,8 +274,6 @@ class RequestHandler:
                 )
             case Clients():
                 answerer.answer(self._clients.listed(request))
-            case Seal():
-                answerer.answer(self._seal())
             case Dead():
                 self._hold(
                     connection,
@@ -326,7 +327,7 @@ class RequestHandler:
                 raise UnsupportedError("this is a broker; delayed messages are at a delay server")
             case Hello():
                 raise RemoteProtocolError("a second Hello on one connection")
-            case Status() | Groups() | Reset() | Watch() | Pull():
+            case Status() | Groups() | Reset() | Seal() | Watch() | Pull():
                 raise AssertionError(f"{request!r} is answered in steps")
             case _:
                 assert_never(request)
@@ -439,14 +440,19 @@ class RequestHandler:
             self._locker.left(*key)
             self._puller.dismiss([key])
 
-    def _seal(self) -> Sealed:
+    def _seal(self, answerer: Answerer) -> Work:
         """Seal both logs at one instant, so that an archive has of both what belongs together."""
+        actions = self._engine.actions
+        opened: list[bytes] = []
+        if actions.has_facts():
+            opened = yield from opened_in_steps(self._consumption)
+        if self._leading is not None and not self._leading.serves(Opcode.SEAL):
+            raise self._leading.refusal()  # another broker leads by now
         if self._engine.open_batches:
             self._engine.roll(self._clock.now_ms())
-        actions = self._engine.actions
         if actions.has_facts():
-            actions.start_segment(self._consumption.open_facts())
-        return Sealed(self._engine.segments[-1].base)
+            actions.start_segment(opened or self._consumption.open_facts())
+        answerer.answer(Sealed(self._engine.segments[-1].base))
 
 
 def _count_in(connection: Connection) -> None:

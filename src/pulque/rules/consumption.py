@@ -114,11 +114,15 @@ class Consumption:
         return SubscriptionOpened(found.id, partition, group, consumer, incarnation)
 
     def open_facts(self) -> Iterator[Action]:
-        """Yield the facts that a new segment of the action log begins with."""
-        for each in self.subscriptions.values():
-            yield SubscriptionOpened(
-                each.id, each.partition, each.group, each.consumer, each.incarnation
-            )
+        """Return the facts that a new segment of the action log begins with."""
+        return map(self.open_fact, self.subscriptions.values())
+
+    @staticmethod
+    def open_fact(each: Subscription) -> Action:
+        """Return the fact that tells of a subscription as it is."""
+        return SubscriptionOpened(
+            each.id, each.partition, each.group, each.consumer, each.incarnation
+        )
 
     # -- facts -------------------------------------------------------------------------------
 

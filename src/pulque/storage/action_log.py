@@ -151,8 +151,8 @@ class ActionLog:
         """Say whether the open segment has facts that the one before it did not have."""
         return bool(self.segments) and self.end > self._begun_at
 
-    def start_segment(self, opened: Iterable[Action]) -> None:
-        """Begin a new segment with the subscriptions that are open.
+    def start_segment(self, opened: Iterable[Action | bytes]) -> None:
+        """Begin a new segment with the subscriptions that are open; they may be encoded already.
 
         Raises:
             StorageError: The log is as it was.
@@ -234,10 +234,13 @@ class ActionLog:
         for segment in self.segments:
             segment.file.close()
 
-    def _records(self, actions: Iterable[Action]) -> bytes:
+    def _records(self, actions: Iterable[Action | bytes]) -> bytes:
         """Return facts as they stand at the end of the log, after a mark if one is due."""
         try:
-            payloads = [encode_action(action) for action in actions]
+            payloads = [
+                action if isinstance(action, bytes) else encode_action(action)
+                for action in actions
+            ]
         except error as problem:
             raise UsageError(f"a fact cannot be written down: {problem}") from None
         if self.synced > self._marked:
