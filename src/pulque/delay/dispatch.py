@@ -85,6 +85,7 @@ class Dispatcher:
         around: Around,
         sequences: Mapping[tuple[str, str], int],
         *,
+        first_sequence: int,
         unresumed: Iterable[int],
     ) -> None:
         self._store = store
@@ -94,7 +95,9 @@ class Dispatcher:
         self._clock = around.clock
         self._warn = around.warn
         self.sequences = dict(sequences)
-        """For each broker group and partition, the number of the next batch."""
+        """For each broker group and partition, the number of the next batch …"""
+        self.first_sequence = first_sequence
+        """… which is not less than this."""
         self.live = LiveTicks(store, notebook, around, unresumed)
         self._is_loading = False
         self._numbers: dict[int, int] = {}
@@ -370,7 +373,7 @@ class Dispatcher:
         """Give a batch its number."""
         partition = partition_at(target, lane)
         key = (target.broker_group, partition)
-        sequence = self.sequences.get(key, 0)
+        sequence = max(self.sequences.get(key, 0), self.first_sequence)
         self.sequences[key] = sequence + 1
         number = self._numbers[index.tick] = self._numbers.get(index.tick, 0) + 1
         durable = self._store.ticks[index.tick].size

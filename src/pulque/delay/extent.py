@@ -1,6 +1,7 @@
 """What a checkpoint says about the schedule: how far it goes, and how large its logs were."""
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from struct import Struct
 from typing import NamedTuple
 
@@ -9,6 +10,9 @@ __all__ = ["Extent"]
 _TICK_KEY = Struct("<6sq")
 _TICK = Struct("<QQ")
 _PREFIX = b"tick. "
+_NOTED_PREFIX = b"noted."
+_OVER_PREFIX = b"over. "
+_NOTED = Struct("<Q")
 _REPLAYED_KEY = b"replayed"
 _REPLAYED = Struct("<QI")
 
@@ -22,16 +26,28 @@ class Extent(NamedTuple):
     """How long ticks were; 0 if nothing is known."""
     sizes: dict[int, tuple[int, int]]
     """Bytes and messages, by tick."""
+    noted: dict[int, int]
+    """How much of its dispatch log was on disk, by tick."""
+    over: AbstractSet[int]
+    """Ticks that the next checkpoint does not have: then their files are removed."""
 
-    def changes(self, before: Mapping[int, tuple[int, int]]) -> dict[bytes, bytes | None]:
+    def changes(self, before: "Extent") -> dict[bytes, bytes | None]:
         """Return what differs from the last checkpoint."""
         position = _REPLAYED.pack(self.replayed, self.tick_ms)
         changed: dict[bytes, bytes | None] = {_REPLAYED_KEY: position}
         for tick, found in self.sizes.items():
-            if before.get(tick) != found:
+            if before.sizes.get(tick) != found:
                 changed[_TICK_KEY.pack(_PREFIX, tick)] = _TICK.pack(*found)
-        for tick in before.keys() - self.sizes.keys():
+        for tick in before.sizes.keys() - self.sizes.keys():
             changed[_TICK_KEY.pack(_PREFIX, tick)] = None
+        for tick, end in self.noted.items():
+            if before.noted.get(tick) != end:
+                changed[_TICK_KEY.pack(_NOTED_PREFIX, tick)] = _NOTED.pack(end)
+        for tick in before.noted.keys() - self.noted.keys():
+            changed[_TICK_KEY.pack(_NOTED_PREFIX, tick)] = None
+        for tick in self.over ^ before.over:
+            is_over = tick in self.over
+            changed[_TICK_KEY.pack(_OVER_PREFIX, tick)] = b"" if is_over else None
         return changed
 
     @classmethod
@@ -39,10 +55,16 @@ class Extent(NamedTuple):
         """Return what a checkpoint holds."""
         replayed = tick_ms = 0
         sizes: dict[int, tuple[int, int]] = {}
+        noted: dict[int, int] = {}
+        over: set[int] = set()
         for key, value in state.items():
             if key == _REPLAYED_KEY:
                 replayed, tick_ms = _REPLAYED.unpack(value)
             elif key[:6] == _PREFIX and len(key) == _TICK_KEY.size:
                 size, messages = _TICK.unpack(value)
                 sizes[_TICK_KEY.unpack(key)[1]] = (size, messages)
-        return cls(replayed, tick_ms, sizes)
+            elif key[:6] == _NOTED_PREFIX and len(key) == _TICK_KEY.size:
+                (noted[_TICK_KEY.unpack(key)[1]],) = _NOTED.unpack(value)
+            elif key[:6] == _OVER_PREFIX and len(key) == _TICK_KEY.size:
+                over.add(_TICK_KEY.unpack(key)[1])
+        return cls(replayed, tick_ms, sizes, noted, over)

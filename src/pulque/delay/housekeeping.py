@@ -9,7 +9,7 @@ from pulque.delay.extent import Extent
 from pulque.delay.looking import Looker
 from pulque.delay.lull import Lull
 from pulque.delay.notebook import Notebook
-from pulque.delay.recovery import Recovered, encode_sequences
+from pulque.delay.recovery import Recovered, encode_closed, encode_sequences
 from pulque.delay.replay import Replayer
 from pulque.errors import PulqueError, StorageFullError
 from pulque.rules.ticks import LONGEST_TICK_MS
@@ -55,6 +55,8 @@ class Housekeeper:
         self._store = recovered.store
         self._dedup = recovered.dedup
         self._extent = recovered.extent
+        self._over_at = dict.fromkeys(recovered.extent.over, recovered.extent.replayed)
+        """Ticks that were over at the last checkpoint, and how far it says all is replayed."""
         self._committer = committer
         self._notebook = notebook
         self._dispatcher = dispatcher
@@ -137,8 +139,11 @@ class Housekeeper:
             and index.end >= self._store.ticks[tick].size
         ]
 
-    async def checkpoint(self) -> None:
+    async def checkpoint(self, *, is_last: bool = False) -> None:
         """Write a checkpoint of now, and remove what only an older one needed.
+
+        Args:
+            is_last: Whether the server stops now, and sends nothing any more.
 
         Raises:
             StorageFullError: There is no room for it.
@@ -148,23 +153,31 @@ class Housekeeper:
             over = self._over()
             await self._notebook.drained()
             async with self._around.lock:
-                extent = self._store.extent(over)
+                # If this checkpoint is damaged, the last one serves: what that replays must find
+                # the tick that it was in, or it would be delivered again.
+                ticks = self._store.ticks
+                gone = {t for t in over if ticks[t].replayed <= self._over_at.get(t, -1)}
+                extent = self._store.extent(set(over) - gone, gone)
                 self._spent_ms = self._replayer.spent_ms
-            await self._write(extent)
+            await self._write(extent, is_last=is_last)
             took_ms = self._around.clock.monotonic_ms() - self._checkpoint_at_ms
             self._least_ms = max(_LEAST_MS, _LEAST_TIMES * took_ms)
             self.checkpoints += 1
             await self._remove_segments(extent.replayed)
-            for tick in over:
+            for tick in gone:
                 await self._remove_tick(tick, extent.replayed)
+            self._over_at = dict.fromkeys(extent.over, extent.replayed)
 
-    async def _write(self, extent: Extent) -> None:
+    async def _write(self, extent: Extent, *, is_last: bool) -> None:
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._around.reader, self._store.sync, extent)
         self._committer.flush()
         changes: dict[bytes, bytes | None] = {**self._dedup.encode_changes()}
         changes.update(encode_sequences(self._dispatcher.sequences))
-        changes.update(extent.changes(self._extent.sizes))
+        changes.update(extent.changes(self._extent))
+        if is_last:
+            start, dispatcher = self._engine.start_count, self._dispatcher
+            changes.update(encode_closed(start, dispatcher.first_sequence))
         job = self._engine.begin_checkpoint(changes)
         # The engine keeps what it was given, even if the writing fails.
         self._extent = extent

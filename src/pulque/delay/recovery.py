@@ -5,12 +5,14 @@ were then. What is beyond that is looked at; the rest, however much it is, is no
 """
 
 from dataclasses import dataclass, field
+from struct import Struct
 
 from pulque.delay.extent import Extent
 from pulque.delay.placing import MOVED_PREFIX
 from pulque.delay.replay import replay_rest
 from pulque.delay.store import ScheduleStore, next_sequences, open_intents
 from pulque.model.batch import read_header
+from pulque.model.positions import StartCount
 from pulque.rules.dedup import Dedup
 from pulque.storage.engine import Engine
 from pulque.storage.files import FileSystem
@@ -19,9 +21,13 @@ from pulque.storage.listener import Listener
 from pulque.storage.options import StorageOptions
 from pulque.storage.partitions import Partition
 
-__all__ = ["Recovered", "encode_sequences", "recover"]
+__all__ = ["Recovered", "encode_closed", "encode_sequences", "recover"]
 
 _PREFIX = b"next."
+_CLOSED_KEY = b"closed"
+_CLOSED = Struct("<QQ")
+_START_BITS = 32
+"""A server sends fewer batches to one partition between two starts."""
 
 
 @dataclass(slots=True)
@@ -29,13 +35,16 @@ class _Observer:
     """Watches the message log while it is replayed."""
 
     dedup: Dedup = field(default_factory=Dedup)
-    extent: Extent = field(default_factory=lambda: Extent(0, 0, {}))
+    extent: Extent = field(default_factory=lambda: Extent(0, 0, {}, {}, frozenset()))
     sequences: dict[tuple[str, str], int] = field(default_factory=dict)
+    closed: tuple[int, int] = (0, 0)
+    """The start of the server whose last act was the checkpoint, and the least number since."""
 
     def checkpoint_loaded(self, state: dict[bytes, bytes]) -> None:
         """Start from what a checkpoint holds."""
         self.dedup.load(state)
         self.extent = Extent.load(state)
+        self.closed = _CLOSED.unpack(state.get(_CLOSED_KEY, bytes(_CLOSED.size)))
         for key, value in state.items():
             if key.startswith(_PREFIX):
                 group, _, partition = key[len(_PREFIX) :].decode().partition("\0")
@@ -56,7 +65,9 @@ class Recovered:
     store: ScheduleStore
     dedup: Dedup
     sequences: dict[tuple[str, str], int]
-    """For each broker group and partition, the number of the next batch."""
+    """For each broker group and partition, the number of the next batch …"""
+    first_sequence: int
+    """… which is not less than this."""
     extent: Extent
     """What the checkpoint says."""
     unresumed: frozenset[int]
@@ -76,10 +87,30 @@ def recover(
     sequences = observer.sequences
     for key, number in next_sequences(noted).items():
         sequences[key] = max(sequences.get(key, 0), number)
+    # A broker takes a number that it knows for a batch that it has. What a killed server used is
+    # in dispatch logs and checkpoints, and any of these may be gone or older than it should be.
+    closed, first_sequence = observer.closed
+    if closed != engine.start_count - 1:
+        first_sequence = engine.start_count << _START_BITS
     was_tick_ms = observer.extent.tick_ms or tick_ms
     batches = replay_rest(engine, store, listener, was_tick_ms)
+    store.tell_made_again()
     unresumed = frozenset(tick for tick, each in noted if open_intents(each))
-    return Recovered(engine, store, observer.dedup, sequences, observer.extent, unresumed, batches)
+    return Recovered(
+        engine,
+        store,
+        observer.dedup,
+        sequences,
+        first_sequence,
+        observer.extent,
+        unresumed,
+        batches,
+    )
+
+
+def encode_closed(start: StartCount, first_sequence: int) -> dict[bytes, bytes | None]:
+    """Return what the last checkpoint of a server says, after which it numbers no batch."""
+    return {_CLOSED_KEY: _CLOSED.pack(start, first_sequence)}
 
 
 def encode_sequences(sequences: dict[tuple[str, str], int]) -> dict[bytes, bytes | None]:

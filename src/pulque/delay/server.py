@@ -215,6 +215,7 @@ class DelayServer(Supervised):
             delivery,
             around,
             recovered.sequences,
+            first_sequence=recovered.first_sequence,
             unresumed=recovered.unresumed,
         )
         self._replayer = Replayer(
@@ -369,7 +370,7 @@ class DelayServer(Supervised):
         await self._server.close()
         if self._failure is None and not self._store.is_torn:
             try:
-                await self._housekeeper.checkpoint()
+                await self._housekeeper.checkpoint(is_last=True)
             except StorageError as error:
                 self._log.warning("last_checkpoint_failed", reason=str(error))
         notes.cancel()

@@ -6,6 +6,7 @@ goes by the size that it finds: up to there nothing changes any more.
 """
 
 from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -62,9 +63,12 @@ class ScheduleStore:
         self.replayed = 0
         """The message log is replayed up to here."""
         self.damaged = 0
-        """How many schedule logs were missing or cut short when the server started."""
+        """How many schedule and dispatch logs were missing or cut short when the server started,
+        and how many dispatch logs had damaged records."""
         self.is_torn = False
         """The last replay stopped half-way: no checkpoint may be made of that."""
+        self._stray_notes: dict[int, int] = {}
+        """How much of schedule logs that are gone was on disk, as their dispatch logs say."""
         self._scratch = Scratch(_SCRATCH)
         self._logs_made = 1
         self._notes_made = 1
@@ -77,7 +81,7 @@ class ScheduleStore:
     def recover(self, extent: Extent) -> list[tuple[int, Noted]]:
         """Bring all ticks to where they were; return what the dispatch logs of them say."""
         self.replayed = extent.replayed
-        noted = self._recover_notes()
+        noted = self._recover_notes(extent)
         names = self._files.list(SCHEDULE)
         for name in names:
             tick = tick_named(name)
@@ -86,15 +90,22 @@ class ScheduleStore:
             elif all(tick_named(name, suffix) is None for suffix in _BESIDE):
                 path = f"{SCHEDULE}/{name}"
                 self._listener.corruption_found(path, 0, 0, "no schedule log is named like this")
-        for tick in extent.sizes.keys() - self.ticks.keys():
-            self.damaged += 1
-            size = extent.sizes[tick][0]
-            self._listener.corruption_found(tick_name(tick), 0, size, "the file is gone")
+        for tick in extent.sizes.keys() - self.ticks.keys() - extent.over:
+            self._recover_lost(tick, 0, extent, noted.get(tick), "the file is gone")
         for tick in noted.keys() - self.ticks.keys():
             # Its schedule log was removed, as all of it was over.
             self._files.remove(tick_name(tick, "dispatch"))
+            self._stray_notes[tick] = noted[tick].durable
         self._remove_strays(names)
         return [(tick, found) for tick, found in noted.items() if tick in self.ticks]
+
+    def tell_made_again(self) -> None:
+        """Report schedule logs that were gone, and that the message log had messages for."""
+        for tick in self._stray_notes.keys() & self.ticks.keys():
+            self.damaged += 1
+            reason = "the file was gone: what the message log has of it is made again"
+            size = self._stray_notes[tick]
+            self._listener.corruption_found(tick_name(tick), 0, size, reason)
 
     def _remove_strays(self, names: list[str]) -> None:
         """Remove hash indexes of ticks that are gone, and those that were being written."""
@@ -104,12 +115,21 @@ class ScheduleStore:
             if is_left or tick_named(name, "index.tmp") is not None:
                 self._files.remove(f"{SCHEDULE}/{name}")
 
-    def _recover_notes(self) -> dict[int, Noted]:
-        found = {}
+    def _recover_notes(self, extent: Extent) -> dict[int, Noted]:
+        found: dict[int, Noted] = {}
         for name in self._files.list(SCHEDULE):
             tick = tick_named(name, "dispatch")
             if tick is not None:
                 found[tick] = DispatchLog(self._files, tick, self._listener).load()
+        for tick, was in extent.noted.items():
+            end = found[tick].end if tick in found else 0
+            if end < was and not (tick in extent.over and tick not in found):
+                self.damaged += 1
+                reason = "its end is missing" if tick in found else "the file is gone"
+                path = tick_name(tick, "dispatch")
+                self._listener.corruption_found(path, end, was - end, reason)
+            elif tick in found and found[tick].is_damaged:
+                self.damaged += 1
         return found
 
     def _recover_tick(self, tick: int, extent: Extent, noted: Noted | None) -> None:
@@ -121,19 +141,39 @@ class ScheduleStore:
         if size != known and file.tick_inside() != tick:
             self._set_aside(file)
             return
-        made = Tick(tick, size, messages, 0, known)
         if size < known:
-            self.damaged += 1
-            TickDigests(self._files, tick, self._listener).remove()
             reason = "the file ends before what was written"
-            self._listener.corruption_found(file.path, size, known - size, reason)
-        elif size > known:
-            durable = 0 if noted is None else noted.durable
+            self._recover_lost(tick, size, extent, noted, reason)
+            return
+        made = _noted_tick(Tick(tick, size, messages, 0, known), noted)
+        durable = 0 if noted is None else noted.durable
+        if size < durable:
+            # The message log has what is missing. What was dispatched of it is not known.
+            self.damaged += 1
+            reason = "the file ends before what was on disk: its end is made again"
+            self._listener.corruption_found(file.path, size, durable - size, reason)
+        if size > known:
             made.size, made.replayed, more = file.recover(known, durable)
             made.messages += more
-        if noted is not None:
-            made.noted_end, made.last_number = noted.end, noted.last_number
         self.ticks[tick] = made
+
+    def _recover_lost(
+        self, tick: int, size: int, extent: Extent, noted: Noted | None, reason: str
+    ) -> None:
+        """Take in a tick whose schedule log lost its end, or all of it.
+
+        What comes lies behind all that was there: else the dispatch log, which names messages by
+        their offsets, would say of new messages that they were dispatched or cancelled.
+        """
+        known, messages = extent.sizes[tick]
+        self.damaged += 1
+        path = tick_name(tick)
+        self._listener.corruption_found(path, size, known - size, reason)
+        TickDigests(self._files, tick, self._listener).remove()
+        self._files.open(path, create=True).close()
+        self._logs_made += 1
+        end = known if noted is None else max(known, noted.durable)
+        self.ticks[tick] = _noted_tick(Tick(tick, end, messages, 0, known), noted)
 
     def _set_aside(self, file: TickFile) -> None:
         """Keep a file that somebody renamed, where it is in nobody's way."""
@@ -321,19 +361,24 @@ class ScheduleStore:
             if is_new:
                 self._notes_made += 1
             if is_durable:
+                end = found.noted_end
                 log.sync()
+                found.noted_synced = end
         if is_durable:
             self._sync_names()
 
-    def extent(self, over: Iterable[int]) -> Extent:
+    def extent(self, over: AbstractSet[int], gone: AbstractSet[int]) -> Extent:
         """Return what a checkpoint of now is to say.
 
         Args:
-            over: Ticks that are to be removed.
+            over: Ticks that are to be removed after the next one.
+            gone: Ticks that are to be removed after this one.
         """
-        gone = set(over)
         sizes = {t.tick: (t.size, t.messages) for t in self.ticks.values() if t.tick not in gone}
-        return Extent(self.replayed, self.tick_ms, sizes)
+        noted = {
+            tick: self.ticks[tick].noted_synced for tick in sizes if self.ticks[tick].noted_synced
+        }
+        return Extent(self.replayed, self.tick_ms, sizes, noted, over)
 
     def sync(self, extent: Extent) -> None:
         """Have all that a checkpoint says on disk. May be called from any thread."""
@@ -367,6 +412,13 @@ class ScheduleStore:
         if made != self._names_synced:
             self._files.sync_directory(SCHEDULE)
             self._names_synced = made
+
+
+def _noted_tick(tick: Tick, noted: Noted | None) -> Tick:
+    """Return a tick with what its dispatch log says of itself."""
+    if noted is not None:
+        tick.noted_end, tick.last_number = noted.end, noted.last_number
+    return tick
 
 
 def _block(placed: Sequence[Placed], offsets: Sequence[int]) -> Block:

@@ -20,6 +20,8 @@ class Tick:
     """Bytes of its schedule log that are on disk."""
     noted_end: int = 0
     """Bytes of its dispatch log."""
+    noted_synced: int = 0
+    """Bytes of its dispatch log that are on disk."""
     last_number: int = 0
     """Of the batches in its dispatch log."""
     indexed: int = 0

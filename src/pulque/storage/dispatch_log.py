@@ -111,6 +111,8 @@ class Noted(NamedTuple):
     last_number: int = 0
     durable: int = 0
     """The schedule log was on disk up to here."""
+    is_damaged: bool = False
+    """Records are missing before others."""
 
 
 def encode_intent(intent: Intent) -> bytes:
@@ -194,6 +196,7 @@ class DispatchLog:
         data = file.read(file.size(), 0)
         noted = Noted({}, set(), [], [])
         at = end = durable = 0
+        is_damaged = False
         while at < len(data):
             size = _whole(data, at)
             found = self._take_in(data[at : at + size], noted) if size else None
@@ -203,6 +206,7 @@ class DispatchLog:
                 if at < 0:
                     break
                 continue
+            is_damaged = is_damaged or at > end
             if at > end and not is_quiet:
                 self._listener.corruption_found(self.path, end, at - end, "there is no record")
             durable = max(durable, found)
@@ -213,7 +217,7 @@ class DispatchLog:
             file.sync()
         last = max(noted.intents, default=0)
         last = max(last, max(noted.done, default=0))
-        return noted._replace(end=end, last_number=last, durable=durable)
+        return noted._replace(end=end, last_number=last, durable=durable, is_damaged=is_damaged)
 
     @staticmethod
     def _take_in(record: bytes, noted: Noted) -> int | None:

@@ -50,6 +50,7 @@ async def test_a_tick_gets_an_index_and_loses_it_with_its_messages(
     await eventually(lambda: len(brokers.accepted) == 3 * COUNT)
     await eventually(lambda: running.server.is_idle)
     await running.checkpointed()
+    await running.checkpointed()
 
     assert running.schedule("*") == []
 

@@ -97,6 +97,8 @@ async def test_files_of_ticks_that_are_over_go(
     clock.set_now_ms(now + 4 * HOUR)
     await eventually(lambda: running.server.status()["dispatch"]["dispatched"] == 3)
     await running.checkpointed()
+    assert len(running.schedule("*.log")) == 3, "the checkpoint before knows them"
+    await running.checkpointed()
 
     assert running.schedule("*") == []
     running = await start_delay()
@@ -114,6 +116,7 @@ async def test_a_tick_that_goes_never_comes_back_without_what_became_of_it(
     await running.send([(b"x", now + SECOND)])
     clock.set_now_ms(now + 4 * HOUR)
     await eventually(lambda: running.server.status()["dispatch"]["dispatched"] == 1)
+    await running.checkpointed()
     await running.checkpointed()
     assert files.list("schedule") == []
 
@@ -454,4 +457,6 @@ async def test_ticks_that_are_over_leave_the_memory_soon_if_they_are_large(
     await asyncio.sleep(0.6)  # two turns of the housekeeper
     assert checkpoints(running) == 0, "so few can wait for their minute"
     monkeypatch.setattr(housekeeping, "_MANY_OVER", 49)
+    await eventually(lambda: checkpoints(running) == 1)
+    clock.advance(5 * SECOND)
     await eventually(lambda: running.server.status()["removed_ticks"] == 1)

@@ -151,7 +151,7 @@ async def test_what_is_cancelled_while_its_tick_is_loaded_does_not_come(
     assert brokers.bodies == [b"other"]
 
 
-async def test_a_tick_that_goes_waits_for_those_who_look_and_nobody_for_it(
+async def test_a_tick_that_goes_waits_for_those_who_look_and_nobody_for_it(  # noqa: PLR0915
     start_delay: StartDelay, clock: ManualClock, brokers: FakeBrokers, files: SlowRead
 ) -> None:
     running = await start_delay(files=files)
@@ -162,13 +162,14 @@ async def test_a_tick_that_goes_waits_for_those_who_look_and_nobody_for_it(
     await eventually(lambda: brokers.bodies == [b"this hour"])
     clock.set_now_ms(hour + HOUR)
     await eventually(lambda: running.server.is_idle)
+    await running.checkpointed()
     files.slow = TOMORROW
     asking = await RawConnection.open(running.server.url)
     request = Scheduled(Listing.NEXT, from_ms=hour + 20 * HOUR)
     looking = asyncio.create_task(asking.ask(request, ScheduledListed))
     await eventually(files.has_begun.is_set)
     going = asyncio.create_task(running.server.checkpoint())
-    await eventually(lambda: running.server.status()["checkpoints"] == 1)
+    await eventually(lambda: running.server.status()["checkpoints"] == 2)
 
     await running.send([(b"new", hour + 24 * HOUR + SECOND)])
     await running.caught_up()

@@ -1,0 +1,255 @@
+"""Damaged files of a delay server cost no other message, and what they cost is told."""
+
+from collections.abc import Callable
+from random import Random
+
+import pytest
+
+from pulque.testing.clock import ManualClock
+from pulque.testing.files import Cut, MemoryFileSystem
+from pulque.wire.delay import Fate
+from tests.unit.delay.running import FakeBrokers, RunningDelay, StartDelay, eventually
+
+SECOND = 1000
+HOUR = 3_600_000
+
+
+def left_by(files: MemoryFileSystem) -> MemoryFileSystem:
+    """Return what a killed server leaves."""
+    return files.after_power_cut(files.operations, Cut.KEPT, Random(1))
+
+
+def only(files: MemoryFileSystem, suffix: str) -> str:
+    (path,) = [path for path in files.contents() if path.endswith(suffix)]
+    return path
+
+
+def replace(files: MemoryFileSystem, path: str, content: bytes) -> None:
+    file = files.open(path)
+    file.truncate(0)
+    file.write([content], 0)
+    file.close()
+
+
+def flip(files: MemoryFileSystem, path: str, at: int) -> None:
+    content = bytearray(files.contents()[path])
+    content[at] ^= 1
+    replace(files, path, bytes(content))
+
+
+def remove_newest_checkpoint(files: MemoryFileSystem) -> None:
+    files.remove(newest_checkpoint(files))
+
+
+def flip_newest_checkpoint(files: MemoryFileSystem) -> None:
+    flip(files, newest_checkpoint(files), -3)
+
+
+def newest_checkpoint(files: MemoryFileSystem) -> str:
+    return max(path for path in files.contents() if path.endswith(".checkpoint"))
+
+
+def remove_checkpoints(files: MemoryFileSystem) -> None:
+    for path in files.contents():
+        if path.endswith(".checkpoint"):
+            files.remove(path)
+
+
+def damaged(running: RunningDelay) -> int:
+    return int(running.server.status()["schedule"]["damaged"])
+
+
+async def send_due(running: RunningDelay, clock: ManualClock, body: bytes) -> None:
+    """Send a message, and wait until it was delivered."""
+    await running.send([(body, clock.now_ms() + SECOND)])
+    await running.caught_up()
+    clock.advance(2 * SECOND)
+    await eventually(lambda: running.server.is_idle and not running.server.has_due)
+
+
+@pytest.mark.parametrize("is_gone", [False, True], ids=["emptied", "gone"])
+async def test_what_is_sent_for_a_tick_that_lost_its_log_is_delivered(
+    start_delay: StartDelay, clock: ManualClock, brokers: FakeBrokers, *, is_gone: bool
+) -> None:
+    """Its dispatch log says of places in the old log that they were cancelled."""
+    files = MemoryFileSystem()
+    running = await start_delay(files=files)
+    due = clock.now_ms() + 3 * HOUR
+    (first,) = await running.send([(b"cancelled", due)])
+    await running.send([(b"lost", due)])
+    await running.caught_up()
+    assert await running.cancel((first, due)) == [Fate.CANCELLED]
+    await running.close()
+    files = left_by(files)
+    path = only(files, "Z.log")
+    if is_gone:
+        files.remove(path)
+    else:
+        replace(files, path, b"")
+    running = await start_delay(files=files)
+    assert damaged(running) == 1
+    await running.send([(b"new", due)])
+    await running.caught_up()
+
+    await start_delay(files=files)
+    clock.advance(4 * HOUR)
+    await eventually(lambda: brokers.bodies == [b"new"])
+
+
+async def test_a_log_that_is_given_its_name_back_is_as_it_was(
+    start_delay: StartDelay, clock: ManualClock, brokers: FakeBrokers
+) -> None:
+    running = await start_delay()
+    due = clock.now_ms() + HOUR
+    cancelled, _ = await running.send([(b"cancelled", due), (b"kept", due)])
+    await running.caught_up()
+    assert await running.cancel((cancelled, due)) == [Fate.CANCELLED]
+    await running.close()
+    (path,) = running.schedule("*.log")
+    path.rename(path.with_name("20261116T0900Z.log"))
+    running = await start_delay()
+    assert damaged(running) == 2
+    await running.close()
+    (kept,) = running.schedule("*.misnamed")
+    kept.rename(path)
+
+    running = await start_delay()
+    assert damaged(running) == 0
+    clock.advance(2 * HOUR)
+    await eventually(lambda: running.server.is_idle and not running.server.has_due)
+    assert brokers.bodies == [b"kept"]
+
+
+@pytest.mark.parametrize("lost", ["dispatch log", "checkpoints"])
+async def test_a_number_that_a_broker_knows_is_not_given_to_another_batch(
+    start_delay: StartDelay, clock: ManualClock, brokers: FakeBrokers, lost: str
+) -> None:
+    """The broker would take it for the batch that it has, and store nothing."""
+    files = MemoryFileSystem()
+    running = await start_delay(storage={"segment_size": "64KiB"}, files=files)
+    await send_due(running, clock, b"first")
+    if lost == "checkpoints":
+        clock.advance(3 * HOUR)
+        for _ in range(2):
+            await running.send([(b"x" * 60_000, clock.now_ms() + 20 * HOUR)])
+        await running.checkpointed()
+        await running.checkpointed()
+        assert running.server.status()["removed_ticks"] == 1
+    await running.send([(b"second", clock.now_ms() + SECOND)])
+    await running.caught_up()
+    files = left_by(files)
+    if lost == "checkpoints":
+        remove_checkpoints(files)
+    else:
+        flip(files, only(files, ".dispatch"), 20)
+    clock.advance(20 * SECOND)
+
+    running = await start_delay(files=files)
+    await eventually(lambda: running.server.is_idle and not running.server.has_due)
+    assert b"second" in brokers.bodies
+    for _ in range(2):  # also after a start that had nothing to send
+        running = await start_delay(files=files)
+    await send_due(running, clock, b"third")
+    assert b"third" in brokers.bodies
+
+
+@pytest.mark.parametrize("count", [1, 2], ids=["files are there", "files are removed"])
+@pytest.mark.parametrize("damage", [flip_newest_checkpoint, remove_newest_checkpoint])
+async def test_an_older_checkpoint_delivers_nothing_twice(
+    start_delay: StartDelay,
+    clock: ManualClock,
+    brokers: FakeBrokers,
+    damage: Callable[[MemoryFileSystem], None],
+    count: int,
+) -> None:
+    files = MemoryFileSystem()
+    running = await start_delay(files=files)
+    await running.checkpointed()
+    await send_due(running, clock, b"over")
+    clock.advance(3 * HOUR)
+    for _ in range(count):
+        await running.checkpointed()
+    assert running.server.status()["removed_ticks"] == count - 1
+    files = left_by(files)
+    damage(files)
+
+    running = await start_delay(files=files)
+    assert damaged(running) == 0
+    await send_due(running, clock, b"new")
+    assert brokers.bodies == [b"over", b"new"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda files, path: files.remove(path), "the file is gone"),
+        (lambda files, path: replace(files, path, b""), "its end is missing"),
+        (lambda files, path: flip(files, path, 20), "its end is missing"),
+    ],
+    ids=["gone", "emptied", "flipped"],
+)
+async def test_a_dispatch_log_that_lost_its_end_is_told(
+    start_delay: StartDelay,
+    clock: ManualClock,
+    brokers: FakeBrokers,
+    capsys: pytest.CaptureFixture[str],
+    damage: Callable[[MemoryFileSystem, str], None],
+    told: str,
+) -> None:
+    files = MemoryFileSystem()
+    running = await start_delay(files=files)
+    due = clock.now_ms() + HOUR
+    cancelled, _ = await running.send([(b"cancelled", due), (b"kept", due)])
+    await running.caught_up()
+    await running.cancel((cancelled, due))
+    await running.close()
+    files = left_by(files)
+    damage(files, only(files, ".dispatch"))
+    capsys.readouterr()
+
+    running = await start_delay(files=files)
+
+    (line,) = [each for each in capsys.readouterr().out.splitlines() if "corruption_" in each]
+    assert "path=schedule/20261116T1000Z.dispatch" in line
+    assert told in line
+    assert damaged(running) == 1
+    clock.advance(2 * HOUR)
+    await eventually(lambda: b"kept" in brokers.bodies)
+
+
+async def test_damage_within_a_dispatch_log_is_counted(
+    start_delay: StartDelay, clock: ManualClock, brokers: FakeBrokers
+) -> None:
+    files = MemoryFileSystem()
+    running = await start_delay(files=files)
+    await send_due(running, clock, b"first")
+    await send_due(running, clock, b"second")
+    await running.close()
+    flip(files := left_by(files), only(files, ".dispatch"), 20)
+
+    running = await start_delay(files=files)
+    assert damaged(running) == 1
+
+
+async def test_a_log_that_is_gone_before_a_checkpoint_knew_it_is_told(
+    start_delay: StartDelay,
+    clock: ManualClock,
+    brokers: FakeBrokers,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    files = MemoryFileSystem()
+    running = await start_delay(files=files)
+    due = clock.now_ms() + HOUR
+    cancelled, _ = await running.send([(b"cancelled", due), (b"kept", due)])
+    await running.caught_up()
+    await running.cancel((cancelled, due))
+    files = left_by(files)
+    files.remove(only(files, "Z.log"))
+    capsys.readouterr()
+
+    running = await start_delay(files=files)
+
+    assert "what the message log has of it is made again" in capsys.readouterr().out
+    assert damaged(running) == 1
+    clock.advance(2 * HOUR)
+    await eventually(lambda: b"kept" in brokers.bodies)
