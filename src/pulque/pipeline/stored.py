@@ -224,7 +224,14 @@ def stretches_of(
         return []
     firsts = np.append(0, np.flatnonzero(np.diff(ordinals)) + 1)
     begins = entries["offset"][firsts].tolist()
-    ends = [*begins[1:], int(entries["offset"][-1]) + 1]
+    # What is damaged next to the first or the last batch may have been wanted as well.
+    everything = found.entries["offset"]
+    before = int(np.searchsorted(everything, begins[0])) - 1
+    after = int(np.searchsorted(everything, int(entries["offset"][-1]), "right"))
+    ends = begins[1:]
+    begins[0] = int(everything[before]) if before >= 0 else found.segment.base
+    is_last = after == len(everything)
+    ends.append(found.segment.base + found.size if is_last else int(everything[after]))
     stretches = []
     for part, begin, end in zip(np.split(entries, firsts[1:]), begins, ends, strict=True):
         names = {each: found.names[each] for each in np.unique(part["partition"]).tolist()}
