@@ -1,5 +1,6 @@
 """The audit against what producers and consumers themselves know; then against a spoilt lake."""
 
+import asyncio
 import json
 import os
 import subprocess
@@ -16,8 +17,10 @@ import pytest
 
 import pulque
 from pulque.errors import PulqueError
+from pulque.model.pack import ProducedBy
 from pulque.testing.broker import InProcessBroker
 from pulque.testing.process import BrokerProcess
+from pulque.testing.raw import RawConnection
 from tests.robustness.brokers import flags, wait_until
 from tests.robustness.handling import SUBJECT
 
@@ -483,6 +486,28 @@ def plain_lake(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int
             client.seal()
         archive(place / "data", place / "lake")
     return place, ids
+
+
+def test_batches_that_a_producer_numbered_and_that_are_not_stored_are_counted(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    async def send(url: str) -> None:
+        raw = await RawConnection.open(url)
+        # One was refused; behind the second start of a delay server the numbers go on far off.
+        for number in (0, 1, 3, 1 << 32, (1 << 32) + 1):
+            await raw.send("orders", [b"x"], produced_by=ProducedBy(7, 0, number))
+        raw.close()
+
+    with InProcessBroker(tmp_path / "data", storage={"archive": True}) as broker:
+        asyncio.run(send(broker.url))
+        with pulque.connect(broker.url) as client:
+            client.seal()
+        archive(tmp_path / "data", tmp_path / "lake")
+
+    found = audit(spark, str(tmp_path / "lake"))
+
+    assert found.is_exact
+    assert [note for note in found.notes if note.startswith("1 batches of 1 producers")]
 
 
 def rewrite(lake: Path, sequence: int, values: dict[str, Any]) -> None:

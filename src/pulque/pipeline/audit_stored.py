@@ -295,12 +295,17 @@ class StoredSide:
         )
 
     def gaps_of_producers(self) -> tuple[int, int]:
-        """Return how many batches are not in the log that producers numbered, and of how many."""
+        """Return how many batches are not in the log that producers numbered, and of how many.
+
+        A delay server that was killed goes on at the next multiple of 2^32: that is no gap.
+        """
         row = self._spark.sql(
-            """SELECT coalesce(sum(missing), 0), count(*) FROM (
-                   SELECT max(number) - min(number) + 1 - count(DISTINCT number) AS missing
+            """SELECT coalesce(sum(missing), 0), count(DISTINCT producer, incarnation) FROM (
+                   SELECT producer, incarnation,
+                          max(number) - min(number) + 1 - count(DISTINCT number) AS missing
                    FROM {log} WHERE producer != 0
-                   GROUP BY broker, partition, producer, incarnation) WHERE missing > 0""",
+                   GROUP BY broker, partition, producer, incarnation, shiftright(number, 32))
+               WHERE missing > 0""",
             log=self.log,
         ).first()
         return (0, 0) if row is None else (int(row[0]), int(row[1]))
