@@ -161,7 +161,9 @@ class Attendance:
         """Write down all that came while the writing before was under way."""
         try:
             while self._asked:
-                some, self._asked = share(self._asked, _AT_ONCE)
+                # A farewell must not be overtaken by its consumer's older heartbeat, which may
+                # have come over another connection.
+                some, self._asked = share(self._asked, _AT_ONCE, lambda each: each.who)
                 try:
                     words = await self._store.attend([each.row for each in some])
                 except PulqueError as error:
