@@ -50,7 +50,9 @@ class Changer:
         self._turn = asyncio.Lock()
         """Held for one message at a time: a request may name a thousand."""
         self._noting: set[tuple[int, int]] = set()
-        """Cancelled places, by tick, that are not on disk yet: reading it would not tell."""
+        """Cancelled places, by tick, which a look into the tick may not tell …"""
+        self._written: set[tuple[int, int]] = set()
+        """… and those of them that the dispatch log has by now: a look from now on tells them."""
         self.cancelled = 0
         self.moved = 0
 
@@ -88,8 +90,15 @@ class Changer:
         return self._notebook.note(index.tick, encode_note(Kind.CANCELLED, size, runs))
 
     def _noted(self, tick: int, place: int) -> None:
-        self._noting.discard((tick, place))
+        self._written.add((tick, place))
         self._looker.forget(tick)
+        if not self._turn.locked():  # else a look may be under way that began before
+            self._forget_written()
+
+    def _forget_written(self) -> None:
+        """Forget the cancels that every look from now on reads. None may be under way."""
+        self._noting -= self._written
+        self._written.clear()
 
     async def _settled(self, fates: list[Fate]) -> None:
         """Wait until what was cancelled, by this request or another, is on disk."""
@@ -167,6 +176,7 @@ class Changer:
 
     async def _find(self, message_id: bytes, due_ms: int) -> tuple[Fate, Found | None]:
         """Return a message that waits, or else what became of it."""
+        self._forget_written()
         found = await self._looker.find(message_id, due_ms)
         states = [each.state for each in found]
         for each in reversed(found):

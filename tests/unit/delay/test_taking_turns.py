@@ -7,9 +7,19 @@ import pytest
 
 from pulque.testing.clock import ManualClock
 from pulque.testing.raw import RawConnection, expect
-from pulque.wire.delay import Cancel, Cancelled, Fate, Move, Reschedule, Ticket
+from pulque.wire.delay import (
+    ANY_DUE,
+    Cancel,
+    Cancelled,
+    Fate,
+    Move,
+    Reschedule,
+    Rescheduled,
+    Ticket,
+)
 from tests.unit.broker.disks import GatedDisk
-from tests.unit.delay.running import StartDelay, eventually
+from tests.unit.delay.running import FakeBrokers, StartDelay, eventually
+from tests.unit.delay.test_side_by_side import SlowRead
 
 HOUR = 3_600_000
 FAR = 30 * 24 * HOUR
@@ -27,11 +37,16 @@ def a_move(ids: list[bytes], due_ms: int) -> Reschedule:
     return Reschedule(tuple(Move(each, due_ms, due_ms + HOUR) for each in ids))
 
 
+class SlowGatedDisk(SlowRead, GatedDisk):
+    """A disk on which one read is slow, and whose syncs wait for a gate to open."""
+
+
 @pytest.fixture
-def disk() -> Iterator[GatedDisk]:
+def disk() -> Iterator[SlowGatedDisk]:
     """A disk that is not in the way of whoever stops; asked for behind all that use it."""
-    found = GatedDisk()
+    found = SlowGatedDisk()
     yield found
+    found.released.set()
     found.open_gate()
 
 
@@ -86,3 +101,33 @@ async def test_that_another_cancelled_a_message_is_said_once_it_is_on_disk(
     assert getattr(answer, "fates", ()) == (Fate.ALREADY_CANCELLED,)
     for each in others:
         each.close()
+
+
+async def test_a_cancel_that_is_written_while_another_client_looks_holds(
+    start_delay: StartDelay, clock: ManualClock, brokers: FakeBrokers, disk: SlowGatedDisk
+) -> None:
+    """The other has read the dispatch log before the cancel was in it, and is not done yet."""
+    running = await start_delay(files=disk, storage={"sync_interval": "1m"})
+    due_ms = clock.now_ms() + FAR
+    (cancelled,) = await running.send([(b"cancelled", due_ms)])
+    await running.send([(b"other", due_ms + 2 * HOUR)])
+    await running.caught_up()
+    other = await RawConnection.open(running.server.url)
+    disk.close_gate()
+    cancelling = await running.raw.put(a_cancel([cancelled], due_ms))
+    await eventually(lambda: disk.syncs_waiting > 0)
+    # Looked for everywhere: the tick of the other message comes after its own.
+    disk.slow = max(path for path in disk.contents() if path.endswith("Z.log"))
+    moving = await other.put(Reschedule((Move(cancelled, ANY_DUE, due_ms + HOUR),)))
+    await eventually(disk.has_begun.is_set)
+
+    disk.open_gate()
+    answer = await running.raw.answer_to(cancelling)
+    assert expect(answer, Cancelled).fates == (Fate.CANCELLED,)
+    disk.released.set()
+    answer = await other.answer_to(moving)
+    assert expect(answer, Rescheduled).fates == (Fate.ALREADY_CANCELLED,)
+    other.close()
+    clock.set_now_ms(due_ms + 3 * HOUR)
+    await eventually(lambda: running.server.is_idle and not running.server.has_due)
+    assert brokers.bodies == [b"other"]
