@@ -40,11 +40,18 @@ __all__ = ["Messages"]
 
 
 class Messages:
-    """What is stored, to be found without a group and without effect: ``client.messages``."""
+    """What is stored, to be found without a group and without effect: ``client.messages``.
 
-    def __init__(self, brokers: Brokers, timeout: float) -> None:
+    Args:
+        brokers: The client's.
+        timeout: The client's.
+        client: It is closed when nobody holds it, so it is held here.
+    """
+
+    def __init__(self, brokers: Brokers, timeout: float, client: object) -> None:
         self._brokers = brokers
         self._timeout = timeout
+        self._client = client
 
     async def find(  # noqa: PLR0913  # choices by keyword, each with a default
         self,

@@ -37,7 +37,7 @@ class Reading:
     @property
     def messages(self) -> Messages:
         """What is stored, to be found by key, id, time or position."""
-        return Messages(self._brokers, self._timeout)
+        return Messages(self._brokers, self._timeout, self)
 
     async def read(
         self,

@@ -42,11 +42,18 @@ _AT_ONCE = 16
 
 
 class Messages:
-    """What is stored, to be found without a group and without effect: ``client.messages``."""
+    """What is stored, to be found without a group and without effect: ``client.messages``.
 
-    def __init__(self, brokers: Brokers, timeout: float) -> None:
+    Args:
+        brokers: The client's.
+        timeout: The client's.
+        client: It is closed when nobody holds it, so it is held here.
+    """
+
+    def __init__(self, brokers: Brokers, timeout: float, client: object) -> None:
         self._brokers = brokers
         self._timeout = timeout
+        self._client = client
 
     def find(  # noqa: PLR0913  # choices by keyword, each with a default
         self,

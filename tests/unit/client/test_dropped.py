@@ -3,11 +3,13 @@
 import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable
 
 import pytest
 
 import pulque
+from pulque import aio
 from pulque.testing.broker import InProcessBroker
 
 PATIENCE = 20.0
@@ -72,19 +74,96 @@ def test_a_dropped_client_warns_and_leaves_no_thread_and_no_socket(
             assert state.lag == 0, "what was acked was not settled"
 
 
-def test_a_consumer_keeps_its_client(pulque_broker: InProcessBroker) -> None:
-    def consume(url: str) -> None:
-        consumer = pulque.connect(url).consumer("orders", group="kitchen")
-        with pulque.connect(url) as other:
-            other.send("orders", b"one")
-        gc.collect()
-        (message,) = consumer.pull(1, timeout=PATIENCE)
-        found.append(message.body)
+def find(client: pulque.Client) -> Callable[[], object]:
+    messages = client.messages
+    return lambda: [each.body for each in messages.find("orders")]
 
-    found: list[bytes] = []
+
+def look_at_dead_letters(client: pulque.Client) -> Callable[[], object]:
+    dead = client.dead("orders", "kitchen")
+    return lambda: [each.body for each in dead.list()]
+
+
+def look_at_delayed(client: pulque.Client) -> Callable[[], object]:
+    delayed = client.delayed("orders")
+    return lambda: [each.subject for each in delayed.next()]
+
+
+def tail(client: pulque.Client) -> Callable[[], object]:
+    messages = client.tail("orders", start="earliest")
+    return lambda: next(messages).body
+
+
+def pull(client: pulque.Client) -> Callable[[], object]:
+    consumer = client.consumer("orders", group="kitchen")
+    return lambda: [each.body for each in consumer.pull(1, timeout=PATIENCE)]
+
+
+def pull_in_order(client: pulque.Client) -> Callable[[], object]:
+    consumer = client.consumer("orders", group="kitchen", ordered=True)
+    return lambda: [each.body for each in consumer.pull(1, timeout=PATIENCE)]
+
+
+def iterate(client: pulque.Client) -> Callable[[], object]:
+    messages = iter(client.consumer("orders", group="kitchen"))
+    return lambda: next(messages).body
+
+
+def send(client: pulque.Client) -> Callable[[], object]:
+    producer = client.producer()
+    return lambda: producer.send("orders", b"two").result(PATIENCE).sequence
+
+
+def wait_for_outcome(client: pulque.Client) -> Callable[[], object]:
+    pending = client.producer(linger=60).send("orders", b"two")
+    return lambda: pending.result(PATIENCE).sequence
+
+
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [
+        (find, [b"one"]),
+        (look_at_dead_letters, []),
+        (look_at_delayed, []),
+        (tail, b"one"),
+        (pull, [b"one"]),
+        (pull_in_order, [b"one"]),
+        (iterate, b"one"),
+        (send, 1),
+        (wait_for_outcome, 1),
+    ],
+)
+def test_what_a_client_hands_out_works_while_it_is_held(
+    pulque_broker: InProcessBroker,
+    make: Callable[[pulque.Client], Callable[[], object]],
+    found: object,
+) -> None:
+    """Only what is held counts: a program need not keep the client beside it."""
+    with pulque.connect(pulque_broker.url) as other:
+        other.send("orders", b"one")
+
+    def use(url: str) -> None:
+        act = make(pulque.connect(url))
+        gc.collect()
+        assert act() == found
+
     with pytest.warns(ResourceWarning, match="unclosed client"):
-        drop(consume, pulque_broker.url)
-    assert found == [b"one"]
+        drop(use, pulque_broker.url)
+
+
+async def test_what_an_asyncio_client_finds_messages_with_keeps_the_client(
+    pulque_broker: InProcessBroker, pulque_client: pulque.Client
+) -> None:
+    pulque_client.send("orders", b"one")
+    client = aio.connect(pulque_broker.url)
+    known, messages = weakref.ref(client), client.messages
+    del client
+    gc.collect()
+
+    assert [each.body for each in await messages.find("orders")] == [b"one"]
+    kept = known()
+    assert kept is not None
+    await kept.close()
 
 
 def client_threads() -> int:
