@@ -44,6 +44,7 @@ __all__ = [
 
 BUCKETS = 16
 _VERSION_KEY = "pulque.schema"
+_COMMIT_TRIES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,28 +229,34 @@ class Table:
         Raises:
             StorageError: They do not count.
         """
-        from deltalake.exceptions import DeltaError
+        from deltalake.exceptions import CommitFailedError, DeltaError
         from deltalake.transaction import CommitProperties, Transaction
 
-        table = self.create()
-        if table.transaction_version(transaction) is not None:
-            return False
         properties = CommitProperties(app_transactions=[Transaction(transaction, 1)])
-        try:
-            table.create_write_transaction(
-                [_add_action(each) for each in files],
-                "append",
-                self.kind.schema,
-                list(self.kind.partitioned_by),
-                commit_properties=properties,
-            )
-        except (DeltaError, OSError) as error:
-            # Who came first, or whether we did after all, is what the log says.
-            if not self.has(transaction):
-                raise StorageError(f"{self.uri}: {error}") from error
-            return bool(files) and self._names(files[0])
-        self._sync_log(table.version())
-        return True
+        tries_left = _COMMIT_TRIES
+        while True:
+            table = self.create()
+            if table.transaction_version(transaction) is not None:
+                return False
+            tries_left -= 1
+            try:
+                table.create_write_transaction(
+                    [_add_action(each) for each in files],
+                    "append",
+                    self.kind.schema,
+                    list(self.kind.partitioned_by),
+                    commit_properties=properties,
+                )
+            except (DeltaError, OSError) as error:
+                # Who came first, or whether we did after all, is what the log says.
+                if self.has(transaction):
+                    return bool(files) and self._names(files[0])
+                # Two runs that make the table at once both write its metadata.
+                if not isinstance(error, CommitFailedError) or not tries_left:
+                    raise StorageError(f"{self.uri}: {error}") from error
+            else:
+                self._sync_log(table.version())
+                return True
 
     def _names(self, file: DataFile) -> bool:
         return any(each.endswith(file.path) for each in self.open().file_uris())

@@ -250,6 +250,26 @@ def test_two_runs_at_once_add_each_segment_once(
     assert parquet_files(lake) == len(DeltaTable(str(lake / "messages")).file_uris())
 
 
+def test_a_table_whose_metadata_changes_meanwhile_is_archived_to(
+    sent: set[tuple[str, bytes]], lake: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it does when two runs make the table at the same moment."""
+    commit = DeltaTable.create_write_transaction
+    changes = [{"pulque.tried": "2"}, {"pulque.tried": "1"}]
+
+    def late(table: DeltaTable, *arguments: Any, **options: Any) -> None:
+        if changes:
+            other = DeltaTable(str(lake / "messages"))
+            other.alter.set_table_properties(changes.pop(), raise_if_not_exists=False)
+        commit(table, *arguments, **options)
+
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", late)
+    outcomes = archive(lake, data)
+
+    assert all(isinstance(each, Archived) for each in outcomes)
+    assert archived(lake) == sorted(sent)
+
+
 def test_compaction_and_archive_at_once_disturb_neither(
     sent: set[tuple[str, bytes]], lake: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
