@@ -14,6 +14,7 @@ lose the last ones with its power. Its answers say so, and what is not ours is *
 """
 
 import logging
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -99,6 +100,8 @@ class IncomingCore:
         self._subscriptions: deque[Subscription] = deque()
         self._by_partition: dict[PartitionName, Subscription] = {}
         self._waiting: deque[ReceivedBatch] = deque()
+        self._once: weakref.WeakSet[ReceivedBatch] = weakref.WeakSet()
+        """What was delivered once, as long as anybody has it: it is not held."""
         self._pull: Pull | None = None
         self._max_delay_ms = ANY_DELAY_MS
         self.to_defer: ToDefer | None = None
@@ -110,11 +113,13 @@ class IncomingCore:
         on_fork(self, lambda core: core.after_fork())
 
     def after_fork(self) -> None:
-        """Refuse acks and nacks in a child of what the parent holds."""
+        """Refuse acks and nacks in a child of what the parent holds, and hand none of it out."""
         for each in self._subscriptions:
             for batch in each.held:
                 if isinstance(batch, ReceivedBatch):
                     batch.after_fork()
+        for batch in self._once:
+            batch.after_fork()
 
     def limit_delays(self, max_delay_ms: int) -> None:
         """Take in the longest delay that the broker lets a nack ask for."""
@@ -367,7 +372,9 @@ class IncomingCore:
             for part in batch.without(unreadable):
                 is_whole = not wanted.kind or part.is_wanted(wanted)
                 runs = [(part.start, part.end, True)] if is_whole else part.runs(wanted)
-                self._waiting += [part.window(*run) for *run, is_wanted in runs if is_wanted]
+                windows = [part.window(*run) for *run, is_wanted in runs if is_wanted]
+                self._once.update(windows)
+                self._waiting += windows
 
     def _hold(self, each: Subscription, batch: ReceivedBatch) -> None:
         """Hold the messages of a batch, and have them handed out."""

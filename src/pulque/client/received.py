@@ -90,6 +90,7 @@ class ReceivedBatch(StoredBatch):
     """
 
     __slots__ = (
+        "__weakref__",
         "deferred",
         "end",
         "lost",
@@ -329,7 +330,7 @@ class ReceivedBatch(StoredBatch):
 
 ToDefer = dict[tuple[ReceivedBatch, int], None]
 """Messages that a delay server is to have, in order: batch and index."""
-_SLOTS = (*StoredBatch.__slots__, *ReceivedBatch.__slots__)
+_SLOTS = (*StoredBatch.__slots__, *(set(ReceivedBatch.__slots__) - {"__weakref__"}))
 
 
 class Hole:

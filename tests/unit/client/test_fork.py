@@ -329,20 +329,35 @@ def test_forks_amid_sends_of_other_threads_lose_and_repeat_nothing(
     assert sorted(broker.messages("orders")) == sorted(wanted)
 
 
-@pytest.mark.parametrize("is_ordered", [False, True])
+GROUPS: list[dict[str, object]] = [
+    {"group": "kitchen"},
+    {"group": "kitchen", "ordered": True},
+    {"group": "kitchen", "mode": "once"},
+    {"group": "kitchen", "mode": "once", "tags": ["red"]},
+    {"broadcast": True},
+]
+"""What consumers of every kind are made with."""
+each_kind = pytest.mark.parametrize("kind", GROUPS, ids=" ".join)
+
+
+def number_of(number: int) -> pulque.Outgoing:
+    return pulque.Outgoing(b"%d" % number, order_key="k", tags=["red"])
+
+
+@each_kind
 def test_an_iteration_that_goes_on_in_a_child_hands_out_nothing(
-    pulque_client: pulque.Client, *, is_ordered: bool
+    pulque_client: pulque.Client, kind: dict[str, object]
 ) -> None:
-    pulque_client.send_many(
-        "orders", [pulque.Outgoing(b"%d" % number, order_key="k") for number in range(5)]
-    )
-    with pulque_client.consumer("orders", group="kitchen", ordered=is_ordered) as consumer:
+    pulque_client.send_many("orders", [number_of(number) for number in range(5)])
+    with pulque_client.consumer("orders", **kind) as consumer:  # type: ignore[arg-type]
         iteration = iter(consumer)
-        next(iteration).ack()
+        first = next(iteration)
 
         error = in_child(lambda: next(iteration))
 
         assert isinstance(error, ForkedError)
+        assert isinstance(in_child(first.ack), ForkedError)
+        first.ack()
         rest = []
         for message in iteration:
             rest.append(message.body)
@@ -394,6 +409,37 @@ async def test_an_iteration_for_asyncio_in_a_child_is_refused(
 
         assert isinstance(in_child(lambda: asyncio.run(iterate())), ForkedError)
         assert await iterate() == b"one"
+
+
+@each_kind
+async def test_an_iteration_for_asyncio_that_goes_on_in_a_child_hands_out_nothing(
+    pulque_broker: InProcessBroker, pulque_client: pulque.Client, kind: dict[str, object]
+) -> None:
+    pulque_client.send_many("orders", [number_of(number) for number in range(5)])
+    async with (
+        aio.connect(pulque_broker.url, name="test", timeout=5) as client,
+        client.consumer("orders", **kind) as consumer,  # type: ignore[arg-type]
+    ):
+        iteration = aiter(consumer)
+        (await anext(iteration)).ack()
+
+        def go_on() -> bytes:
+            """Go on without the loop: it is the parent's, and there is nothing to wait for."""
+            coroutine = anext(iteration)
+            try:
+                coroutine.__await__().send(None)
+            except StopIteration as end:
+                return bytes(end.value.body)
+            return b"it waits"
+
+        assert isinstance(in_child(go_on), ForkedError)
+        rest = []
+        async for message in iteration:
+            rest.append(message.body)
+            message.ack()
+            if len(rest) == 4:
+                break
+    assert rest == [b"1", b"2", b"3", b"4"]
 
 
 ENDS_AS_USUAL = """
