@@ -170,9 +170,11 @@ class ScheduleStore:
         path = tick_name(tick)
         self._listener.corruption_found(path, size, known - size, reason)
         TickDigests(self._files, tick, self._listener).remove()
-        self._files.open(path, create=True).close()
-        self._logs_made += 1
         end = known if noted is None else max(known, noted.durable)
+        file = self._files.open(path, create=True)
+        file.truncate(end)  # or the next start would find the same missing, and tell it again
+        file.close()
+        self._logs_made += 1
         self.ticks[tick] = _noted_tick(Tick(tick, end, messages, 0, known), noted)
 
     def _set_aside(self, file: TickFile) -> None:

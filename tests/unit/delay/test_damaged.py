@@ -253,3 +253,28 @@ async def test_a_log_that_is_gone_before_a_checkpoint_knew_it_is_told(
     assert damaged(running) == 1
     clock.advance(2 * HOUR)
     await eventually(lambda: b"kept" in brokers.bodies)
+
+
+@pytest.mark.parametrize("is_gone", [False, True], ids=["emptied", "gone"])
+async def test_a_lost_schedule_log_is_told_once(
+    start_delay: StartDelay, clock: ManualClock, *, is_gone: bool
+) -> None:
+    files = MemoryFileSystem()
+    running = await start_delay(files=files)
+    await running.send([(b"lost", clock.now_ms() + 300 * 24 * HOUR)])
+    await running.caught_up()
+    await running.close()
+    files = left_by(files)
+    path = only(files, "Z.log")
+    if is_gone:
+        files.remove(path)
+    else:
+        replace(files, path, b"")
+
+    told = []
+    for _ in range(3):
+        running = await start_delay(files=files)
+        told.append(damaged(running))
+        await running.close()
+        files = left_by(files)
+    assert told == [1, 0, 0]
