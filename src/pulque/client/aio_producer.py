@@ -185,25 +185,28 @@ class Producer:
         if self._recovery is not None:
             await self.recovered()
         core = self._core
-        try:
-            order_key = parts.get("order_key") if len(parts) == 1 else None
-            if order_key and type(order_key) is str:
-                pending = core.add_keyed(subject, body, order_key)
-            elif parts:
-                pending = core.add_message(subject, Outgoing(body, **parts))
-            else:
-                pending = core.add(subject, body)
-        except TypeError:
-            parse_subject(subject)  # what cannot be looked up is no subject
-            raise
-        except NoRouteError as unknown:
-            await self._learn(unknown.way)
-            return await self.send(subject, body, **parts)
-        except SpoolFullError:
-            await self._work()
-            if core.is_crowded:
+        order_key = parts.get("order_key") if len(parts) == 1 else None
+        message: Outgoing | None = None
+        while True:
+            try:
+                if order_key and type(order_key) is str:
+                    pending = core.add_keyed(subject, body, order_key)
+                elif parts:
+                    # Made once: a second one would find nothing in a generator of tags.
+                    message = message or Outgoing(body, **parts)
+                    pending = core.add_message(subject, message)
+                else:
+                    pending = core.add(subject, body)
+                break
+            except TypeError:
+                parse_subject(subject)  # what cannot be looked up is no subject
                 raise
-            return await self.send(subject, body, **parts)
+            except NoRouteError as unknown:
+                await self._learn(unknown.way)
+            except SpoolFullError:
+                await self._work()
+                if core.is_crowded:
+                    raise
         if self._signal.is_up:
             await self._work()
         return pending

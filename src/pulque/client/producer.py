@@ -129,29 +129,34 @@ class Producer:
             UnavailableError: Who serves the subject could not be found out.
             SpoolFullError: The spool has no room, and got none within the producer's timeout.
         """
-        try:
-            if not parts:
-                pending = self._add(subject, body)
-            elif (
-                len(parts) == 1 and type(order_key := parts.get("order_key")) is str and order_key
-            ):
-                pending = self._add_keyed(subject, body, order_key)
-            else:
-                pending = self._core.add_message(subject, Outgoing(body, **parts))
-        except TypeError:
-            parse_subject(subject)  # what cannot be looked up is no subject
-            raise
-        except NoRouteError as unknown:
-            self._learn(unknown.way)
-            return self.send(subject, body, **parts)
-        except SpoolFullError:
-            self._work()
-            if self._core.is_crowded:
+        message: Outgoing | None = None
+        while True:
+            try:
+                if not parts:
+                    pending = self._add(subject, body)
+                elif (
+                    len(parts) == 1
+                    and type(order_key := parts.get("order_key")) is str
+                    and order_key
+                ):
+                    pending = self._add_keyed(subject, body, order_key)
+                else:
+                    # Made once: a second one would find nothing in a generator of tags.
+                    message = message or Outgoing(body, **parts)
+                    pending = self._core.add_message(subject, message)
+                break
+            except TypeError:
+                parse_subject(subject)  # what cannot be looked up is no subject
                 raise
-            return self.send(subject, body, **parts)
-        except BaseException:
-            self._links.wake()  # interrupted: perhaps a message came in that nobody knows of
-            raise
+            except NoRouteError as unknown:
+                self._learn(unknown.way)
+            except SpoolFullError:
+                self._work()
+                if self._core.is_crowded:
+                    raise
+            except BaseException:
+                self._links.wake()  # interrupted: perhaps a message came in nobody knows of
+                raise
         if self._signal.is_up:
             self._work()
         return pending

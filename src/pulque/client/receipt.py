@@ -119,8 +119,8 @@ class Outgoing:
         _check_text("order_key", self.order_key)
         if self.headers is not None:
             _check_headers(self.headers)
-        if not isinstance(self.tags, Iterable):
-            raise UsageError(f"tags is {self.tags!r}; a str, or some of them, is allowed")
+        if type(self.tags) is not tuple:
+            self._keep_tags()
         if type(self.reliable) is not bool:
             raise UsageError(f"reliable is {self.reliable!r}; True and False are allowed")
 
@@ -130,6 +130,13 @@ class Outgoing:
         object.__setattr__(self, "body", body)
         if is_json and (self.headers is None or isinstance(self.headers, Mapping)):
             object.__setattr__(self, "headers", {TYPE_HEADER: JSON_TYPE, **(self.headers or {})})
+
+    def _keep_tags(self) -> None:
+        if not isinstance(self.tags, Iterable):
+            raise UsageError(f"tags is {self.tags!r}; a str, or some of them, is allowed")
+        if not isinstance(self.tags, str):
+            # A generator has its tags only once, and a message may have to be packed twice.
+            object.__setattr__(self, "tags", tuple(self.tags))
 
     def due_at_ms(self, now_ms: int) -> int:
         """Return when it is due, in milliseconds since 1970; 0 for at once.

@@ -1,6 +1,7 @@
 """What may be a body: bytes and text as they are, all else as JSON with its content type."""
 
 import asyncio
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -104,6 +105,51 @@ def test_a_content_type_of_the_sender_stays(
 
     (found,) = pulque_client.consumer("orders", group="g").pull(timeout=10)
     assert found.headers == {"content-type": "application/x", "a": "b"}
+
+
+def by_producer_with_spool(url: str, bodies: Sequence[Any], **parts: Any) -> None:
+    with (
+        tempfile.TemporaryDirectory() as spool,
+        pulque.connect(url) as client,
+        client.producer(spool=spool) as producer,
+    ):
+        for body in bodies:
+            producer.send("orders", body, **parts)
+
+
+def by_asyncio_producer_with_spool(url: str, bodies: Sequence[Any], **parts: Any) -> None:
+    async def main(spool: str) -> None:
+        async with aio.connect(url) as client, client.producer(spool=spool) as producer:
+            for body in bodies:
+                await producer.send("orders", body, **parts)
+
+    with tempfile.TemporaryDirectory() as spool:
+        asyncio.run(main(spool))
+
+
+@pytest.mark.parametrize(
+    "send",
+    [*SENDERS, by_producer_with_spool, by_asyncio_producer_with_spool],
+    ids=lambda send: send.__name__,
+)
+def test_tags_of_a_generator_come_with_the_first_message_of_a_subject(
+    pulque_broker: InProcessBroker, pulque_client: pulque.Client, send: Sender
+) -> None:
+    send(pulque_broker.url, [b"tea"], tags=(tag for tag in ("hot", "green")))
+
+    (found,) = pulque_client.consumer("orders", group="g").pull(timeout=10)
+    assert found.tags == ("hot", "green")
+
+
+def test_a_message_with_tags_of_a_generator_can_be_sent_twice(
+    pulque_client: pulque.Client,
+) -> None:
+    message = pulque.Outgoing(b"tea", tags=(tag for tag in ("hot", "green")))
+    pulque_client.send_many("orders", [message])
+    pulque_client.send_many("orders", [message])
+
+    found = [each.tags for each in pulque_client.consumer("orders", group="g").pull(timeout=10)]
+    assert found == [("hot", "green")] * 2
 
 
 def test_a_body_that_is_no_json_is_named(pulque_client: pulque.Client) -> None:
