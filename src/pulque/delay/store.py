@@ -91,7 +91,10 @@ class ScheduleStore:
                 path = f"{SCHEDULE}/{name}"
                 self._listener.corruption_found(path, 0, 0, "no schedule log is named like this")
         for tick in extent.sizes.keys() - self.ticks.keys() - extent.over:
-            self._recover_lost(tick, 0, extent, noted.get(tick), "the file is gone")
+            known, messages = extent.sizes[tick]
+            found = noted.get(tick)
+            made = self.ticks[tick] = _noted_tick(Tick(tick, 0, messages, 0, known), found)
+            self._lose_end(made, max(known, _durable(found)), "the file is gone")
         for tick in noted.keys() - self.ticks.keys():
             # Its schedule log was removed, as all of it was over.
             self._files.remove(tick_name(tick, "dispatch"))
@@ -141,41 +144,36 @@ class ScheduleStore:
         if size != known and file.tick_inside() != tick:
             self._set_aside(file)
             return
-        if size < known:
-            reason = "the file ends before what was written"
-            self._recover_lost(tick, size, extent, noted, reason)
-            return
         made = _noted_tick(Tick(tick, size, messages, 0, known), noted)
-        durable = 0 if noted is None else noted.durable
-        if size < durable:
-            # The message log has what is missing. What was dispatched of it is not known.
-            self.damaged += 1
-            reason = "the file ends before what was on disk: its end is made again"
-            self._listener.corruption_found(file.path, size, durable - size, reason)
+        durable = _durable(noted)
         if size > known:
             made.size, made.replayed, more = file.recover(known, durable)
             made.messages += more
+        if made.size < known:
+            self._lose_end(made, max(known, durable), "the file ends before what was written")
+        elif made.size < durable:
+            # The message log has what is missing. What was dispatched of it is not known.
+            reason = "the file ends before what was on disk: its end is made again"
+            self._lose_end(made, durable, reason)
+        elif made.size < size:
+            TickDigests(self._files, tick, self._listener).remove()  # may know what was cut away
         self.ticks[tick] = made
 
-    def _recover_lost(
-        self, tick: int, size: int, extent: Extent, noted: Noted | None, reason: str
-    ) -> None:
-        """Take in a tick whose schedule log lost its end, or all of it.
+    def _lose_end(self, made: Tick, end: int, reason: str) -> None:
+        """Let a tick whose schedule log lost its end, or all of it, go on behind all that was.
 
-        What comes lies behind all that was there: else the dispatch log, which names messages by
-        their offsets, would say of new messages that they were dispatched or cancelled.
+        Else the dispatch log, which names messages by their offsets, would say of new messages
+        that they were dispatched or cancelled.
         """
-        known, messages = extent.sizes[tick]
         self.damaged += 1
-        path = tick_name(tick)
-        self._listener.corruption_found(path, size, known - size, reason)
-        TickDigests(self._files, tick, self._listener).remove()
-        end = known if noted is None else max(known, noted.durable)
+        path = tick_name(made.tick)
+        self._listener.corruption_found(path, made.size, end - made.size, reason)
+        TickDigests(self._files, made.tick, self._listener).remove()
         file = self._files.open(path, create=True)
         file.truncate(end)  # or the next start would find the same missing, and tell it again
         file.close()
         self._logs_made += 1
-        self.ticks[tick] = _noted_tick(Tick(tick, end, messages, 0, known), noted)
+        made.size = end
 
     def _set_aside(self, file: TickFile) -> None:
         """Keep a file that somebody renamed, where it is in nobody's way."""
@@ -421,6 +419,11 @@ def _noted_tick(tick: Tick, noted: Noted | None) -> Tick:
     if noted is not None:
         tick.noted_end, tick.last_number = noted.end, noted.last_number
     return tick
+
+
+def _durable(noted: Noted | None) -> int:
+    """Return how much of its schedule log was on disk, as a dispatch log says."""
+    return 0 if noted is None else noted.durable
 
 
 def _block(placed: Sequence[Placed], offsets: Sequence[int]) -> Block:

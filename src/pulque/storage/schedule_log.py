@@ -217,8 +217,8 @@ class TickFile:
             end, replayed, at = start, 0, start
             count = unclosed = 0
             for entry in self._walk(file, start, size, is_silent=True):
-                if entry.offset > at >= durable:
-                    break  # something is missing before it
+                if entry.offset > max(at, durable):
+                    break  # something is missing before it that was not on disk
                 at = entry.offset + entry.size
                 unclosed += entry.count
                 if entry.replayed:

@@ -278,3 +278,97 @@ async def test_a_lost_schedule_log_is_told_once(
         await running.close()
         files = left_by(files)
     assert told == [1, 0, 0]
+
+
+def empty(files: MemoryFileSystem, path: str) -> None:
+    replace(files, path, b"")
+
+
+def flip_all(files: MemoryFileSystem, path: str) -> None:
+    content = bytes(byte ^ 1 for byte in files.contents()[path])
+    replace(files, path, content)
+
+
+@pytest.mark.parametrize("damage", [empty, flip_all])
+async def test_a_log_that_is_made_again_differs_from_what_its_dispatch_log_names(
+    start_delay: StartDelay,
+    clock: ManualClock,
+    brokers: FakeBrokers,
+    damage: Callable[[MemoryFileSystem, str], None],
+) -> None:
+    """What came step by step is made again in one: then the large message comes first."""
+    files = MemoryFileSystem()
+    running = await start_delay(files=files)
+    hour = clock.now_ms() - clock.now_ms() % HOUR + 3 * HOUR
+    (cancelled,) = await running.send([(b"cancelled", hour + 50 * 60 * SECOND)])
+    await running.caught_up()
+    large = b"large" + b"x" * 300_000
+    await running.send([(large, hour + 5 * 60 * SECOND)])
+    await running.caught_up()
+    assert await running.cancel((cancelled, hour + 50 * 60 * SECOND)) == [Fate.CANCELLED]
+    files = left_by(files)
+    damage(files, only(files, "Z.log"))
+
+    running = await start_delay(files=files)
+    assert damaged(running) == 1
+    await running.close()
+    running = await start_delay(files=left_by(files))
+    assert damaged(running) == 0
+    clock.advance(5 * HOUR)
+    await eventually(lambda: running.server.is_idle and not running.server.has_due)
+    assert brokers.bodies.count(large) == 1
+
+
+async def test_an_id_is_found_in_a_log_that_is_made_again(
+    start_delay: StartDelay, clock: ManualClock
+) -> None:
+    """The hash index says where it was."""
+    files = MemoryFileSystem()
+    running = await start_delay(files=files)
+    due = clock.now_ms() + 3 * HOUR
+    (first,) = await running.send([(b"first", due)])
+    ids = []
+    for number in range(6):
+        ids += await running.send([(b"%d" % number + b"x" * 20_000, due)])
+        await running.caught_up()
+    assert await running.cancel((first, due)) == [Fate.CANCELLED]
+    assert await running.cancel((bytes(16), due)) == [Fate.UNKNOWN]
+    files = left_by(files)
+    assert only(files, "Z.index")
+    empty(files, only(files, "Z.log"))
+
+    running = await start_delay(files=files)
+    assert await running.cancel(*[(each, due) for each in ids]) == [Fate.CANCELLED] * 6
+
+
+async def test_what_a_power_cut_tears_out_of_a_log_that_is_made_again_is_delivered(
+    start_delay: StartDelay, clock: ManualClock, brokers: FakeBrokers
+) -> None:
+    files = MemoryFileSystem()
+    running = await start_delay(files=files)
+    due = clock.now_ms() + 3 * HOUR
+    ids = []
+    for number in range(9):
+        ids += await running.send([(b"old %d" % number, due)])
+        await running.caught_up()
+    assert await running.cancel((ids[0], due)) == [Fate.CANCELLED]
+    files = left_by(files)
+    path = only(files, "Z.log")
+    empty(files, path)
+    running = await start_delay(files=files)
+    assert damaged(running) == 1
+    for body in (b"lost", b"kept"):
+        await running.send([(body, due)])
+        await running.caught_up()
+    files = left_by(files)
+    # No dispatch log names them, so they need not be on disk yet.
+    content = bytearray(files.contents()[path])
+    at = content.index(b"lost")
+    content[at : at + 4] = bytes(4)
+    replace(files, path, bytes(content))
+
+    running = await start_delay(files=files)
+    clock.advance(4 * HOUR)
+    await eventually(lambda: running.server.is_idle and not running.server.has_due)
+    assert sorted(brokers.bodies)[:2] == [b"kept", b"lost"]
+    assert len(set(brokers.bodies)) == len(brokers.bodies)
