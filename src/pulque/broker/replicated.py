@@ -21,6 +21,7 @@ from pulque.broker.config import BrokerSettings
 from pulque.broker.following import FollowerHandler, Following
 from pulque.broker.leading import Rule
 from pulque.broker.plain import connection_limits, in_ms, longest_delay_ms, storage_options
+from pulque.broker.registration import Registration
 from pulque.broker.server import Broker, Reign
 from pulque.broker.status import cluster_report
 from pulque.client.url import Address
@@ -124,6 +125,26 @@ class ReplicatedBroker(Supervised):
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._files = OsFileSystem(str(directory))
         self._files.lock()
+        try:
+            registration = self._join()
+        except BaseException:
+            self._files.unlock()
+            raise
+        try:
+            await self._begin_to_follow()
+            await registration.start()
+        except BaseException:
+            await self.close()
+            raise
+        self._tasks = [
+            asyncio.create_task(self._supervise(self._authority.run())),
+            asyncio.create_task(self._supervise(self._run())),
+            asyncio.create_task(self._supervise(self._note_marks())),
+            asyncio.create_task(self._supervise(registration.watch())),
+        ]
+
+    def _join(self) -> Registration:
+        """Make what ties this broker to its cluster, as its directory says that it stood there."""
         self._listener = _Watchful(self._damaged)
         self._cluster = join_cluster(self._settings, self._files, self._describe, self._log)
         registration = self._cluster.registration
@@ -137,18 +158,7 @@ class ReplicatedBroker(Supervised):
             self._told.version,
             self._hear_of,
         )
-        try:
-            await self._begin_to_follow()
-            await registration.start()
-        except BaseException:
-            await self.close()
-            raise
-        self._tasks = [
-            asyncio.create_task(self._supervise(self._authority.run())),
-            asyncio.create_task(self._supervise(self._run())),
-            asyncio.create_task(self._supervise(self._note_marks())),
-            asyncio.create_task(self._supervise(registration.watch())),
-        ]
+        return registration
 
     async def close(self) -> None:
         """Hand the leadership over if there is one, and stop everything."""

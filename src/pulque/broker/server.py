@@ -7,6 +7,7 @@ a checkpoint written; then the port opens.
 import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -133,12 +134,18 @@ class Broker(Supervised):
             PulqueError: It cannot; nothing runs then.
         """
         began_ms = self._clock.monotonic_ms()
-        if self._reign is None:
-            recovered = self._recover()
-        else:
-            # In a thread: meta servers must hear of a leader while it opens a long log.
-            recovered = await asyncio.to_thread(self._recover)
-        self._build()
+        with ExitStack() as undo:
+            files = self._open_directory()
+            if self._reign is None:
+                files.lock()
+                undo.callback(files.unlock)
+                recovered = self._recover(files)
+            else:
+                # In a thread: meta servers must hear of a leader while it opens a long log.
+                recovered = await asyncio.to_thread(self._recover, files)
+            undo.callback(self._state.engine.close)
+            self._build()
+            undo.pop_all()  # from here on, `close` does it
         try:
             await self._begin(recovered, began_ms)
             if self._reign is None and self._cluster.registration is not None:
@@ -177,19 +184,20 @@ class Broker(Supervised):
             recovery_ms=self._clock.monotonic_ms() - began_ms,
         )
 
-    def _recover(self) -> Recovered:
-        """Take the data directory and bring it to where it was."""
-        settings = self._settings
+    def _open_directory(self) -> DataDirectory:
+        """Return the data directory, which is made if need be."""
         if self._files is None:
-            settings.storage.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._files = OsFileSystem(str(settings.storage.directory))
-        epoch = Epoch(0)
-        if self._reign is None:
-            self._files.lock()
-        else:
-            epoch = self._reign.rule.led.leadership.epoch
+            directory = self._settings.storage.directory
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._files = OsFileSystem(str(directory))
+        return self._files
+
+    def _recover(self, files: DataDirectory) -> Recovered:
+        """Bring the data directory to where it was."""
+        settings = self._settings
+        epoch = Epoch(0) if self._reign is None else self._reign.rule.led.leadership.epoch
         options = storage_options(settings, epoch, is_replicated=self._reign is not None)
-        engine, recovered = recover(self._files, options, self._listener, self._clock.now_ms())
+        engine, recovered = recover(files, options, self._listener, self._clock.now_ms())
         leases = Leases(in_ms(settings.consumption.lease))
         now_ms = self._clock.monotonic_ms()
         for subscription in recovered.consumption.subscriptions.values():

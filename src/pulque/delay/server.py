@@ -127,8 +127,14 @@ class DelayServer(Supervised):
             PulqueError: It cannot; nothing runs then.
         """
         began_ms = self._clock.monotonic_ms()
-        recovered = self._recover()
-        self._build(recovered)
+        with contextlib.ExitStack() as undo:
+            files = self._open_directory()
+            files.lock()
+            undo.callback(files.unlock)
+            recovered = self._recover(files)
+            undo.callback(recovered.engine.close)
+            self._build(recovered)
+            undo.pop_all()  # from here on, `close` does it
         try:
             await self._begin(recovered, began_ms)
         except BaseException:
@@ -160,14 +166,19 @@ class DelayServer(Supervised):
             return  # there is nobody to register at, and no need to
         await self._joining.start()
 
-    def _recover(self) -> Recovered:
-        settings = self._settings
+    def _open_directory(self) -> DataDirectory:
+        """Return the data directory, which is made if need be."""
         if self._files is None:
-            settings.storage.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._files = OsFileSystem(str(settings.storage.directory))
-        self._files.lock()
+            directory = self._settings.storage.directory
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._files = OsFileSystem(str(directory))
+        return self._files
+
+    def _recover(self, files: DataDirectory) -> Recovered:
+        """Bring the data directory to where it was."""
+        settings = self._settings
         return recover(
-            self._files,
+            files,
             _options(settings),
             self._listener,
             _ms(settings.schedule.tick),
@@ -179,6 +190,15 @@ class DelayServer(Supervised):
         settings, clock = self._settings, self._clock
         engine, store = recovered.engine, recovered.store
         self._engine, self._store = engine, store
+        assert self._files is not None  # noqa: S101  # the state was recovered from them
+        # This may fail, so it comes before the committer, which starts a thread.
+        self._joining = Joining(
+            settings.cluster.meta_addresses,
+            self._files,
+            name=settings.name,
+            describe=self._describe,
+            warn=self._log.warning,
+        )
         scheduler = ThreadPoolExecutor(1, "pulque-schedule")
         looking = ThreadPoolExecutor(1, "pulque-look")
         noter = ThreadPoolExecutor(1, "pulque-dispatch")
@@ -191,14 +211,6 @@ class DelayServer(Supervised):
             wake=lambda _: self._replayer.wake(),
             fail=self._fail,
             answered=self._answered,
-        )
-        assert self._files is not None  # noqa: S101  # the state was recovered from them
-        self._joining = Joining(
-            settings.cluster.meta_addresses,
-            self._files,
-            name=settings.name,
-            describe=self._describe,
-            warn=self._log.warning,
         )
         self._notebook = Notebook(store, around.noter, around.warn)
         self._brokers: Taker = self._given_brokers or Brokers(
