@@ -81,6 +81,7 @@ class ScheduleStore:
     def recover(self, extent: Extent) -> list[tuple[int, Noted]]:
         """Bring all ticks to where they were; return what the dispatch logs of them say."""
         self.replayed = extent.replayed
+        extent = self._without_removed(extent)
         noted = self._recover_notes(extent)
         names = self._files.list(SCHEDULE)
         for name in names:
@@ -90,7 +91,7 @@ class ScheduleStore:
             elif all(tick_named(name, suffix) is None for suffix in _BESIDE):
                 path = f"{SCHEDULE}/{name}"
                 self._listener.corruption_found(path, 0, 0, "no schedule log is named like this")
-        for tick in extent.sizes.keys() - self.ticks.keys() - extent.over:
+        for tick in extent.sizes.keys() - self.ticks.keys():
             known, messages = extent.sizes[tick]
             found = noted.get(tick)
             made = self.ticks[tick] = _noted_tick(Tick(tick, 0, messages, 0, known), found)
@@ -101,6 +102,21 @@ class ScheduleStore:
             self._stray_notes[tick] = noted[tick].durable
         self._remove_strays(names)
         return [(tick, found) for tick, found in noted.items() if tick in self.ticks]
+
+    def _without_removed(self, extent: Extent) -> Extent:
+        """Return what a checkpoint says, but for ticks that were over and were removed since.
+
+        If something came for such a tick after that, its files are new ones.
+        """
+        removed = set()
+        for tick in extent.over:
+            file = TickFile(self._files, tick, self._listener)
+            is_there = self._files.exists(file.path)
+            if not is_there or not 0 < file.first_replayed() <= extent.replayed:
+                removed.add(tick)
+        sizes = {tick: size for tick, size in extent.sizes.items() if tick not in removed}
+        noted = {tick: end for tick, end in extent.noted.items() if tick not in removed}
+        return extent._replace(sizes=sizes, noted=noted)
 
     def tell_made_again(self) -> None:
         """Report schedule logs that were gone, and that the message log had messages for."""
@@ -126,7 +142,7 @@ class ScheduleStore:
                 found[tick] = DispatchLog(self._files, tick, self._listener).load()
         for tick, was in extent.noted.items():
             end = found[tick].end if tick in found else 0
-            if end < was and not (tick in extent.over and tick not in found):
+            if end < was:
                 self.damaged += 1
                 reason = "its end is missing" if tick in found else "the file is gone"
                 path = tick_name(tick, "dispatch")

@@ -199,6 +199,15 @@ class TickFile:
         finally:
             file.close()
 
+    def first_replayed(self) -> int:
+        """Return up to where the message log was replayed in the first step; 0 if that is lost."""
+        file = self._files.open(self.path, writable=False)
+        try:
+            found = self._walk(file, 0, file.size(), is_silent=True)
+            return next((entry.replayed for entry in found if entry.replayed), 0)
+        finally:
+            file.close()
+
     def recover(self, start: int, durable: int) -> tuple[int, int, int]:
         """Cut away an unclosed end.
 

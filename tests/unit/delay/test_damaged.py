@@ -179,6 +179,48 @@ async def test_an_older_checkpoint_delivers_nothing_twice(
     assert brokers.bodies == [b"over", b"new"]
 
 
+@pytest.mark.parametrize("size", [5, 5000, 9000], ids=["smaller", "equal", "larger"])
+async def test_an_older_checkpoint_doubles_nothing_of_a_tick_that_came_back(
+    start_delay: StartDelay, clock: ManualClock, brokers: FakeBrokers, size: int
+) -> None:
+    """It knows how large the files of the tick were, and these were removed since."""
+    files = MemoryFileSystem()
+    running = await start_delay(files=files)
+    await running.checkpointed()
+    over, late = b"o" * 5000, b"l" * size
+    await send_due(running, clock, over)
+    hour = clock.now_ms() - clock.now_ms() % HOUR + HOUR
+    clock.set_now_ms(hour + SECOND)
+    for _ in range(2):
+        await running.checkpointed()
+    assert running.server.status()["removed_ticks"] == 1
+    await running.send([(late, hour - SECOND)])
+    await running.caught_up()
+    await eventually(lambda: brokers.bodies == [over, late])
+    await eventually(lambda: running.server.is_idle)
+    flip_newest_checkpoint(files := left_by(files))
+
+    running = await start_delay(files=files)
+    assert damaged(running) == 0
+    await send_due(running, clock, b"new")
+    assert brokers.bodies == [over, late, b"new"]
+
+
+async def test_a_dispatch_log_that_is_gone_is_told_if_its_tick_is_over_and_there(
+    start_delay: StartDelay, clock: ManualClock, brokers: FakeBrokers
+) -> None:
+    files = MemoryFileSystem()
+    running = await start_delay(files=files)
+    await send_due(running, clock, b"over")
+    clock.advance(3 * HOUR)
+    await running.checkpointed()
+    files = left_by(files)
+    files.remove(only(files, ".dispatch"))
+
+    running = await start_delay(files=files)
+    assert damaged(running) == 1
+
+
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
