@@ -1,11 +1,13 @@
 """Looking at what is stored, without a group."""
 
 import functools
+import time
 from collections.abc import Iterator
 from datetime import datetime
 
 from pulque.client.arguments import check_wait, check_whole
 from pulque.client.brokers import Brokers
+from pulque.client.calls import Calls
 from pulque.client.looking import (
     PartitionPositions,
     first_sequence,
@@ -17,7 +19,7 @@ from pulque.client.messages import Messages
 from pulque.client.wishes import StartAt, start_of
 from pulque.errors import UnknownSubjectError
 from pulque.model.message import Message
-from pulque.model.positions import ConsumeSequence
+from pulque.model.names import PartitionName
 from pulque.wire.requests import Read
 
 __all__ = ["Reading"]
@@ -25,7 +27,7 @@ __all__ = ["Reading"]
 _MAX_BYTES = 1024 * 1024
 _MOST_READ = 1_000_000
 _LONG_POLL = 10.0
-_FIRST = ConsumeSequence(0)
+_TAILED = 1000
 
 
 class Reading:
@@ -64,27 +66,45 @@ class Reading:
         """
         check_whole("sequence", sequence, 0, 2**63 - 1)
         check_whole("max_messages", max_messages, 1, _MOST_READ)
-        wait = check_wait(timeout)
+        deadline = time.monotonic() + check_wait(timeout)
         found: list[Message] = []
         for calls, group, name in self._brokers.plain_partitions(
             subject, self._timeout, broker, partition
         ):
-            convert = functools.partial(read_of, name, broker_group=group)
-            at, some = sequence, list[Message]()
-            while not some:
-                request = Read(name, at, max_messages, _MAX_BYTES, int(wait * 1000))
-                some, after = calls.ask(request, wait + self._timeout, convert)
-                if after <= at:
-                    break
-                at, wait = after, 0.0  # also behind what nobody can decode
+            until = 0.0 if found else deadline
+            some, _ = self._read_from(calls, group, name, sequence, max_messages, until)
             found += some
         found.sort(key=lambda message: message.stored_at_ms)
         return found[:max_messages]
 
+    def _read_from(
+        self,
+        calls: Calls,
+        broker_group: str,
+        partition: PartitionName,
+        sequence: int,
+        max_messages: int,
+        deadline: float,
+    ) -> tuple[list[Message], int]:
+        """Wait for messages of one partition; return them, and the sequence to go on from.
+
+        That is behind messages that cannot be decoded, too, so that nobody reads them again.
+        """
+        convert = functools.partial(read_of, partition, broker_group=broker_group)
+        messages: list[Message] = []
+        while not messages:
+            wait = max(0.0, deadline - time.monotonic())
+            request = Read(partition, sequence, max_messages, _MAX_BYTES, int(wait * 1000))
+            messages, after = calls.ask(request, wait + self._timeout, convert)
+            if after <= sequence:
+                break
+            sequence = after
+        return messages, sequence
+
     def tail(self, subject: str, *, start: StartAt = "latest") -> Iterator[Message]:
         """Yield messages as they are stored, without a group, until the caller stops."""
         instant = start if isinstance(start, datetime) else None
-        nexts = {
+        nexts: dict[tuple[str, PartitionName], int] = {
             (found.broker_group, found.partition): first_sequence(start_of(start), found)
             for found in self.positions(subject, at=instant)
         }
@@ -92,18 +112,19 @@ class Reading:
             is_quiet = True
             wait = _LONG_POLL / len(nexts) ** 2
             for (broker, name), sequence in nexts.items():
-                messages = self.read(
-                    subject, sequence, partition=name, broker=broker, timeout=wait
+                ((calls, group, _),) = self._brokers.plain_partitions(
+                    subject, self._timeout, broker, name
                 )
-                if messages:
-                    is_quiet = False
-                    nexts[broker, name] = ConsumeSequence(messages[-1].sequence + 1)
+                messages, nexts[broker, name] = self._read_from(
+                    calls, group, name, sequence, _TAILED, time.monotonic() + wait
+                )
+                is_quiet = is_quiet and not messages
                 yield from messages
             if is_quiet:
                 # Another priority, or another broker, may have come into use meanwhile.
                 for store in self._brokers.stores(subject, self._timeout):
                     for target in store.targets:
-                        nexts.setdefault((store.broker_group, target.partition), _FIRST)
+                        nexts.setdefault((store.broker_group, target.partition), 0)
 
     def positions(self, subject: str, *, at: datetime | None = None) -> list[PartitionPositions]:
         """Return where each partition of a subject begins and ends, at every broker.
