@@ -269,9 +269,7 @@ class Producer:
         except RequestTimeoutError:
             log.info("a producer is closed with messages on their way")
         finally:
-            self._core.fail_all(
-                DisconnectedError("the producer was closed before the outcome was known")
-            )
+            self._core.fail_all(DisconnectedError("the producer was closed"))
             self._links.tell()
             await self._links.stop()
             if self._spool is not None:

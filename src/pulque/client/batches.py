@@ -121,6 +121,7 @@ class OutgoingBatch:
         "error",
         "ids",
         "is_done",
+        "is_given_up",
         "is_ordered",
         "is_unanswered",
         "kept",
@@ -170,6 +171,9 @@ class OutgoingBatch:
         self.ids = b""
         self.sent_at = 0.0
         self.is_done = False
+        self.is_given_up = False
+        """Whether its error is not about its messages: the producer ended, or has no connection
+        and gets none."""
         self.is_ordered = False
         """Whether a message in it has an order key."""
         self.is_unanswered = False

@@ -22,7 +22,7 @@ from itertools import count
 from pulque.client.batches import OutgoingBatch, Stream
 from pulque.client.health import Health
 from pulque.client.held import HeldStreams
-from pulque.client.outcomes import last_answer, out_of_time, outcomes_of
+from pulque.client.outcomes import ended, out_of_time, outcomes_of
 from pulque.client.packing import packed
 from pulque.client.routes import Way
 from pulque.client.send_options import SendOptions, Signal
@@ -431,17 +431,18 @@ class Dispatch:
         self._ghosts = [*(each for each in self._ghosts if not each.is_done), ghost]
 
     def fail_all(self, error: PulqueError) -> None:
-        """Give every batch without an outcome this one."""
+        """Give every batch without an outcome an error that says why, and what is known of it."""
         self.disconnected()
         for batch in (*self._unresolved, *self._ghosts):
-            if batch.refusal is None:
-                self._fail(batch, error)
-            else:
-                closed = type(error)(f"{error}{last_answer(batch.refusal)}")
-                closed.outcome_known = not batch.may_be_stored
-                self._fail(batch, closed)
+            if not batch.is_done:
+                batch.is_given_up = True
+                self._fail(batch, self._ended(batch, error))
         self._unresolved.clear()
         self._ghosts.clear()
+
+    def _ended(self, batch: OutgoingBatch, error: PulqueError) -> PulqueError:
+        """Return the error of a batch that is not tried any more because of this one."""
+        return ended(error, batch.refusal, may_be_stored=batch.may_be_stored)
 
     def flush(self) -> list[OutgoingBatch]:
         """Let no batch linger; return all that have no outcome yet."""

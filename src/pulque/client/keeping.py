@@ -4,7 +4,8 @@ from typing import Protocol
 
 from pulque.client.batches import OutgoingBatch
 from pulque.client.dispatch import Dispatch
-from pulque.errors import StorageError
+from pulque.client.outcomes import last_answer, restated
+from pulque.errors import PulqueError, StorageError
 from pulque.model.pack import ProducedBy
 
 __all__ = ["KeepingDispatch", "Ledger"]
@@ -69,6 +70,11 @@ class KeepingDispatch(Dispatch):
     def _answer_ends(self) -> float | None:
         sent_at = self.oldest_in_flight()
         return None if sent_at is None else sent_at + self.options.timeout + _GRACE
+
+    def _ended(self, batch: OutgoingBatch, error: PulqueError) -> PulqueError:
+        # Nobody may send it anew: the next producer with this spool does.
+        text = f"{error}; the spool keeps it{last_answer(batch.refusal)}"
+        return restated(error, text, outcome_known=False)
 
     def _finish(self, batch: OutgoingBatch) -> None:
         super()._finish(batch)

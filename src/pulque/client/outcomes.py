@@ -1,6 +1,7 @@
 """What a broker's answer says of each batch of a send, and what a send ends with."""
 
 import contextlib
+import copy
 from collections.abc import Iterator, Sequence
 
 from pulque.errors import (
@@ -16,11 +17,13 @@ from pulque.wire.responses import Outcome, Response, Sent
 __all__ = [
     "UNREACHED",
     "NotReachedError",
+    "ended",
     "last_answer",
     "never_sent",
     "not_reached",
     "out_of_time",
     "outcomes_of",
+    "restated",
 ]
 
 _OPEN = "the outcome is unknown"
@@ -57,7 +60,8 @@ def never_sent() -> Iterator[None]:
 def outcomes_of(response: Response | PulqueError, length: int) -> Sequence[Outcome | PulqueError]:
     """Return what became of each of so many batches of a request."""
     if isinstance(response, PulqueError):
-        return [response] * length
+        # One each: whether its outcome is known differs between batches.
+        return [copy.copy(response) for _ in range(length)]
     if not isinstance(response, Sent) or len(response.outcomes) != length:
         return [RemoteProtocolError(f"a send of {length} batches got {response!r}")] * length
     return [
@@ -99,6 +103,26 @@ def out_of_time(
     error = (DisconnectedError if kind is NotReachedError else kind)(text)
     error.outcome_known = not may_be_stored
     return error
+
+
+def ended(error: PulqueError, refusal: PulqueError | None, *, may_be_stored: bool) -> PulqueError:
+    """Return the error of a message that is not tried any more, with what is known about it.
+
+    Args:
+        error: Why it is not.
+        refusal: What a server answered last, if one did.
+        may_be_stored: Whether a try had no answer, or one that leaves it open.
+    """
+    unchanged = _NEVER_SENT if refusal is None else "it had no effect"
+    text = f"{error}; {_OPEN if may_be_stored else unchanged}{last_answer(refusal)}"
+    return restated(error, text, outcome_known=not may_be_stored)
+
+
+def restated(error: PulqueError, text: str, *, outcome_known: bool) -> PulqueError:
+    """Return an error of the same kind that says something else."""
+    found = type(error)(text)
+    found.outcome_known = outcome_known
+    return found
 
 
 def _leaves_open(error: PulqueError | None) -> bool:

@@ -287,9 +287,7 @@ class SendLink:
                     self._rest()
         finally:
             with self._core.lock:
-                self._dispatch.fail_all(
-                    DisconnectedError("the producer was closed before the outcome was known")
-                )
+                self._dispatch.fail_all(DisconnectedError("the producer was closed"))
             self._settle_finished()
             self._woken.close()
             self._waker.close()

@@ -19,6 +19,7 @@ from pulque.client.batches import OutgoingBatch, Stream
 from pulque.client.dispatch import OBJECT_BYTES, Dispatch, SendOptions
 from pulque.client.due import AT_ONCE
 from pulque.client.keeping import KeepingDispatch
+from pulque.client.outcomes import restated
 from pulque.client.outgoing import OutgoingCore
 from pulque.client.pending import Promise, Span
 from pulque.client.receipt import Outgoing, as_body, check_priority, ms_of
@@ -276,9 +277,11 @@ class SpoolingCore(OutgoingCore[P]):
     def finished(self, batch: OutgoingBatch) -> None:
         """Forget the messages of a batch that has its outcome, unless they have to go again."""
         error = batch.error
-        if error is not None and not _is_refusal(error):
+        if error is not None and (batch.is_given_up or not _is_refusal(error)):
             # Nothing may overtake them: the next run sends all that is left, in order.
-            self.closed_by = self.closed_by or error
+            self.closed_by = self.closed_by or restated(
+                error, f"the message was not taken in, after: {error}", outcome_known=True
+            )
             self._ways = {}
             self._open.clear()
             return

@@ -92,7 +92,7 @@ class Partition:
     name: str
     records: list[tuple[Envelope, bytes]] = field(default_factory=list)
     end: int = 0
-    stored: dict[tuple[int, int], int] = field(default_factory=dict)
+    stored: dict[tuple[int, int, int], int] = field(default_factory=dict)
     nexts: dict[str, int] = field(default_factory=dict)
 
 
@@ -127,7 +127,7 @@ class BrokerModel:
         header = read_header(data)
         with self._changed:
             partition = self.partition(name)
-            key = (header.producer_id, header.producer_sequence)
+            key = (header.producer_id, header.incarnation, header.producer_sequence)
             is_known = key in partition.stored
             if not is_known:
                 envelope = Envelope(

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from pulque.errors import (
     StorageFullError,
     UnavailableError,
     UnknownSubjectError,
+    UnsupportedError,
 )
 from pulque.wire import requests
 from tests.unit.client.fake_broker import Drop, FakeBroker, Silence
@@ -32,6 +34,7 @@ from tests.unit.client.fake_cluster import FakeCluster
 from tests.unit.client.fake_delay import FakeDelay, delayed_routes
 
 TIMEOUT = 0.3
+PATIENCE = 20.0
 Shell = Callable[..., None]
 LATER = {"delay": 3600.0}
 
@@ -295,6 +298,133 @@ def test_what_has_nowhere_to_go_was_never_sent(shell: Shell, parts: dict[str, An
 
     assert caught.value.outcome_known
     assert "it was never sent" in str(caught.value)
+
+
+class _LastConnection:
+    """Leave a broker's first send without an answer, and refuse every connection after it."""
+
+    def __init__(self) -> None:
+        self._was_sent_to = False
+
+    def __call__(self, request: requests.Request) -> None:
+        if self._was_sent_to and isinstance(request, requests.Hello):
+            raise UnsupportedError("version 9 is not known here")
+        if isinstance(request, requests.Send):
+            self._was_sent_to = True
+            raise Drop(handled=True)
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=lambda shell: shell.__name__)
+def test_a_refused_connection_after_a_lost_answer_leaves_the_outcome_open(
+    brokers: tuple[str, list[FakeBroker]], shell: Shell
+) -> None:
+    url, servers = brokers
+    for each in servers:
+        each.fault = _LastConnection()
+
+    with pytest.raises(PulqueError, match="version 9 is not known here") as caught:
+        shell(url)
+
+    assert not caught.value.outcome_known
+
+
+def test_a_refused_connection_tells_of_each_message_what_is_known() -> None:
+    with FakeBroker() as broker, pulque.connect(broker.url) as client:
+        broker.fault = _LastConnection()
+        with client.producer(max_in_flight=1, max_batch=1) as producer:
+            written, never_sent = producer.send_many("orders", [b"tea", b"milk"])
+
+            with pytest.raises(UnsupportedError, match="the outcome is unknown") as caught:
+                written.result(PATIENCE)
+            assert not caught.value.outcome_known
+
+            with pytest.raises(UnsupportedError, match="it was never sent") as caught:
+                never_sent.result(PATIENCE)
+            assert caught.value.outcome_known
+
+
+def test_a_closed_producer_says_what_was_never_sent_and_what_may_be_stored() -> None:
+    with FakeBroker() as broker, pulque.connect(broker.url) as client:
+        fail_sends([broker], Silence())
+        producer = client.producer(max_in_flight=1, max_batch=1)
+        written, never_sent = producer.send_many("orders", [b"tea", b"milk"])
+        broker.wait_until(lambda: bool(broker.seen(requests.Send)))
+        producer.close(timeout=0)
+
+    with pytest.raises(DisconnectedError, match="closed; the outcome is unknown") as caught:
+        written.result()
+    assert not caught.value.outcome_known
+    with pytest.raises(DisconnectedError, match="closed; it was never sent") as caught:
+        never_sent.result()
+    assert caught.value.outcome_known
+
+
+def test_a_closed_asyncio_producer_says_what_was_never_sent_and_what_may_be_stored() -> None:
+    async def main(url: str) -> None:
+        async with aio.connect(url) as client:
+            producer = client.producer(max_in_flight=1, max_batch=1)
+            written, never_sent = await producer.send_many("orders", [b"tea", b"milk"])
+            await asyncio.to_thread(broker.wait_until, lambda: bool(broker.seen(requests.Send)))
+            await producer.close(timeout=0)
+
+            with pytest.raises(DisconnectedError, match="closed; the outcome is unknown") as open_:
+                await written
+            assert not open_.value.outcome_known
+            with pytest.raises(DisconnectedError, match="closed; it was never sent") as known:
+                await never_sent
+            assert known.value.outcome_known
+
+    with FakeBroker() as broker:
+        fail_sends([broker], Silence())
+        asyncio.run(main(broker.url))
+
+
+def spool_with_producer(url: str, spool: Path) -> tuple[PulqueError, PulqueError]:
+    """Return the errors of a message under way, and of one that comes after the refusal."""
+    with pulque.connect(url) as client, client.producer(spool=spool, timeout=5) as producer:
+        pending = producer.send("orders", b"tea")
+        with pytest.raises(PulqueError) as first:
+            pending.result(PATIENCE)
+        with pytest.raises(PulqueError) as second:
+            producer.send("orders", b"milk")
+    return first.value, second.value
+
+
+def spool_with_asyncio_producer(url: str, spool: Path) -> tuple[PulqueError, PulqueError]:
+    async def main() -> tuple[PulqueError, PulqueError]:
+        async with (
+            aio.connect(url) as client,
+            client.producer(spool=spool, timeout=5) as producer,
+        ):
+            pending = await producer.send("orders", b"tea")
+            with pytest.raises(PulqueError) as first:
+                await pending.result(PATIENCE)
+            with pytest.raises(PulqueError) as second:
+                await producer.send("orders", b"milk")
+            return first.value, second.value
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("sending", [spool_with_producer, spool_with_asyncio_producer])
+def test_a_refused_connection_leaves_the_spool_as_it_is(
+    sending: Callable[[str, Path], tuple[PulqueError, PulqueError]], tmp_path: Path
+) -> None:
+    with FakeBroker() as broker:
+        broker.fault = _LastConnection()
+        under_way, not_taken_in = sending(broker.url, tmp_path)
+        assert isinstance(under_way, UnsupportedError)
+        assert "the spool keeps it" in str(under_way)
+        assert not under_way.outcome_known
+        assert isinstance(not_taken_in, UnsupportedError)
+        assert not_taken_in.outcome_known
+
+        broker.fault = None
+        with pulque.connect(broker.url) as client, client.producer(spool=tmp_path) as producer:
+            assert broker.messages("orders") == [b"tea"]
+            assert len(producer.left_over) == 0, "it was under way, and asked about"
+            producer.send("orders", b"milk").result(PATIENCE)
+        assert broker.messages("orders") == [b"tea", b"milk"]
 
 
 def test_a_wait_that_ends_early_names_the_refusal() -> None:
