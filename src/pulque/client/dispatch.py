@@ -481,8 +481,10 @@ class Dispatch:
         batch.refusal = error
         batch.may_be_stored = batch.may_be_stored or not error.outcome_known
         if batch.is_ordered and isinstance(error, StaleRouteError):
-            # Its partition was split, and it is not stored: another route will say where it goes.
-            batch.is_unanswered = batch.may_be_stored = False
+            # Its partition was split, and this broker has not stored it: another route will say
+            # where it goes. Another broker that it was sent to before may have it all the same.
+            batch.is_unanswered = False
+            batch.may_be_stored = batch.may_be_doubled
             self.was_refused = True
         elif isinstance(error, NotLeaderError):
             # It may be stored all the same, and who leads next knows then.

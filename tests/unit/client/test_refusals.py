@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from pulque.errors import (
     PulqueError,
     ReadOnlyError,
     RequestTimeoutError,
+    StaleRouteError,
     StorageFullError,
     UnavailableError,
     UnknownSubjectError,
@@ -425,6 +427,31 @@ def test_a_refused_connection_leaves_the_spool_as_it_is(
             assert len(producer.left_over) == 0, "it was under way, and asked about"
             producer.send("orders", b"milk").result(PATIENCE)
         assert broker.messages("orders") == [b"tea", b"milk"]
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=lambda shell: shell.__name__)
+def test_a_split_does_not_make_known_what_another_broker_has(shell: Shell) -> None:
+    first: list[FakeBroker] = []
+
+    def fault(broker: FakeBroker, request: requests.Request) -> None:
+        if not isinstance(request, requests.Send):
+            return
+        first.append(broker)
+        if broker is not first[0]:
+            raise StaleRouteError("partition orders was split")
+        broker.stop_listening()
+        raise Drop(handled=True)
+
+    with FakeCluster(2) as cluster:
+        for each in cluster.brokers:
+            each.fault = partial(fault, each)
+
+        with pytest.raises(UnavailableError, match="the outcome is unknown") as caught:
+            shell(cluster.url, order_key="k")
+
+        assert len(set(first)) == 2, "the other broker was not tried"
+    assert not caught.value.outcome_known
+    assert "partition orders was split" in str(caught.value)
 
 
 def test_a_wait_that_ends_early_names_the_refusal() -> None:
