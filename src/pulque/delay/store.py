@@ -101,6 +101,7 @@ class ScheduleStore:
             self._files.remove(tick_name(tick, "dispatch"))
             self._stray_notes[tick] = noted[tick].durable
         self._remove_strays(names)
+        self._sync_notes(extent)
         return [(tick, found) for tick, found in noted.items() if tick in self.ticks]
 
     def _without_removed(self, extent: Extent) -> Extent:
@@ -150,6 +151,18 @@ class ScheduleStore:
             elif tick in found and found[tick].is_damaged:
                 self.damaged += 1
         return found
+
+    def _sync_notes(self, extent: Extent) -> None:
+        """Sync dispatch logs that were read and may be in the page cache only.
+
+        Else a power cut could take back what this server goes by from now on.
+        """
+        unsynced = [t for t in self.ticks.values() if t.noted_end > extent.noted.get(t.tick, 0)]
+        self._files.sync_files([tick_name(each.tick, "dispatch") for each in unsynced])
+        if unsynced:
+            self._sync_names()
+        for each in self.ticks.values():
+            each.noted_synced = each.noted_end
 
     def _recover_tick(self, tick: int, extent: Extent, noted: Noted | None) -> None:
         file = TickFile(self._files, tick, self._listener)

@@ -259,6 +259,43 @@ async def test_a_dispatch_log_that_lost_its_end_is_told(
     await eventually(lambda: b"kept" in brokers.bodies)
 
 
+async def test_a_dispatch_log_that_is_gone_is_told_after_any_number_of_starts(
+    start_delay: StartDelay, clock: ManualClock
+) -> None:
+    """Nothing was noted since the first of them."""
+    files = MemoryFileSystem()
+    running = await start_delay(files=files)
+    due = clock.now_ms() + 3 * HOUR
+    cancelled, _ = await running.send([(b"cancelled", due), (b"kept", due)])
+    await running.caught_up()
+    await running.cancel((cancelled, due))
+    await running.close()
+    for _ in range(2):
+        running = await start_delay(files=files)
+        assert damaged(running) == 0
+        await running.close()
+    files = left_by(files)
+    files.remove(only(files, ".dispatch"))
+
+    running = await start_delay(files=files)
+    assert damaged(running) == 1
+
+
+async def test_a_start_goes_by_nothing_that_a_power_cut_may_take_back(
+    start_delay: StartDelay, clock: ManualClock
+) -> None:
+    """A server that stops does not sync that its last batches were accepted."""
+    files = MemoryFileSystem()
+    running = await start_delay(files=files)
+    await send_due(running, clock, b"accepted")
+    await running.close()
+    path = only(files, ".dispatch")
+
+    await start_delay(files=files)
+    left = files.after_power_cut(files.operations, Cut.LOST, Random(1))
+    assert left.contents()[path] == files.contents()[path]
+
+
 async def test_damage_within_a_dispatch_log_is_counted(
     start_delay: StartDelay, clock: ManualClock, brokers: FakeBrokers
 ) -> None:
