@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 
 from pulque.client.arguments import check_whole
 from pulque.client.everybody import Said, of_all, of_one, with_broker
-from pulque.client.looking import messages_of
+from pulque.client.looking import read_of
 from pulque.client.receipt import Outgoing, as_body
 from pulque.errors import RejectedError, RemoteProtocolError, UsageError
 from pulque.model.message import Message
@@ -147,11 +147,11 @@ class Letters:
         at, end = int(start), start + length
         while at < end:
             answer = yield Read(self.partition, at, end - at, _MAX_BYTES, 0)
-            messages = [m for m in messages_of(self.partition, answer) if m.sequence < end]
-            found += messages
-            if not messages:
-                break  # damaged, or gone meanwhile
-            at = messages[-1].sequence + 1
+            messages, after = read_of(self.partition, answer)
+            found += [each for each in messages if each.sequence < end]
+            if after <= at:
+                break  # gone meanwhile
+            at = after  # also behind what nobody can decode
         return found
 
 
