@@ -429,15 +429,49 @@ def test_a_refused_connection_leaves_the_spool_as_it_is(
         assert broker.messages("orders") == [b"tea", b"milk"]
 
 
-@pytest.mark.parametrize("shell", SHELLS, ids=lambda shell: shell.__name__)
-def test_a_split_does_not_make_known_what_another_broker_has(shell: Shell) -> None:
-    first: list[FakeBroker] = []
+Errors = dict[bytes, PulqueError]
+KEYS = [f"k{n}" for n in range(16)]
+
+
+def errors_of_sends(url: str) -> Errors:
+    found: Errors = {}
+    with pulque.connect(url, timeout=1) as client:
+        for key in KEYS[:2]:
+            with pytest.raises(PulqueError) as caught:
+                client.send("orders", key.encode(), order_key=key)
+            found[key.encode()] = caught.value
+    return found
+
+
+def errors_of_producer(url: str) -> Errors:
+    messages = [pulque.Outgoing(key.encode(), order_key=key) for key in KEYS]
+    with pulque.connect(url, timeout=1) as client, client.producer() as producer:
+        pending = producer.send_many("orders", messages)
+        found = [(key, each.exception()) for key, each in zip(KEYS, pending, strict=True)]
+    return {key.encode(): error for key, error in found if error is not None}
+
+
+def errors_of_asyncio_sends(url: str) -> Errors:
+    async def main() -> list[object]:
+        async with aio.connect(url, timeout=1) as client:
+            sends = (client.send("orders", key.encode(), order_key=key) for key in KEYS)
+            return await asyncio.gather(*sends, return_exceptions=True)
+
+    found = zip(KEYS, asyncio.run(main()), strict=True)
+    return {key.encode(): error for key, error in found if isinstance(error, PulqueError)}
+
+
+@pytest.mark.parametrize("sending", [errors_of_sends, errors_of_producer, errors_of_asyncio_sends])
+def test_a_split_does_not_make_known_what_another_broker_has(
+    sending: Callable[[str], Errors],
+) -> None:
+    asked: list[FakeBroker] = []
 
     def fault(broker: FakeBroker, request: requests.Request) -> None:
         if not isinstance(request, requests.Send):
             return
-        first.append(broker)
-        if broker is not first[0]:
+        asked.append(broker)
+        if broker is not asked[0]:
             raise StaleRouteError("partition orders was split")
         broker.stop_listening()
         raise Drop(handled=True)
@@ -445,13 +479,15 @@ def test_a_split_does_not_make_known_what_another_broker_has(shell: Shell) -> No
     with FakeCluster(2) as cluster:
         for each in cluster.brokers:
             each.fault = partial(fault, each)
+        errors = sending(cluster.url)
 
-        with pytest.raises(UnavailableError, match="the outcome is unknown") as caught:
-            shell(cluster.url, order_key="k")
-
-        assert len(set(first)) == 2, "the other broker was not tried"
-    assert not caught.value.outcome_known
-    assert "partition orders was split" in str(caught.value)
+    assert len(set(asked)) == 2, "the other broker was not tried"
+    stored = asked[0].messages("orders")
+    assert stored
+    for body in stored:
+        assert not errors[body].outcome_known
+        assert "the outcome is unknown" in str(errors[body])
+        assert "partition orders was split" in str(errors[body])
 
 
 def test_a_wait_that_ends_early_names_the_refusal() -> None:
