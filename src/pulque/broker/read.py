@@ -3,11 +3,17 @@
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 from pulque.broker.state import PullLimits
-from pulque.errors import InvalidRequestError, PulqueError, UnknownSubjectError
+from pulque.errors import (
+    InvalidRequestError,
+    PulqueError,
+    StorageError,
+    UnavailableError,
+    UnknownSubjectError,
+)
 from pulque.model.names import parse_partition
 from pulque.model.positions import ConsumeSequence
 from pulque.storage.engine import Engine
@@ -19,6 +25,8 @@ from pulque.wire.responses import Located, ReadBack
 __all__ = ["Browser"]
 
 _LONGEST_WAIT_MS = 60_000
+_MOST_DAMAGED = 16
+"""So many damaged spans are skipped for one request; the client asks again behind them."""
 K = TypeVar("K")
 T = TypeVar("T")
 
@@ -113,17 +121,32 @@ class Browser:
         return True
 
     def _read(self, partition: Partition, request: Read, *, may_block: bool) -> ReadBack:
+        found = self._read_from(
+            partition, ConsumeSequence(request.sequence), request, may_block=may_block
+        )
+        for _ in range(_MOST_DAMAGED):
+            after = ConsumeSequence(found.first_sequence + found.count)
+            if found.records or not found.count or after >= partition.confirmed:
+                break
+            found = self._read_from(partition, after, request, may_block=may_block)
+        return found
+
+    def _read_from(
+        self,
+        partition: Partition,
+        sequence: ConsumeSequence,
+        request: Read,
+        *,
+        may_block: bool,
+    ) -> ReadBack:
         span = self._engine.span(
             partition,
-            ConsumeSequence(request.sequence),
+            sequence,
             max_messages=min(request.max_messages, self._limits.max_messages),
             max_bytes=min(request.max_bytes, self._limits.max_bytes),
             may_block=may_block,
         )
         records = tuple(self._engine.read(partition, span, may_block=may_block))
-        if span.pieces and not records and span.end < partition.confirmed:
-            # All of it is damaged: whoever reads goes on behind it.
-            return self._read(partition, replace(request, sequence=span.end), may_block=may_block)
         return ReadBack(
             span.first_sequence, span.length, partition.start, partition.confirmed, records
         )
@@ -138,9 +161,15 @@ class Browser:
 
         def done(future: "asyncio.Future[T]") -> None:
             try:
-                answer(future.result())
+                found = future.result()
             except PulqueError as error:
                 refuse(error)
+            except OSError as error:
+                refuse(StorageError(f"the messages cannot be read: {error}"))
+            except RuntimeError:  # from a table that the event loop changed meanwhile
+                refuse(UnavailableError("the broker was writing what was to be read; try again"))
+            else:
+                answer(found)
 
         self._loop.run_in_executor(self._executor, work).add_done_callback(done)
 

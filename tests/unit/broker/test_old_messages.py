@@ -408,3 +408,24 @@ async def test_a_read_passes_over_damage(start: Start) -> None:
     _, messages = await raw.read("orders", 0, max_messages=1)
 
     assert [message.body for message in messages] == [b"after"]
+
+
+async def test_a_read_passes_over_very_much_damage(start: Start) -> None:
+    running = await start(storage=NO_CACHE)
+    raw = await running.connect()
+    batch = ("orders", pack_batch("orders", [b"victim"]))
+    for _ in range(2):
+        await raw.ask(Send(Acks.DISK, 10_000, (batch,) * 600), Sent)
+    await raw.send("orders", [b"whole"], acks=Acks.DISK)
+    (path,) = running.directory.glob("messages/*.log")
+    path.write_bytes(path.read_bytes().replace(b"victim", b"Victim"))
+
+    at, bodies = 0, list[bytes]()
+    while not bodies:
+        answer, messages = await raw.read("orders", at, max_messages=1)
+        assert answer.first_sequence + answer.count > at
+        at = answer.first_sequence + answer.count
+        bodies = [message.body for message in messages]
+
+    assert bodies == [b"whole"]
+    assert (await raw.status())["messages_damaged"] == 1200
