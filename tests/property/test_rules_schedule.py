@@ -22,6 +22,18 @@ class ScheduleMachine(RuleBasedStateMachine):
         self.ends: dict[PartitionId, int] = {}
         self.waiting: dict[tuple[PartitionId, int], int] = {}
         """Due times, as they were asked for."""
+        self.postponed: dict[tuple[PartitionId, int], int] = {}
+        """Until when what is due at one time waits."""
+
+    def time_of(self, key: tuple[PartitionId, int]) -> int:
+        """Return when a message goes, rounded up to its tick."""
+        due_ms = -(-self.waiting[key] // TICK_MS) * TICK_MS
+        return self.postponed.get((key[0], due_ms), due_ms)
+
+    def forget_postponed(self) -> None:
+        """What is through is not postponed any more."""
+        left = {(key[0], -(-ms // TICK_MS) * TICK_MS) for key, ms in self.waiting.items()}
+        self.postponed = {key: ms for key, ms in self.postponed.items() if key in left}
 
     @rule(partition=partitions, due=st.lists(times, min_size=1, max_size=8))
     def add(self, partition: PartitionId, due: list[int]) -> None:
@@ -34,27 +46,34 @@ class ScheduleMachine(RuleBasedStateMachine):
     def pass_time(self, ms: int) -> None:
         self.now_ms += ms
 
-    @rule(most=st.integers(1, 5), is_through=st.booleans())
-    def release(self, most: int, *, is_through: bool) -> None:
+    @rule(most=st.integers(1, 5), then=st.sampled_from(["nothing", "remove", "postpone"]))
+    def release(self, most: int, then: str) -> None:
         due = self.schedule.due(self.now_ms, most)
+        self.postponed = {key: ms for key, ms in self.postponed.items() if ms > self.now_ms}
         if due is None:
-            # Whatever is left has time, if only a tick.
-            assert all(ms + TICK_MS > self.now_ms for ms in self.waiting.values())
+            assert all(self.time_of(key) > self.now_ms for key in self.waiting)
             return
+        key = (due.partition, due.due_ms)
+        assert key not in self.postponed
         assert 1 <= len(due.sequences) <= most
         assert due.sequences == sorted(due.sequences)
         for sequence in due.sequences:
             assert self.waiting[due.partition, sequence] <= due.due_ms <= self.now_ms
-        if is_through:
+        if then == "remove":
             self.schedule.remove(due.partition, due.due_ms, due.sequences)
             for sequence in due.sequences:
                 del self.waiting[due.partition, sequence]
+            self.forget_postponed()
+        elif then == "postpone":
+            self.postponed[key] = self.now_ms + 250
+            self.schedule.postpone(*key, self.postponed[key])
 
     @rule(data=st.data())
     def remove_one(self, data: st.DataObject) -> None:
         if self.waiting:
             key = data.draw(st.sampled_from(sorted(self.waiting)))
             self.schedule.remove(key[0], self.waiting.pop(key), [ConsumeSequence(key[1])])
+            self.forget_postponed()
 
     @rule()
     def add_again(self) -> None:
@@ -71,6 +90,7 @@ class ScheduleMachine(RuleBasedStateMachine):
         assert self.schedule.clip(ends) is bool(gone)
         for key in gone:
             del self.waiting[key]
+        self.forget_postponed()
 
     @rule(is_restart=st.booleans())
     def checkpoint(self, *, is_restart: bool) -> None:
@@ -82,6 +102,7 @@ class ScheduleMachine(RuleBasedStateMachine):
         if is_restart:
             self.schedule = Schedule()
             self.schedule.load(self.saved)
+            self.postponed = {}
 
     @invariant()
     def holds_what_waits(self) -> None:
@@ -98,9 +119,7 @@ class ScheduleMachine(RuleBasedStateMachine):
         if not self.waiting:
             assert next_ms is None
         else:
-            earliest = min(self.waiting.values())
-            assert next_ms is not None
-            assert earliest <= next_ms < earliest + TICK_MS
+            assert next_ms == min(self.time_of(key) for key in self.waiting)
 
 
 TestSchedule = ScheduleMachine.TestCase

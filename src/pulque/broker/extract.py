@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from pulque.errors import InvalidBatchError
+from pulque.errors import InvalidBatchError, StorageError
 from pulque.model.batch import Codec, Flag, seed_of
 from pulque.model.gathered import GATHERED_MAGIC, Gathered, read_gathered
 from pulque.model.groups import Filter
@@ -17,12 +17,22 @@ from pulque.model.names import PartitionName
 from pulque.model.pack import BatchPacker, encode_headers
 from pulque.model.positions import ConsumeSequence
 from pulque.model.record import ENVELOPE_SIZE, Envelope, read_envelope
+from pulque.storage.consume_log import Span
 from pulque.storage.engine import Engine
 from pulque.storage.files import Buffer
 from pulque.storage.partitions import Partition
 from pulque.storage.search import Budget, TagTest
 
-__all__ = ["Extractor", "Packed", "Packing", "Unreadable", "pack_alone", "unreadable_message"]
+__all__ = [
+    "Extractor",
+    "Packed",
+    "Packing",
+    "Unreadable",
+    "Withheld",
+    "pack_alone",
+    "unreadable_message",
+    "withheld_of",
+]
 
 _KEYS, _ORDER_KEYS = int(Flag.KEYS), int(Flag.ORDER_KEYS)
 _TAGS, _HEADERS = int(Flag.TAGS), int(Flag.HEADERS)
@@ -49,6 +59,14 @@ class Unreadable(NamedTuple):
     """Of the message, if it is a single one of a batch that can be decoded."""
 
 
+class Withheld(NamedTuple):
+    """Messages ``first..end``, which cannot be read now: their bytes may be whole elsewhere."""
+
+    first: ConsumeSequence
+    end: ConsumeSequence
+    problem: StorageError
+
+
 class Extractor:
     """Reads single messages. May be used from any thread."""
 
@@ -63,11 +81,22 @@ class Extractor:
         return (each for each in found if isinstance(each, Message))
 
     def found(
-        self, partition: Partition, sequences: Sequence[ConsumeSequence]
+        self,
+        partition: Partition,
+        sequences: Sequence[ConsumeSequence],
+        withheld: list[Withheld] | None = None,
     ) -> Iterator[Message | Unreadable]:
         """Yield the messages of ascending sequences, and batches of theirs that do not decode.
 
         What is not stored any more is left out.
+
+        Args:
+            partition: Where they are.
+            sequences: Which messages.
+            withheld: Where to add what cannot be read; without it, the first problem is raised.
+
+        Raises:
+            StorageError: Some cannot be read.
         """
         decoder = _Decoder(partition.name)
         wanted = set(sequences)
@@ -78,17 +107,34 @@ class Extractor:
                 span = self._engine.span(
                     partition, at, max_messages=end - at, max_bytes=_MOST_BYTES, end=end
                 )
-                records = self._engine.read(partition, span)  # also of nothing but a hole
+                for part, records in self._read(partition, span, withheld):
+                    for each in decoder.found(records, part.first_sequence, part.end):
+                        if isinstance(each, Message) and each.sequence not in wanted:
+                            continue
+                        yield each
+                        found += 1
+                        if found % _MESSAGES_AT_ONCE == 0:
+                            time.sleep(_PAUSE_S)
                 if not span.pieces:
                     break
-                for each in decoder.found(records, span.first_sequence, span.end):
-                    if isinstance(each, Message) and each.sequence not in wanted:
-                        continue
-                    yield each
-                    found += 1
-                    if found % _MESSAGES_AT_ONCE == 0:
-                        time.sleep(_PAUSE_S)
                 at = span.end
+
+    def _read(
+        self, partition: Partition, span: Span, withheld: list[Withheld] | None
+    ) -> Iterator[tuple[Span, list[Buffer]]]:
+        """Yield the records of a span; if some cannot be read, those of each batch by itself."""
+        try:
+            yield span, self._engine.read(partition, span)  # also of nothing but a hole
+        except StorageError:
+            if withheld is None:
+                raise
+        else:
+            return
+        for part in _parts(span):
+            try:
+                yield part, self._engine.read(partition, part)
+            except StorageError as problem:
+                withheld.append(Withheld(part.first_sequence, part.end, problem))
 
     def wanted(
         self, partition: Partition, first: ConsumeSequence, end: ConsumeSequence, wishes: Filter
@@ -120,6 +166,15 @@ def _matches(wishes: Filter, message: Message) -> bool:
         return wishes.matches(message.tags)
     except InvalidBatchError:
         return True  # its producer packed nonsense: whoever redelivers it says so
+
+
+def _parts(span: Span) -> Iterator[Span]:
+    """Yield each hole and each batch of a span."""
+    for hole in span.holes:
+        yield Span(ConsumeSequence(hole.first), ConsumeSequence(hole.end), [], (hole,))
+    for piece in span.pieces:
+        base = piece.entry.first_sequence
+        yield Span(ConsumeSequence(base + piece.start), ConsumeSequence(base + piece.end), [piece])
 
 
 def _runs(
@@ -194,6 +249,21 @@ class _Decoder:
             opened = str(error)
         self._last = key, opened
         return opened
+
+
+def withheld_of(
+    sequences: Iterable[ConsumeSequence], withheld: Iterable[Withheld]
+) -> list[ConsumeSequence]:
+    """Return which of some messages are withheld, in ascending order."""
+    ranges = sorted((each.first, each.end) for each in withheld)
+    found: list[ConsumeSequence] = []
+    at = 0
+    for sequence in sorted(sequences):
+        while at < len(ranges) and ranges[at][1] <= sequence:
+            at += 1
+        if at < len(ranges) and ranges[at][0] <= sequence:
+            found.append(sequence)
+    return found
 
 
 def unreadable_message(message: Message, problem: str) -> Unreadable:

@@ -15,7 +15,15 @@ from functools import lru_cache, partial
 from typing import NamedTuple
 
 from pulque.broker.appending import Appender
-from pulque.broker.extract import Extractor, Packed, Packing, Unreadable, unreadable_message
+from pulque.broker.extract import (
+    Extractor,
+    Packed,
+    Packing,
+    Unreadable,
+    Withheld,
+    unreadable_message,
+    withheld_of,
+)
 from pulque.broker.state import BrokerState, Surroundings
 from pulque.broker.unreadable import Letters
 from pulque.errors import InvalidBatchError, StorageError
@@ -72,7 +80,8 @@ PolicyOf = Callable[[Group, Subject], RetryPolicy]
 """Says which policy a group has for a subject."""
 
 _MOST_MESSAGES = 500
-_TRY_AGAIN_S = 1.0
+_TRY_AGAIN_S = 5.0
+"""So long messages wait that cannot be read."""
 _MOST_FAILURES = 20
 _LONGEST_FAILURE = 300
 _OURS = "pulque."
@@ -137,6 +146,19 @@ def origins_of(partition: PartitionName, batch: bytes) -> Iterator[Origin]:
                 yield Origin(found[0], sequence, 0, i)
         elif found is not None:
             yield Origin(*found, int(headers.get(DUE_HEADER, 0)), i)
+
+
+class _Found(NamedTuple):
+    """What became of messages that are to be redelivered."""
+
+    batches: list[Packed]
+    missing: list[ConsumeSequence]
+    """Not stored any more."""
+    dropped: list[ConsumeSequence]
+    """Not wanted any more."""
+    withheld: list[ConsumeSequence]
+    """Not readable now."""
+    problem: str
 
 
 class Redeliverer:
@@ -209,44 +231,39 @@ class Redeliverer:
                 self._executor,
                 partial(self._extractor.wanted, partition, ranged.sequence, ranged.end, wishes),
             )
-        except StorageError as error:
-            await self._delay(source, group, (ranged,), error)
-            return
+        except StorageError:
+            # Whatever cannot be read holds up itself alone: each message is looked at by itself.
+            examined, wanted = self._extractor.wanted(
+                partition, ranged.sequence, ranged.end, EVERYTHING
+            )
         found = self._consumption.narrowed(source, group, ranged, examined, wanted)
         self.perform(Redeliver(source, group, tuple(found)))
-
-    async def _delay(
-        self,
-        source: PartitionId,
-        group: Group,
-        redeliveries: tuple[Redelivery, ...],
-        error: StorageError,
-    ) -> None:
-        """Have redeliveries that the disk is in the way of performed later."""
-        name = self._engine.partitions.by_id[source].name
-        self._warn("redelivery_delayed", partition=name, reason=str(error))
-        await asyncio.sleep(_TRY_AGAIN_S)
-        self.perform(Redeliver(source, group, redeliveries))
 
     async def _redeliver(
         self, source: PartitionId, group: Group, wanted: Mapping[ConsumeSequence, Redelivery]
     ) -> None:
         partition = self._engine.partitions.by_id[source]
         loop = asyncio.get_running_loop()
-        try:
-            batches, missing, dropped = await loop.run_in_executor(
-                self._executor, self._pack, partition, group, wanted
-            )
-        except StorageError as error:
-            await self._delay(source, group, tuple(wanted.values()), error)
-            return
-        for packed in batches:
+        found = await loop.run_in_executor(self._executor, self._pack, partition, group, wanted)
+        for packed in found.batches:
             await self._append(source, group, packed)
-        if dropped:
-            self._consumption.redelivered(source, group, dropped)
-        if missing:
-            self._warn("redelivery_impossible", partition=partition.name, sequences=missing[:10])
-            self._consumption.redelivered(source, group, missing)
+        if found.dropped:
+            self._consumption.redelivered(source, group, found.dropped)
+        if found.missing:
+            self._warn(
+                "redelivery_impossible", partition=partition.name, sequences=found.missing[:10]
+            )
+            self._consumption.redelivered(source, group, found.missing)
+        if found.withheld:
+            later = [wanted[each] for each in found.withheld]
+            self._warn(
+                "redelivery_delayed",
+                partition=partition.name,
+                messages=len(later),
+                reason=found.problem,
+            )
+            # Nobody waits for them: only another broker may be able to read them.
+            loop.call_later(_TRY_AGAIN_S, self.perform, Redeliver(source, group, tuple(later)))
 
     async def _append(self, source: PartitionId, group: Group, packed: Packed) -> None:
         def written(appended: Appended) -> None:
@@ -267,8 +284,8 @@ class Redeliverer:
 
     def _pack(
         self, partition: Partition, group: Group, wanted: Mapping[ConsumeSequence, Redelivery]
-    ) -> tuple[list[Packed], list[ConsumeSequence], list[ConsumeSequence]]:
-        """Return batches to be appended, what is not stored any more, and what ends here.
+    ) -> "_Found":
+        """Return batches to be appended, and what becomes of the other messages.
 
         A filter may have been changed since a message was handed out; and what was sent to be
         delivered once is not delivered again.
@@ -280,7 +297,8 @@ class Redeliverer:
         missing = set(wanted)
         dropped: list[ConsumeSequence] = []
         unreadable: list[Unreadable] = []
-        for found in self._extractor.found(partition, sorted(wanted)):
+        withheld: list[Withheld] = []
+        for found in self._extractor.found(partition, sorted(wanted), withheld):
             if isinstance(found, Unreadable):
                 unreadable.append(found)
                 missing.difference_update(map(ConsumeSequence, range(found.first, found.end)))
@@ -305,7 +323,10 @@ class Redeliverer:
                 unreadable.append(unreadable_message(found, str(error)))
         now_ms = self._clock.now_ms()
         letters = self._letters.pack(partition.name, group, unreadable, wanted, now_ms)
-        return packing.batches() + letters, sorted(missing), dropped
+        later = withheld_of(missing, withheld)
+        missing.difference_update(later)
+        problem = str(withheld[0].problem) if withheld else ""
+        return _Found(packing.batches() + letters, sorted(missing), dropped, later, problem)
 
     def _wishes(self, partition: Partition, group: Group) -> Filter:
         """Return what a group wants of a partition; of one of its own, everything."""

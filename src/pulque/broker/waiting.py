@@ -10,9 +10,16 @@ import asyncio
 from contextlib import suppress
 
 from pulque.broker.appending import Appender
-from pulque.broker.extract import Extractor, Packed, Packing
+from pulque.broker.extract import (
+    Extractor,
+    Packed,
+    Packing,
+    Unreadable,
+    Withheld,
+    withheld_of,
+)
 from pulque.broker.state import BrokerState, Surroundings
-from pulque.errors import InvalidBatchError, StorageError
+from pulque.errors import InvalidBatchError
 from pulque.model.names import (
     dead_partition,
     is_dead,
@@ -32,7 +39,8 @@ __all__ = ["Releaser"]
 _MOST_MESSAGES = 500
 _LONGEST_SLEEP_S = 0.05
 """So often the clock is looked at while anything waits: somebody may have set it."""
-_TRY_AGAIN_S = 1.0
+_TRY_AGAIN_MS = 5000
+"""So long messages wait that cannot be read."""
 
 
 class Releaser:
@@ -80,19 +88,24 @@ class Releaser:
             await asyncio.sleep(_LONGEST_SLEEP_S)
             return
         loop = asyncio.get_running_loop()
-        try:
-            batches, missing = await loop.run_in_executor(
-                self._executor, self._pack, partition, sequences
-            )
-        except StorageError as error:
-            self._warn("redelivery_delayed", partition=partition.name, reason=str(error))
-            await asyncio.sleep(_TRY_AGAIN_S)
-            return
+        batches, missing, withheld = await loop.run_in_executor(
+            self._executor, self._pack, partition, sequences
+        )
         for packed in batches:
             await self._append(due, packed)
         if missing:
             self._warn("redelivery_impossible", partition=partition.name, sequences=missing[:10])
             self._schedule.remove(due.partition, due.due_ms, missing)
+        if withheld:
+            self._warn(
+                "redelivery_delayed",
+                partition=partition.name,
+                messages=len(withheld_of(sequences, withheld)),
+                reason=str(withheld[0].problem),
+            )
+            # Nobody waits for them: only another broker may be able to read them.
+            until_ms = self._clock.now_ms() + _TRY_AGAIN_MS
+            self._schedule.postpone(due.partition, due.due_ms, until_ms)
 
     async def _append(self, due: Due, packed: Packed) -> None:
         def written(_: Appended) -> None:
@@ -106,14 +119,17 @@ class Releaser:
 
     def _pack(
         self, partition: Partition, sequences: list[ConsumeSequence]
-    ) -> tuple[list[Packed], list[ConsumeSequence]]:
-        """Return batches to be appended, and what is not stored any more."""
+    ) -> tuple[list[Packed], list[ConsumeSequence], list[Withheld]]:
+        """Return batches to be appended, what is not stored any more, and what cannot be read."""
         group, subject = owner_of(partition.name), subject_of(partition.name)
         if group is None:
-            return [], sequences
+            return [], sequences, []
         packing = Packing()
         missing = set(sequences)
-        for message in self._extractor.messages(partition, sequences):
+        withheld: list[Withheld] = []
+        for message in self._extractor.found(partition, sequences, withheld):
+            if isinstance(message, Unreadable):
+                continue
             with suppress(InvalidBatchError):
                 headers = message.headers
                 headers[ORIGIN_HEADER] = f"{partition.name}/{message.sequence}"
@@ -126,4 +142,5 @@ class Releaser:
                     target, attempt = dead_partition(subject, group), attempt - 1
                 packing.add(target, message, headers=headers, attempt=attempt)
                 missing.discard(message.sequence)
-        return packing.batches(), sorted(missing)
+        missing.difference_update(withheld_of(missing, withheld))
+        return packing.batches(), sorted(missing), withheld

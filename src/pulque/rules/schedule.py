@@ -16,7 +16,7 @@ log, so that a checkpoint in between forgets nothing.
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from struct import Struct
 from typing import NamedTuple
 
@@ -53,6 +53,8 @@ class Schedule:
         """What is in the heap; a bucket that is gone may still be."""
         self._ready: dict[PartitionId, list[int]] = {}
         """Heaps of the ticks that are due. Partitions take turns, so that none waits for all."""
+        self._postponed: list[tuple[int, PartitionId, int]] = []
+        """A heap of ticks that are due and wait nevertheless: until when, and which."""
         self._changed: set[_Key] = set()
 
     def __len__(self) -> int:
@@ -112,6 +114,9 @@ class Schedule:
             self._queued.discard((tick, partition))
             if (partition, tick) in self._buckets:
                 heappush(self._ready.setdefault(partition, []), tick)
+        while self._postponed and self._postponed[0][0] <= now_ms:
+            _, partition, tick = heappop(self._postponed)
+            heappush(self._ready.setdefault(partition, []), tick)
         while self._ready:
             partition = next(iter(self._ready))
             ticks = self._ready.pop(partition)
@@ -123,10 +128,21 @@ class Schedule:
                 return Due(partition, ticks[0] * TICK_MS, [ConsumeSequence(s) for s in found])
         return None
 
+    def postpone(self, partition: PartitionId, due_ms: int, until_ms: int) -> None:
+        """Let messages that are due at one time wait, while others of their partition go."""
+        tick = _tick_of(due_ms)
+        ready = self._ready.get(partition, [])
+        if tick in ready:
+            ready[:] = [each for each in ready if each != tick]
+            heapify(ready)
+            heappush(self._postponed, (until_ms, partition, tick))
+
     def next_due_ms(self) -> int | None:
         """Return when something is due next; it may be past."""
         while self._ticks and self._ticks[0][::-1] not in self._buckets:
             self._queued.discard(heappop(self._ticks))
+        while self._postponed and self._postponed[0][1:] not in self._buckets:
+            heappop(self._postponed)
         ready = [
             tick
             for partition, ticks in self._ready.items()
@@ -134,7 +150,8 @@ class Schedule:
             if (partition, tick) in self._buckets
         ]
         ticks = ready + [tick for tick, _ in self._ticks[:1]]
-        return min(ticks) * TICK_MS if ticks else None
+        found = [tick * TICK_MS for tick in ticks] + [each[0] for each in self._postponed[:1]]
+        return min(found, default=None)
 
     def remove(
         self, partition: PartitionId, due_ms: int, sequences: Sequence[ConsumeSequence]

@@ -1,15 +1,21 @@
 """A leader whose log has a hole that no index names: its followers may have what is missing."""
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
 from pulque.errors import UnavailableError
+from pulque.model.batch import seed_of
+from pulque.model.groups import Mode, tag_filter
+from pulque.model.ids import IdSource
+from pulque.model.pack import BatchPacker
 from pulque.testing.raw import Handed, RawConnection
-from pulque.wire.requests import Acks, Seal
-from pulque.wire.responses import Sealed
+from pulque.wire.groups import Subscribe, Subscribed
+from pulque.wire.requests import Acks, Seal, Send
+from pulque.wire.responses import Sealed, Sent
 from tests.unit.broker.running import eventually
 from tests.unit.broker.test_leading import EPOCH, LeaderAlone
 
@@ -29,13 +35,18 @@ async def held(tmp_path: Path) -> Handed:
     await raw.ask(Seal(), Sealed)
     await leader.close()
     assert found.bodies == BODIES
-    (path,) = (tmp_path / "data" / "messages").glob("0*0.log")
+    make_hole(tmp_path / "data")
+    return found
+
+
+def make_hole(directory: Path) -> None:
+    """Damage the newest batch of the sealed segment that has the victim."""
+    (path,) = (directory / "messages").glob("0*0.log")
     content = bytearray(path.read_bytes())
-    at = content.rindex(MAGIC, 0, content.index(b"victim"))
+    at = content.rindex(MAGIC, 0, content.rindex(b"victim"))
     content[at : at + len(MAGIC)] = b"??"
     path.write_bytes(content)
     path.with_suffix(".index").unlink(missing_ok=True)
-    return found
 
 
 @pytest.fixture
@@ -45,6 +56,15 @@ async def raw(tmp_path: Path, held: Handed) -> AsyncIterator[RawConnection]:
     await leader.broker.start()
     yield await leader.connect()
     await leader.close()
+
+
+def red(body: bytes) -> bytes:
+    """Return a batch of one message with a tag."""
+    packer = BatchPacker()
+    packer.add(body, tags=("red",))
+    return packer.encode(
+        seed=seed_of("orders"), ids=IdSource(1).many(1, 1), created_at_ms=1, priority=4
+    )
 
 
 async def test_a_consumer_that_holds_what_is_in_a_hole_is_not_handed_nothing_instead(
@@ -72,3 +92,80 @@ async def test_a_failed_message_in_a_hole_waits_for_a_broker_that_has_it(
     assert "redelivery_delayed" in events
     assert "redelivery_impossible" not in events
     assert (await raw.status())["groups"][0]["redeliveries_pending"] == 1
+
+
+async def test_whole_messages_are_retried_beside_one_in_a_hole(
+    held: Handed, raw: RawConnection
+) -> None:
+    await raw.settle(held.runs[0], nacked={0: "", 1: "", 2: ""})
+
+    assert await retried(raw, 2) == [b"first", b"third"]
+    assert (await raw.status())["groups"][0]["redeliveries_pending"] == 1
+
+
+async def test_whole_messages_of_a_range_that_nobody_settles_are_retried_beside_one_in_a_hole(
+    tmp_path: Path,
+) -> None:
+    """A group with a filter: which messages of the range it wants has to be read."""
+    async with leading(tmp_path / "data", EPOCH) as (_, raw):
+        wish = tag_filter(["red"])
+        await raw.ask(Subscribe("g", "c", 1, "orders", Mode.SHARED, wish), Subscribed)
+        for body in BODIES:
+            await raw.ask(Send(Acks.DISK, 10_000, (("orders", red(body)),)), Sent)
+        assert (await raw.pull("orders")).bodies == BODIES
+        await raw.ask(Seal(), Sealed)
+    make_hole(tmp_path / "data")
+
+    async with leading(tmp_path / "data", EPOCH + 1) as (leader, raw):
+        leader.clock.advance(60_000)  # the consumer is lost
+        await waiting(raw, 2)
+        leader.clock.advance(1000)
+        assert await retried(raw, 2, "another") == [b"first", b"third"]
+
+
+async def test_whole_messages_that_wait_are_released_beside_one_in_a_hole(tmp_path: Path) -> None:
+    async with leading(tmp_path / "data", EPOCH) as (_, raw):
+        for body in BODIES:
+            await raw.send("orders", [body], acks=Acks.DISK)
+        run = (await raw.pull("orders")).runs[0]
+        for number in range(3):
+            late = 1000 * (1 + number // 2)  # the first goes with the victim, the third later
+            await raw.settle(run, first=number, last=number, nacked={number: ""}, delay_ms=late)
+
+            await waiting(raw, number + 1)  # in a batch of its own
+        await raw.ask(Seal(), Sealed)
+    make_hole(tmp_path / "data")
+
+    async with leading(tmp_path / "data", EPOCH + 1) as (leader, raw):
+        leader.clock.advance(3000)
+        assert await retried(raw, 2) == [b"first", b"third"]
+        assert (await raw.status())["messages_waiting"] == 1
+
+
+@asynccontextmanager
+async def leading(directory: Path, epoch: int) -> AsyncIterator[tuple[LeaderAlone, RawConnection]]:
+    leader = LeaderAlone(directory, min_in_sync=1, epoch=epoch)
+    await leader.broker.start()
+    try:
+        yield leader, await leader.connect()
+    finally:
+        await leader.close()
+
+
+async def waiting(raw: RawConnection, count: int) -> None:
+    async def waits() -> bool:
+        return bool((await raw.status())["messages_waiting"] == count)
+
+    await eventually(waits)
+
+
+async def retried(raw: RawConnection, count: int, consumer: str = "c") -> list[bytes]:
+    """Pull so many messages that come again; return them in any order."""
+    bodies: list[bytes] = []
+    while len(bodies) < count:
+        found = await raw.pull(
+            "%retry%orders%g", consumer=consumer, expected=len(bodies), timeout_ms=9000
+        )
+        assert found.bodies, bodies
+        bodies += found.bodies
+    return sorted(bodies)

@@ -44,6 +44,19 @@ def test_partitions_take_turns_so_that_one_with_very_many_delays_no_other() -> N
     assert {due.partition for due in found if due is not None} == {P, Q}
 
 
+def test_what_is_postponed_lets_the_others_of_its_partition_go_first() -> None:
+    schedule = Schedule()
+    schedule.add(P, FIRST, [100, 200])
+    assert schedule.due(1000, 10) == Due(P, 100, [FIRST])
+
+    schedule.postpone(P, 100, 5000)
+
+    assert schedule.due(1000, 10) == Due(P, 200, [ConsumeSequence(1)])
+    schedule.remove(P, 200, [ConsumeSequence(1)])
+    assert (schedule.due(4999, 10), schedule.next_due_ms()) == (None, 5000)
+    assert schedule.due(5000, 10) == Due(P, 100, [FIRST])
+
+
 def test_what_comes_late_to_a_tick_that_is_past_is_due_at_once() -> None:
     schedule = Schedule()
     schedule.add(P, FIRST, [100])
