@@ -124,15 +124,23 @@ class Identity:
                 path = home / f"{_part(application)}-{scope:08x}-{number}"
                 slot = _lock(path)
                 if slot is not None:
-                    incarnation = _next_incarnation(slot)
-                    token, claim = _token(slot, home, f"{stem}/{number}")
-                    consumer = parse_consumer_id(f"{stem}/{number}-{token}")
-                    own = path.with_name(f"{path.name}-{token}")
-                    return cls(consumer, incarnation, slot, own, claim)
+                    try:
+                        return cls._of_slot(slot, path, f"{stem}/{number}")
+                    except BaseException:
+                        os.close(slot)  # else nobody could take it while this process runs
+                        raise
         except OSError as error:
             log.warning("no state folder: folder=%s error=%s", folder, error)
             return cls(parse_consumer_id(f"{stem}/{secrets.token_hex(8)}"), _now_ms())
         raise ConfigError(f"all {MAX_SLOTS} slots in {folder} are taken; is there a leak?")
+
+    @classmethod
+    def _of_slot(cls, slot: int, path: Path, name: str) -> Self:
+        """Return the identity of a slot that is locked."""
+        incarnation = _next_incarnation(slot)
+        token, claim = _token(slot, path.parent, name)
+        consumer = parse_consumer_id(f"{name}-{token}")
+        return cls(consumer, incarnation, slot, path.with_name(f"{path.name}-{token}"), claim)
 
     def release(self) -> None:
         """Let others have the slot."""

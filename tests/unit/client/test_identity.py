@@ -1,5 +1,6 @@
 """A consumer's id is the same after a restart, and never the same for two that run."""
 
+import errno
 import os
 import shutil
 import stat
@@ -88,6 +89,26 @@ def test_without_a_folder_the_id_is_random(
 
     assert first.consumer != second.consumer
     assert "no state folder" in caplog.text
+    first.release()
+
+
+@pytest.mark.parametrize("call", ["pwrite", "fsync"])
+def test_a_full_disk_keeps_no_slot_from_those_that_come_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left on the device")
+
+    before = os.listdir("/proc/self/fd")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, call, fail)
+        without_slot = take(tmp_path)
+    assert without_slot.stem is None
+    assert os.listdir("/proc/self/fd") == before
+
+    first = take(tmp_path)
+    assert first.stem is not None
+    assert "-0-" in first.stem.name, "the first slot is still taken"
     first.release()
 
 
