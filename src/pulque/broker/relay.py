@@ -174,8 +174,8 @@ class Relay:
             return await line.request(request, wait_s + _ROUTE_S, convert)
         finally:
             self._lines[line] -= 1
-            if not line.is_open:
-                self._lines.pop(line, None)
+            if not line.is_open and not self._lines[line]:
+                del self._lines[line]  # all who waited on it know by now
 
     async def _line(self, link: MetaLink) -> AsyncConnection:
         """Return a connection to a meta server that has room for one more watch."""
