@@ -22,6 +22,7 @@ from pulque.testing.process import BrokerProcessError, ServerProcess
 from pulque.testing.raw import pack_batch
 from pulque.wire.requests import Acks, Clients, Request, Send
 from pulque.wire.responses import ClientsListed, Response
+from tests.malformed import send_batches, torn
 from tests.robustness.brokers import wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.xdist_group("replication")]
@@ -557,3 +558,37 @@ def test_a_leader_whose_disk_is_full_hands_over_to_a_follower_with_room(tmp_path
         send(cluster, 0, 3)
         # It does not hand back to one that is full.
         assert (leader_of(cluster), leadership(cluster)["epoch"]) == ("broker-2", 2)
+
+
+def test_a_batch_that_nobody_can_decode_is_one_dead_letter_also_after_a_failover(
+    cluster: ClusterProcesses,
+) -> None:
+    bad = torn("orders")
+    with pulque.connect(cluster.url, timeout=WITHIN, acks="replica") as client:
+        client.send("orders", b"0")
+        assert send_batches(cluster[leader_of(cluster)].url, "orders", bad) == ["NONE"]
+        client.send("orders", b"1")
+        until_in_sync(cluster, 3)
+        # One group had its letter before the leader died, the other one gets it afterwards.
+        assert consume(cluster, "before", {0, 1}) == [0, 1]
+        (letter,) = letters_of(client, "before")
+        cluster[leader_of(cluster)].kill()
+        client.send("orders", b"2")
+
+        assert consume(cluster, "before", {2}) == [2]
+        assert consume(cluster, "after", {0, 1, 2}) == [0, 1, 2]
+        assert [each.id for each in letters_of(client, "before")] == [letter.id]
+        (other,) = letters_of(client, "after")
+        assert letter.body == other.body == bad
+
+
+def letters_of(client: pulque.Client, group: str) -> list[pulque.Message]:
+    """Return the dead letters of a group as soon as they stand for a batch of three messages."""
+    found: list[pulque.Message] = []
+
+    def are_there() -> bool:
+        found[:] = client.dead("orders", group=group).list()
+        return sum(int(each.headers["pulque.unreadable.count"]) for each in found) == 3
+
+    until(are_there, "the letter is there")
+    return found
