@@ -1,9 +1,12 @@
 """What brokers refuse for good is put aside, shown, and does not hold up the rest."""
 
+from random import Random
+
 import pytest
 
 from pulque.errors import MessageTooLargeError, NotAllowedError, PulqueError
 from pulque.testing.clock import ManualClock
+from pulque.testing.files import Cut, MemoryFileSystem
 from pulque.wire.delay import Fate, Listing, Scheduled
 from pulque.wire.stuck import StuckMessages
 from tests.unit.delay.running import FakeBrokers, RunningDelay, StartDelay, eventually
@@ -152,3 +155,28 @@ async def test_what_is_stuck_is_tried_again_after_a_restart(
     await eventually(lambda: len(brokers.accepted) == 2)
 
     assert sorted(brokers.bodies) == [b"fine", b"large"]
+
+
+async def test_what_was_refused_before_a_power_cut_is_sent_under_a_new_number(
+    start_delay: StartDelay, clock: ManualClock, brokers: FakeBrokers
+) -> None:
+    """A broker knows the last 64 numbers: it would take the old one for a batch that it has."""
+    files = MemoryFileSystem()
+    running = await start_delay(files=files, delivery={"batch_messages": 1})
+    brokers.refuses = refuse_large
+    hour = clock.now_ms() - clock.now_ms() % HOUR + HOUR
+    clock.set_now_ms(hour - 5 * SECOND)
+    await running.send([(b"large", hour - 4 * SECOND)])
+    clock.advance(2 * SECOND)
+    await eventually(lambda: stuck(running) == 1)
+    clock.advance(4 * SECOND)
+    await running.send([(b"%d" % i, hour + 2 * SECOND) for i in range(70)])
+    clock.advance(2 * SECOND)
+    await eventually(lambda: len(brokers.accepted) == 70)
+    await eventually(lambda: running.server.is_idle)
+    left = files.after_power_cut(files.operations, Cut.LOST, Random(1))
+    brokers.refuses = lambda _, __: None
+
+    running = await start_delay(files=left)
+    await eventually(lambda: running.server.is_idle and not running.server.has_due)
+    assert brokers.bodies.count(b"large") == 1
