@@ -341,6 +341,9 @@ class Targets:
             level: Its priority.
             now: The monotonic clock's, for what is said about brokers' health.
             avoid: Partitions where this message was refused, or found nobody.
+
+        Raises:
+            UnavailableError: The order is strict, and the broker of the order key is away.
         """
         targets = self._plain if level == DEFAULT_LEVEL else self.of_level(level)
         if order_key and self.is_strict:
@@ -358,9 +361,12 @@ class Targets:
     def _pick_strict(targets: Sequence[Target], order_key: str) -> Target:
         found = _find_owner(targets, _slot_of(order_key))
         if found is None:
-            raise UnavailableError(
-                f"the broker that keeps order key {order_key!r} is away, and the order is strict"
+            error = UnavailableError(
+                f"the broker that keeps order key {order_key!r} is away, and the order is strict; "
+                "it was never sent"
             )
+            error.outcome_known = True
+            raise error
         return targets[found]
 
     def of_level(self, level: int) -> tuple[Target, ...]:

@@ -130,7 +130,10 @@ class Spread:
         if targets is None:
             return last
         avoid = [each for each in targets.of_level(last.level) if each.key in failed]
-        return targets.pick(order_key, last.level, time.monotonic(), avoid)
+        try:
+            return targets.pick(order_key, last.level, time.monotonic(), avoid)
+        except UnavailableError:
+            return last  # the only broker that may have it; it may come back in time
 
     def _new_try(
         self, target: Target, tries: dict[_Key, _Try], pack: Callable[[Lane], Packed]

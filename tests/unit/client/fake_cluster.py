@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import Self
 
 from pulque.model.names import PartitionName, Pattern
+from pulque.model.ordered import OrderStrategy
 from pulque.model.routes import ALONE, PartitionRoute, Route, Slots
 from tests.unit.client.fake_broker import FakeBroker
 
@@ -56,6 +57,19 @@ class FakeCluster:
                     for at, number in enumerate(serving)
                 ),
             )
+
+        self.meta.change_routes(route)
+
+    def serve_strictly(self, number: int, slots: Slots) -> None:
+        """Have every subject kept in strict order, of which one broker has these slots."""
+        self.version += 1
+        version, port = self.version, self.brokers[number].port
+
+        def route(subject: str) -> Route:
+            where = PartitionRoute(
+                PartitionName(subject), f"g{number}", "127.0.0.1", port, 1, slots
+            )
+            return Route(Pattern(subject), version, (where,), order=OrderStrategy.STRICT)
 
         self.meta.change_routes(route)
 

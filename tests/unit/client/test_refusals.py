@@ -30,6 +30,7 @@ from pulque.errors import (
     UnknownSubjectError,
     UnsupportedError,
 )
+from pulque.model.routes import Slots
 from pulque.wire import requests
 from tests.unit.client.fake_broker import Drop, FakeBroker, Silence
 from tests.unit.client.fake_cluster import FakeCluster
@@ -488,6 +489,40 @@ def test_a_split_does_not_make_known_what_another_broker_has(
         assert not errors[body].outcome_known
         assert "the outcome is unknown" in str(errors[body])
         assert "partition orders was split" in str(errors[body])
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=lambda shell: shell.__name__)
+def test_an_order_key_whose_broker_is_not_in_the_route_was_never_sent(shell: Shell) -> None:
+    with FakeCluster(1) as cluster:
+        cluster.serve_strictly(0, Slots(0, 1))
+
+        with pytest.raises(UnavailableError, match="order key 'k' is away") as caught:
+            shell(cluster.url, order_key="k")
+
+        assert not cluster.brokers[0].seen(requests.Send)
+    assert "it was never sent" in str(caught.value)
+    assert caught.value.outcome_known
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=lambda shell: shell.__name__)
+def test_an_order_key_whose_broker_leaves_the_route_after_a_lost_answer_may_be_stored(
+    shell: Shell,
+) -> None:
+    def fault(request: requests.Request) -> None:
+        if isinstance(request, requests.Send):
+            if cluster.version == version:
+                cluster.serve_strictly(0, Slots(0, 1))
+            raise Drop(handled=True)
+
+    with FakeCluster(1) as cluster:
+        cluster.serve_strictly(0, Slots(0, 1024))
+        version = cluster.version
+        cluster.brokers[0].fault = fault
+
+        with pytest.raises(UnavailableError, match="the outcome is unknown") as caught:
+            shell(cluster.url, order_key="k")
+
+    assert not caught.value.outcome_known
 
 
 def test_a_wait_that_ends_early_names_the_refusal() -> None:
