@@ -150,14 +150,15 @@ class Housekeeper:
         """
         async with self._turn:
             self._checkpoint_at_ms = self._around.clock.monotonic_ms()
-            over = self._over()
-            await self._notebook.drained()
+            were_over = self._over()
+            await self._notebook.drained()  # what became of all that is in them is written down
             async with self._around.lock:
+                over = set(self._over()).intersection(were_over)  # nothing came meanwhile
                 # If this checkpoint is damaged, the last one serves: what that replays must find
                 # the tick that it was in, or it would be delivered again.
                 ticks = self._store.ticks
                 gone = {t for t in over if ticks[t].replayed <= self._over_at.get(t, -1)}
-                extent = self._store.extent(set(over) - gone, gone)
+                extent = self._store.extent(over - gone, gone)
                 self._spent_ms = self._replayer.spent_ms
             await self._write(extent, is_last=is_last)
             took_ms = self._around.clock.monotonic_ms() - self._checkpoint_at_ms

@@ -1,13 +1,17 @@
 """Damaged files of a delay server cost no other message, and what they cost is told."""
 
+import asyncio
 from collections.abc import Callable
 from random import Random
 
 import pytest
 
+from pulque.errors import NotAllowedError
 from pulque.testing.clock import ManualClock
 from pulque.testing.files import Cut, MemoryFileSystem
-from pulque.wire.delay import Fate
+from pulque.wire.delay import Cancel, Fate, Ticket
+from pulque.wire.requests import Acks
+from tests.unit.broker.disks import GatedDisk
 from tests.unit.delay.running import FakeBrokers, RunningDelay, StartDelay, eventually
 
 SECOND = 1000
@@ -451,3 +455,33 @@ async def test_what_a_power_cut_tears_out_of_a_log_that_is_made_again_is_deliver
     await eventually(lambda: running.server.is_idle and not running.server.has_due)
     assert sorted(brokers.bodies)[:2] == [b"kept", b"lost"]
     assert len(set(brokers.bodies)) == len(brokers.bodies)
+
+
+async def test_a_tick_to_which_something_came_as_a_checkpoint_began_is_not_over(
+    start_delay: StartDelay, clock: ManualClock, brokers: FakeBrokers
+) -> None:
+    """If its files are lost, nobody may take them for removed ones."""
+    files = GatedDisk()
+    running = await start_delay(files=files, storage={"sync_interval": "1m"})
+    far = clock.now_ms() + 20 * HOUR
+    (cancelled,) = await running.send([(b"far", far)])
+    await send_due(running, clock, b"over")
+    tick_end = clock.now_ms() - clock.now_ms() % HOUR + HOUR
+    clock.set_now_ms(tick_end + SECOND)
+    brokers.refuses = lambda *_: NotAllowedError("no")
+    files.close_gate()
+    cancelling = await running.raw.put(Cancel((Ticket(cancelled, far),)))
+    await eventually(lambda: files.syncs_waiting > 0)
+    writing = asyncio.create_task(running.server.checkpoint())
+    await asyncio.sleep(0)
+    # Nobody waits for the disk to have it.
+    await running.send([(b"late", tick_end - SECOND)], acks=Acks.MEMORY)
+    await running.caught_up()
+    files.open_gate()
+    await writing
+    await running.raw.answer_to(cancelling)
+    left = left_by(files)
+    left.remove(min(path for path in left.contents() if path.endswith("Z.log")))
+
+    running = await start_delay(files=left)
+    assert damaged(running) == 1
