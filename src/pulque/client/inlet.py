@@ -409,6 +409,7 @@ class Inlet:
         try:
             self._subscribe(connection)
             with self.lock:
+                self._forget_requests()  # Ctrl-C may have kept drop_connection from it
                 self.core.connected()
                 self.core.limit_delays(connection.welcome.max_delay_ms)
                 self.core.broker_group = self.core.broker_group or connection.welcome.broker
@@ -438,14 +439,18 @@ class Inlet:
         """Close the connection; ``_reading`` is held."""
         with self.lock:
             connection, self._connection = self._connection, None
-            # The next connection counts from the beginning: its numbers mean something else.
-            self._pull_id = self._route_id = 0
-            self._settles.clear()
-            if self.core.is_pulling:
-                self.core.pull_failed()
+            self._forget_requests()
         if connection is not None:
             self.lost_at = time.monotonic()
             connection.close()
+
+    def _forget_requests(self) -> None:
+        """Wait for no answer of the last connection; the lock is held."""
+        # The next connection counts from the beginning: its numbers mean something else.
+        self._pull_id = self._route_id = 0
+        self._settles.clear()
+        if self.core.is_pulling:
+            self.core.pull_failed()
 
     def drop_broken(self) -> None:
         """Close the connection, after it brought what makes no sense."""

@@ -1,4 +1,4 @@
-"""Raises ``KeyboardInterrupt`` wherever the interpreter itself may raise it.
+"""Raises what a signal handler raises wherever the interpreter itself may raise it.
 
 CPython looks for signals after each call, after each jump backwards and when a function starts;
 never between ``with lock:`` and the block, for example. ``Interrupter`` stops the calling thread
@@ -20,13 +20,20 @@ class Interrupter:
     Args:
         point: At which one, from 0.
         is_watched: Says of a file whether its code is interrupted.
+        error: What the handler raises.
     """
 
-    def __init__(self, point: int, is_watched: Callable[[str], bool]) -> None:
+    def __init__(
+        self,
+        point: int,
+        is_watched: Callable[[str], bool],
+        error: type[BaseException] = KeyboardInterrupt,
+    ) -> None:
         self.where = ""
         """Where it was interrupted; empty if there are not so many points."""
         self._left = point
         self._is_watched = is_watched
+        self._error = error
         self._last: dict[FrameType, int] = {}
 
     def run(self, act: Callable[[], Any]) -> Any:
@@ -34,7 +41,7 @@ class Interrupter:
         sys.settrace(self._begin)
         try:
             return act()
-        except KeyboardInterrupt:
+        except self._error:
             assert self.where
             return None
         finally:
@@ -60,7 +67,7 @@ class Interrupter:
             if not self._left:
                 code = frame.f_code
                 self.where = f"{code.co_filename}:{frame.f_lineno} in {code.co_qualname}"
-                raise KeyboardInterrupt
+                raise self._error
             self._left -= 1
         return self._look
 

@@ -49,6 +49,10 @@ def in_time(act: Callable[[], T], where: str) -> T:
         pytest.fail(f"hangs after an interrupt at {where}")
 
 
+class TimeLimitError(Exception):
+    """As the handlers of ``signal.alarm`` raise it, or Celery's of its soft time limit."""
+
+
 def is_ours(file: str) -> bool:
     return "/pulque/client/" in file
 
@@ -57,12 +61,17 @@ def is_ours_or_threading(file: str) -> bool:
     return is_ours(file) or file.endswith("/threading.py")
 
 
+def is_of_the_inlet(file: str) -> bool:
+    return file.endswith("/client/inlet.py")
+
+
 def points(
     is_watched: Callable[[str], bool] = is_ours,
     *,
     step: int = 1,
     seed: int = 0,
     least: int = 10,
+    error: type[BaseException] = KeyboardInterrupt,
 ) -> Iterator[Interrupter]:
     """Yield one that interrupts at the first point, the second, and so on until there is none.
 
@@ -71,7 +80,7 @@ def points(
     """
     point = random.Random(seed).randrange(step)
     while True:
-        found = Interrupter(point, is_watched)
+        found = Interrupter(point, is_watched, error)
         yield found
         if not found.where:
             assert point > least, "hardly anything was interrupted"
@@ -205,6 +214,13 @@ def pull_all(consumer: pulque.Consumer, got: set[bytes]) -> None:
         consumer.settle()
 
 
+def pull_until_all(consumer: pulque.Consumer, got: set[bytes]) -> None:
+    while got != BODIES:
+        messages = consumer.pull(2)
+        got.update(each.body for each in messages)
+        consumer.ack_all(messages)
+
+
 def iterate_all(consumer: pulque.Consumer, got: set[bytes]) -> None:
     with closing(cast(Generator[pulque.ReceivedMessage, None, None], iter(consumer))) as messages:
         for message in messages:
@@ -214,28 +230,59 @@ def iterate_all(consumer: pulque.Consumer, got: set[bytes]) -> None:
                 return
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt])
 @pytest.mark.parametrize(("consume", "step"), [(pull_all, 7), (iterate_all, 4)])
 def test_a_consumer_can_be_interrupted_anywhere(
     connect: Callable[[], pulque.Client],
     consume: Callable[[pulque.Consumer, set[bytes]], None],
     step: int,
     seed: int,
+    error: type[BaseException],
 ) -> None:
-    for number, interrupter in enumerate(points(step=step, seed=seed)):
+    for number, interrupter in enumerate(points(step=step, seed=seed, error=error)):
         client, subject = connect(), f"orders.{number}"
         client.send_many(subject, sorted(BODIES))
         consumer = client.consumer(subject, group="kitchen")
         got: set[bytes] = set()
         interrupter.run(lambda: consume(consumer, got))  # noqa: B023
-        where = interrupter.where
-        tries = 0
-        while got != BODIES:
-            assert tries < 20, f"only {got} after an interrupt at {where}"
-            tries += 1
-            got |= {each.body for each in in_time(lambda: consumer.pull(3), where)}  # noqa: B023
-        in_time(consumer.close, where)
-        in_time(client.close, where)
-        assert threads() == [], where
+        pull_the_rest(consumer, got, interrupter.where)
+        in_time(client.close, interrupter.where)
+        assert threads() == [], interrupter.where
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt])
+@pytest.mark.parametrize("consume", [pull_until_all, iterate_all])
+def test_a_consumer_that_connects_again_can_be_interrupted_anywhere(
+    broker: FakeBroker,
+    connect: Callable[[], pulque.Client],
+    consume: Callable[[pulque.Consumer, set[bytes]], None],
+    error: type[BaseException],
+) -> None:
+    for number, interrupter in enumerate(points(is_of_the_inlet, error=error)):
+        client, subject = connect(), f"orders.{number}"
+        client.send_many(subject, sorted(BODIES))
+        consumer = client.consumer(subject, group="kitchen")
+        got: set[bytes] = set()
+        for message in consumer.pull(1):
+            got.add(message.body)
+            message.ack()
+        broker.drop_all()
+        interrupter.run(lambda: consume(consumer, got))  # noqa: B023
+        pull_the_rest(consumer, got, interrupter.where, most_tries=5)
+        in_time(client.close, interrupter.where)
+        assert threads() == [], interrupter.where
+
+
+def pull_the_rest(
+    consumer: pulque.Consumer, got: set[bytes], where: str, most_tries: int = 20
+) -> None:
+    """Pull what did not come yet, and close the consumer."""
+    tries = 0
+    while got != BODIES:
+        assert tries < most_tries, f"only {got} after an interrupt at {where}"
+        tries += 1
+        got |= {each.body for each in in_time(lambda: consumer.pull(3), where)}
+    in_time(consumer.close, where)
 
 
 def test_the_close_of_a_consumer_can_be_interrupted_anywhere(
