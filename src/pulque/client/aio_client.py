@@ -202,17 +202,19 @@ class Client(Administration, Reading, Delaying):
     ) -> list[Receipt]:
         """Send messages in as few requests as possible; return their receipts in order.
 
+        What can be refused at once is refused before the first message goes.
+
         Raises:
-            PulqueError: Not all are confirmed; a note says how many are. To learn the outcome
-                of each, use ``producer``.
+            PulqueError: Not all are confirmed; a note says how many are. Whether the outcome is
+                known is said of the others. To learn the outcome of each, use ``producer``.
         """
         self._brokers.guard.check()
         if type(subject) is not str:
             parse_subject(subject)
         if timeout is not None:
             check_timeout(timeout)
-        pending = await self._sending().send_many(subject, messages)
-        return await pending.result(timeout)
+        sending = self._sending()
+        return await sending._send_many(subject, messages, timeout)  # noqa: SLF001
 
     def producer(  # noqa: PLR0913  # choices by keyword, each with a default
         self,

@@ -16,7 +16,7 @@ from pulque.client.batches import OutgoingBatch
 from pulque.client.dispatch import SendOptions
 from pulque.client.forking import forked, on_fork
 from pulque.client.pending import Promise, Promises, Span, last_refusal
-from pulque.client.receipt import Outgoing, Parts, Receipt, listed
+from pulque.client.receipt import Outgoing, Parts, Receipt, outgoing_of
 from pulque.client.route_table import RouteKey
 from pulque.client.routes import NoRouteError, Targets, Way
 from pulque.client.send_spool import BatchNote, SendSpool
@@ -197,7 +197,6 @@ class Producer:
                     pending = core.add_message(subject, message)
                 else:
                     pending = core.add(subject, body)
-                break
             except TypeError:
                 parse_subject(subject)  # what cannot be looked up is no subject
                 raise
@@ -207,29 +206,51 @@ class Producer:
                 await self._work()
                 if core.is_crowded:
                     raise
-        if self._signal.is_up:
-            await self._work()
-        return pending
+            else:
+                if self._signal.is_up:
+                    await self._work()
+                return pending
 
     async def send_many(self, subject: str, messages: Iterable[object]) -> PendingSends:
         """Take in many messages, and return the promises of their receipts in order.
 
-        The cheapest way to send bodies that are at hand. Waits and raises as ``send`` does;
-        when it raises in the middle, a note says how many were taken in.
+        The cheapest way to send bodies that are at hand. Waits and raises as ``send`` does,
+        before the first is taken in where that is possible; else a note says how many were.
         """
+        spans: list[Span] = []
+        await self._take_in(subject, outgoing_of(messages), spans)
+        return PendingSends(spans)
+
+    async def _send_many(
+        self, subject: str, messages: Iterable[object], timeout: float | None
+    ) -> list[Receipt]:
+        """Send many messages and return their receipts; ``Client.send_many`` calls it."""
+        items = outgoing_of(messages)
+        spans: list[Span] = []
+        pending = PendingSends(spans)
+        try:
+            await self._take_in(subject, items, spans)
+        except PulqueError as error:
+            await _wait_for(pending.batches, None)
+            error.add_note(f"{pending.count_confirmed()} of {len(items)} messages are confirmed")
+            raise
+        return await pending.result(timeout)
+
+    async def _take_in(
+        self, subject: str, items: Sequence[bytes | Outgoing], spans: list[Span]
+    ) -> None:
+        """Take in many messages, and add to ``spans`` where they travel as soon as they do."""
         await self.recovered()
         if type(subject) is not str:
             parse_subject(subject)
-        items = listed(messages)
         for way in self._core.ways_of(subject, items):
             if not self._core.knows(way):
                 await self._learn(way)
-        spans: list[Span] = []
+        self._core.check_many(subject, items)
         for some in self._core.add_in_steps(subject, items):
             spans += some
             if self._signal.is_up:
                 await self._work()
-        return PendingSends(spans)
 
     async def flush(self, timeout: float | None = None) -> None:
         """Send what lingers, and wait until every message so far has an outcome.

@@ -146,8 +146,25 @@ class OutgoingCore(Generic[P]):
             UsageError: One of them is due when nothing can be.
         """
         now_ms = self._now_ms()
-        is_delayed = any(each.due_at_ms(now_ms) for each in messages if isinstance(each, Outgoing))
-        return [subject, Delayed(subject)] if is_delayed else [subject]
+        dues = [each.due_at_ms(now_ms) for each in messages if isinstance(each, Outgoing)]
+        return [subject, Delayed(subject)] if any(dues) else [subject]
+
+    def check_many(self, subject: str, messages: Sequence[bytes | Outgoing]) -> None:
+        """Refuse messages of known ways before any of them is taken in.
+
+        Raises:
+            UsageError: One of them is due further ahead than the delay servers allow, or has a
+                priority that there is not.
+            MessageTooLargeError: The broker would refuse one.
+        """
+        now_ms = self._now_ms()
+        for each in messages:
+            if type(each) is not bytes:
+                message = each if isinstance(each, Outgoing) else Outgoing(each)
+                check_priority(message.priority)
+                self.check_size(len(as_body(message.body)))
+                self._check_longest(Delayed(subject), message.due_at_ms(now_ms), now_ms)
+        self.check_size(max([len(each) for each in messages if type(each) is bytes], default=0))
 
     # ── brokers ────────────────────────────────────────────────────────────────────────────
 

@@ -132,12 +132,6 @@ class Promises(Sequence[P], Generic[P]):
 
     def receipts(self) -> list[Receipt]:
         """Return the receipts, or raise the first thing that went wrong; all must be done."""
-        confirmed = 0
-        for batch, start, end in self._spans:
-            if batch.pieces:
-                confirmed += sum(batch.error_of(each) is None for each in range(start, end))
-            else:
-                confirmed += end - start if batch.error is None else 0
         try:
             return [
                 batch.receipt(index)
@@ -146,8 +140,18 @@ class Promises(Sequence[P], Generic[P]):
             ]
         except PulqueError as error:
             if not hasattr(error, "__notes__"):
-                error.add_note(f"{confirmed} of {len(self)} messages are confirmed")
+                error.add_note(f"{self.count_confirmed()} of {len(self)} messages are confirmed")
             raise
+
+    def count_confirmed(self) -> int:
+        """Return how many messages are confirmed; all must be done."""
+        confirmed = 0
+        for batch, start, end in self._spans:
+            if batch.pieces:
+                confirmed += sum(batch.error_of(each) is None for each in range(start, end))
+            else:
+                confirmed += end - start if batch.error is None else 0
+        return confirmed
 
 
 class PendingSends(Promises[PendingSend]):

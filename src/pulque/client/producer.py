@@ -15,7 +15,7 @@ from pulque.client.connection import Connection
 from pulque.client.dispatch import SendOptions
 from pulque.client.forking import forked, on_fork
 from pulque.client.pending import PendingSend, PendingSends, Span, wait_for
-from pulque.client.receipt import Outgoing, Parts, listed
+from pulque.client.receipt import Outgoing, Parts, outgoing_of
 from pulque.client.route_table import RouteKey
 from pulque.client.routes import NoRouteError, Targets, Way
 from pulque.client.send_spool import BatchNote, SendSpool
@@ -144,7 +144,6 @@ class Producer:
                     # Made once: a second one would find nothing in a generator of tags.
                     message = message or Outgoing(body, **parts)
                     pending = self._core.add_message(subject, message)
-                break
             except TypeError:
                 parse_subject(subject)  # what cannot be looked up is no subject
                 raise
@@ -157,22 +156,24 @@ class Producer:
             except BaseException:
                 self._links.wake()  # interrupted: perhaps a message came in nobody knows of
                 raise
-        if self._signal.is_up:
-            self._work()
-        return pending
+            else:
+                if self._signal.is_up:
+                    self._work()
+                return pending
 
     def send_many(self, subject: str, messages: Iterable[object]) -> PendingSends:
         """Take in many messages, and return the promises of their receipts in order.
 
-        The cheapest way to send bodies that are at hand. Blocks and raises as ``send`` does;
-        when it raises in the middle, a note says how many were taken in.
+        The cheapest way to send bodies that are at hand. Blocks and raises as ``send`` does,
+        before the first is taken in where that is possible; else a note says how many were.
         """
         if type(subject) is not str:
             parse_subject(subject)
-        items = listed(messages)
+        items = outgoing_of(messages)
         for way in self._core.ways_of(subject, items):
             if not self._core.knows(way):
                 self._learn(way)
+        self._core.check_many(subject, items)
         spans: list[Span] = []
         try:
             for some in self._core.add_in_steps(subject, items):

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple, TypedDict, cast
 
 from pulque.client.due import AT_ONCE, due_of
 from pulque.client.payload import JSON_TYPE, TYPE_HEADER, encode_payload
@@ -17,6 +17,7 @@ __all__ = [
     "Parts",
     "Receipt",
     "as_body",
+    "check_priorities",
     "check_priority",
     "listed",
     "ms_of",
@@ -194,6 +195,13 @@ def check_priority(priority: object) -> int:
     )
 
 
+def check_priorities(messages: Iterable[object]) -> None:
+    """Raise ``UsageError`` if a message has a priority that there is not."""
+    for message in messages:
+        if isinstance(message, Outgoing):
+            check_priority(message.priority)
+
+
 def listed(messages: Iterable[object]) -> list[object]:
     """Return messages as a list.
 
@@ -218,9 +226,10 @@ def outgoing_of(messages: Iterable[object]) -> list[bytes | Outgoing]:
     Raises:
         UsageError: They are one message, or one of them is none.
     """
-    return [
-        each if isinstance(each, bytes | Outgoing) else Outgoing(each) for each in listed(messages)
-    ]
+    items = listed(messages)
+    if set(map(type, items)) <= {bytes, Outgoing}:
+        return cast(list[bytes | Outgoing], items)
+    return [each if isinstance(each, bytes | Outgoing) else Outgoing(each) for each in items]
 
 
 def as_body(body: object) -> bytes:

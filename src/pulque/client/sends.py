@@ -20,7 +20,13 @@ from pulque.client.lanes import (
     receipt_of,
     receipts_of,
 )
-from pulque.client.receipt import Outgoing, Receipt, check_priority, outgoing_of
+from pulque.client.receipt import (
+    Outgoing,
+    Receipt,
+    check_priorities,
+    check_priority,
+    outgoing_of,
+)
 from pulque.client.routes import HOME, Delayed, Target, Targets, Way
 from pulque.clock import wall_ms
 from pulque.errors import PulqueError
@@ -132,9 +138,11 @@ class Sends:
     ) -> list[Receipt]:
         """Send messages in as few requests as possible; return their receipts in order.
 
+        What can be refused at once is refused before the first message goes.
+
         Raises:
-            PulqueError: Not all are confirmed; a note says how many are. Those before them
-                are; to learn the outcome of each, use ``producer``.
+            PulqueError: Not all are confirmed; a note says how many are. Whether the outcome is
+                known is said of the others. To learn the outcome of each, use ``producer``.
         """
         if type(subject) is not str:
             parse_subject(subject)
@@ -144,22 +152,26 @@ class Sends:
         now_ms = wall_ms()
         dues = due_instants(items, now_ms)
         receipts: dict[int, Receipt] = {}
-        for way in dict.fromkeys(_way(subject, due) for due in dues):
-            chosen = [n for n, due in enumerate(dues) if bool(due) == isinstance(way, Delayed)]
-            targets = self._targets.get(way) or self._find_targets(way, timeout)
-            for due in dues if isinstance(way, Delayed) else ():
-                check_longest(due, now_ms, targets.longest_delay_ms)
-            some = [items[n] for n in chosen]
-            for target, places in deal(targets, some, time.monotonic()):
-                batch = _Together(
-                    way, target, [some[n] for n in places], [dues[chosen[n]] for n in places]
-                )
-                try:
+        try:
+            check_priorities(items)
+            ways = {
+                way: self._targets.get(way) or self._find_targets(way, timeout)
+                for way in dict.fromkeys(_way(subject, due) for due in dues)
+            }
+            for due in dues:
+                check_longest(due, now_ms, ways[_way(subject, due)].longest_delay_ms)
+            for way, targets in ways.items():
+                chosen = [n for n, due in enumerate(dues) if _way(subject, due) == way]
+                some = [items[n] for n in chosen]
+                for target, places in deal(targets, some, time.monotonic()):
+                    batch = _Together(
+                        way, target, [some[n] for n in places], [dues[chosen[n]] for n in places]
+                    )
                     found = self._send_together(batch, timeout)
-                except PulqueError as error:
-                    error.add_note(f"{len(receipts)} of {len(items)} messages are confirmed")
-                    raise
-                receipts.update(zip((chosen[n] for n in places), found, strict=True))
+                    receipts.update(zip((chosen[n] for n in places), found, strict=True))
+        except PulqueError as error:
+            error.add_note(f"{len(receipts)} of {len(items)} messages are confirmed")
+            raise
         return [receipts[n] for n in range(len(items))]
 
     # ── underneath ─────────────────────────────────────────────────────────────────────────

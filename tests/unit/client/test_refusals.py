@@ -403,7 +403,7 @@ def spool_with_asyncio_producer(url: str, spool: Path) -> tuple[PulqueError, Pul
             with pytest.raises(PulqueError) as first:
                 await pending.result(PATIENCE)
             with pytest.raises(PulqueError) as second:
-                await producer.send("orders", b"milk")
+                _ = await producer.send("orders", b"milk")
             return first.value, second.value
 
     return asyncio.run(main())
