@@ -18,7 +18,7 @@ from pulque.client.inlets import ConsumerBrokers, Inlets
 from pulque.client.pace import Pace
 from pulque.client.received import ACKED, ReceivedBatch, ReceivedMessage, expire
 from pulque.client.route_table import RouteKey
-from pulque.errors import ForkedError, RequestTimeoutError, UsageError
+from pulque.errors import ForkedError, PulqueError, RequestTimeoutError, UsageError
 from pulque.model.names import ConsumerId
 
 __all__ = ["Consumer"]
@@ -132,14 +132,17 @@ class Consumer:
                     if self._forked is None:  # else a thread of the parent may hold the lock
                         with inlet.lock:
                             inlet.core.put_back(batch, index + 1)
-        except (Exception, GeneratorExit):
+        except (PulqueError, GeneratorExit):
             raise
         except BaseException:
             self._interrupted()
             raise
 
     def _interrupted(self) -> None:
-        """Have messages delivered again that were being handed out when Ctrl-C came."""
+        """Have messages delivered again that were being handed out when a signal handler raised.
+
+        That is Ctrl-C, or an exception of the application's own: a limit of time, say.
+        """
         if not self._is_waiting:
             self._inlets.begin_anew()
 
@@ -160,7 +163,7 @@ class Consumer:
         timeout = check_wait(timeout)
         try:
             return self._pull(limit, time.monotonic() + timeout)
-        except Exception:
+        except PulqueError:
             raise
         except BaseException:
             self._interrupted()

@@ -564,7 +564,7 @@ class IncomingCore:
                     break
 
     def begin_anew(self) -> None:
-        """Abandon everything, after an interrupt (Ctrl-C) in the middle of a change.
+        """Abandon everything, after an interrupt (Ctrl-C, say) in the middle of a change.
 
         The broker delivers again what it knows no outcome of. What is delivered once stays here:
         it does not come again.

@@ -185,10 +185,11 @@ class Inlet:
             answer = connection.wait_answer(until)
             if answer is not None:
                 self._take_in(answer)
-        except Exception:
+        except PulqueError:
             raise
         except BaseException:
-            connection.abort()  # interrupted: perhaps an answer was read and not taken in
+            # A signal handler raised it: perhaps an answer was read and not taken in.
+            connection.abort()
             raise
         return answer is not None
 
@@ -343,9 +344,9 @@ class Inlet:
         with self.lock:
             try:
                 self._match(*answer)
-            except Exception:
+            except PulqueError:
                 raise
-            except BaseException:
+            except BaseException:  # by a signal handler, in the middle of a change
                 self.core.begin_anew()
                 if self._connection is not None:
                     self._connection.abort()

@@ -9,6 +9,7 @@ from pulque.client.inlet import FOR_EVER
 from pulque.client.ordered_inlets import OrderedInlets
 from pulque.client.received import ReceivedMessage
 from pulque.client.window import OrderedMessage
+from pulque.errors import PulqueError
 
 __all__ = ["OrderedConsumer"]
 
@@ -40,7 +41,7 @@ class OrderedConsumer(Consumer):
             while found := self._take(1, FOR_EVER):
                 yield found[0]
                 yield from self._inlets.follow(found[0])
-        except (Exception, GeneratorExit):
+        except (PulqueError, GeneratorExit):
             raise
         except BaseException:
             self._interrupted()
@@ -62,7 +63,7 @@ class OrderedConsumer(Consumer):
         timeout = check_wait(timeout)
         try:
             return list(self._take(limit, time.monotonic() + timeout))
-        except Exception:
+        except PulqueError:
             raise
         except BaseException:
             self._interrupted()

@@ -230,7 +230,7 @@ def iterate_all(consumer: pulque.Consumer, got: set[bytes]) -> None:
                 return
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, TimeLimitError])
 @pytest.mark.parametrize(("consume", "step"), [(pull_all, 7), (iterate_all, 4)])
 def test_a_consumer_can_be_interrupted_anywhere(
     connect: Callable[[], pulque.Client],
@@ -250,7 +250,7 @@ def test_a_consumer_can_be_interrupted_anywhere(
         assert threads() == [], interrupter.where
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, TimeLimitError])
 @pytest.mark.parametrize("consume", [pull_until_all, iterate_all])
 def test_a_consumer_that_connects_again_can_be_interrupted_anywhere(
     broker: FakeBroker,
