@@ -122,7 +122,7 @@ class Connection:
                 self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
                 self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
             except OSError as error:
-                raise self._lost(error) from None
+                raise self._broken(error) from None
 
     def request(self, request: Request, timeout: float) -> Response:
         """Ask, and return the answer.
@@ -177,7 +177,7 @@ class Connection:
             self.abort()
             raise self._late(timeout) from None
         except OSError as error:
-            raise self._lost(error) from None
+            raise self._broken(error) from None
         self._lookout.look(asked_at)
         frame = self._read_frame(request_id, timeout)
         self._lookout.answered(asked_at)
@@ -217,7 +217,7 @@ class Connection:
             self.abort()
             raise self._late(self._timeout) from None
         except OSError as error:
-            raise self._lost(error) from None
+            raise self._broken(error) from None
         except BaseException:
             self.abort()  # interrupted: perhaps half of a frame is written
             raise
@@ -266,7 +266,7 @@ class Connection:
         except BlockingIOError:
             return 0
         except OSError as error:
-            raise self._lost(error) from None
+            raise self._broken(error) from None
         except BaseException:
             self.abort()  # interrupted: perhaps what came is lost
             raise
@@ -297,6 +297,15 @@ class Connection:
     def _lost(self, reason: object) -> DisconnectedError:
         self.abort()
         return DisconnectedError(f"the connection to {self.address} is lost: {reason}")
+
+    def _broken(self, error: OSError) -> Exception:
+        """Return what to raise where the socket is used: that the connection is lost.
+
+        What has no number is no error of the socket. A signal handler raised it, as TimeoutError
+        is an OSError, and it is for the application.
+        """
+        lost = self._lost(error)
+        return error if error.errno is None else lost
 
     def _deposed(self, error: NotLeaderError) -> DisconnectedError:
         """Take in that somebody else leads: the connection is as good as lost.

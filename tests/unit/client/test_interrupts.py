@@ -4,7 +4,9 @@ After it the producer or consumer goes on, and can be closed at once; what was c
 what was taken in has an outcome, and no message is lost or stored twice.
 """
 
+import os
 import random
+import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
@@ -19,6 +21,7 @@ import pulque
 from pulque.client.inlet import Inlet
 from pulque.errors import RequestTimeoutError
 from pulque.testing.broker import InProcessBroker
+from pulque.wire.requests import Pull
 from tests.unit.client.fake_broker import FakeBroker
 from tests.unit.client.fake_cluster import FakeCluster
 from tests.unit.client.interrupts import Interrupter
@@ -502,3 +505,32 @@ def test_a_consumer_of_a_cluster_can_be_interrupted_anywhere(tmp_path: Path, see
             in_time(client.close, where)
             no_threads()
             assert threads() == [], where
+
+
+@pytest.mark.parametrize("error", [TimeLimitError, TimeoutError])
+def test_what_a_signal_handler_raises_comes_out_of_a_pull_that_waits(
+    broker: FakeBroker, connect: Callable[[], pulque.Client], error: type[Exception]
+) -> None:
+    """``TimeoutError`` is an ``OSError``, and so are the errors of sockets."""
+
+    def handle(*_: object) -> None:
+        raise error
+
+    def interrupt() -> None:
+        broker.wait_until(lambda: bool(broker.seen(Pull)))
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    with connect() as client:
+        client.send("orders", b"one")
+        consumer = client.consumer("orders", group="kitchen", start="latest")
+        before = signal.signal(signal.SIGUSR1, handle)
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        try:
+            with pytest.raises(error):
+                consumer.pull(1, timeout=PATIENCE / 2)
+        finally:
+            thread.join()
+            signal.signal(signal.SIGUSR1, before)
+        client.send("orders", b"two")
+        assert [each.body for each in in_time(lambda: consumer.pull(1), "pull")] == [b"two"]
