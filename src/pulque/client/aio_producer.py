@@ -135,6 +135,7 @@ class Producer:
             self._recovery = asyncio.create_task(self._recover(), name="pulque-spool")
         self._guard = LoopGuard("producer")
         self._guard.check()
+        self._signal.check_waiter = self._guard.check
         on_fork(self, Producer._after_fork)
 
     def _after_fork(self) -> None:
@@ -377,6 +378,7 @@ async def _wait_for(batches: Sequence[OutgoingBatch], timeout: float | None) -> 
     todo = [batch for batch in batches if not batch.is_done]
     if not todo:
         return
+    todo[0].stream.dispatch.check_waiter()
     if timeout is not None:
         timeout = check_wait(timeout)
     done = asyncio.Event()

@@ -103,6 +103,11 @@ class Dispatch:
         self._ghosts: list[OutgoingBatch] = []
         """Without a promise: one for a partition at most."""
 
+    def check_waiter(self) -> None:
+        """Raise ``UsageError`` where nobody may wait for an outcome."""
+        if self._signal.check_waiter is not None:
+            self._signal.check_waiter()
+
     # ── batches open and close ─────────────────────────────────────────────────────────────
 
     def opened(self, batch: OutgoingBatch) -> None:

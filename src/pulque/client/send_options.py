@@ -32,7 +32,7 @@ class SendOptions:
 class Signal:
     """Says that some dispatch of a producer may have something to do."""
 
-    __slots__ = ("is_ahead", "is_up", "on_hurry")
+    __slots__ = ("check_waiter", "is_ahead", "is_up", "on_hurry")
 
     def __init__(self) -> None:
         self.is_up = False
@@ -40,3 +40,5 @@ class Signal:
         """Batches are made faster than answers come: whoever reads them should have a turn."""
         self.on_hurry: Callable[[], None] | None = None
         """Called when what was held should go now, without the lock."""
+        self.check_waiter: Callable[[], None] | None = None
+        """Raises where nobody may wait for an outcome: in another event loop."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -506,3 +506,28 @@ def test_another_event_loop_is_refused_at_once(broker: FakeBroker) -> None:
                 other.run(attempt())
         one.run(client.close())
     assert broker.seen(requests.Send) == []
+
+
+def test_a_promise_that_is_awaited_in_another_event_loop_is_refused_at_once(
+    broker: FakeBroker,
+) -> None:
+    async def send() -> tuple[aio.Client, aio.PendingSend, aio.PendingSends]:
+        client = await aio.connect(broker.url)
+        producer = client.producer(linger=60)
+        return (
+            client,
+            await producer.send("orders", b"tea"),
+            await producer.send_many("orders", [b"coffee"]),
+        )
+
+    async def wait(pending: Awaitable[object]) -> object:
+        async with asyncio.timeout(LIMIT):
+            return await pending
+
+    with asyncio.Runner() as one, asyncio.Runner() as other:
+        client, single, many = one.run(send())
+        for attempt in (single.result, single.exception, many.result):
+            with pytest.raises(UsageError, match="another event loop"):
+                other.run(wait(attempt()))
+        one.run(client.close())
+        assert other.run(wait(single)) == one.run(wait(single))  # nobody has to be waited for
