@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from pulque.client.aio_connection import AsyncConnection
+from pulque.client.url import Address
 from pulque.errors import (
     DisconnectedError,
     PulqueError,
@@ -22,7 +23,7 @@ from pulque.errors import (
 from pulque.model.names import Subject
 from pulque.model.routes import Route as RouteOf
 from pulque.model.routes import RouteKind
-from pulque.serving.metalink import MetaLink
+from pulque.serving.metalink import MOST_HELD, MetaLink
 from pulque.wire.ordered import Attend, Attended
 from pulque.wire.requests import Route, Watch
 from pulque.wire.responses import Response, Routed, Watched
@@ -34,8 +35,11 @@ _ROUTE_S = 3.0
 _LONGEST_WAIT_MS = 60_000
 _WHILE_AWAY_S = 2.0
 _MOST_ROUTES = 50_000
-_MOST_ON_A_LINE = 500
-"""Watches on one connection to a meta server; further ones get another connection."""
+_MOST_ON_A_LINE = MOST_HELD
+"""Requests that wait on one connection to a meta server; further ones get another connection."""
+_MOST_ROUTES_ASKED = MOST_HELD // 2
+"""Questions for routes at a time: they share a connection with the broker's heartbeat, which must
+not be refused. A meta server holds those that create a subject."""
 
 
 class Relay:
@@ -53,7 +57,10 @@ class Relay:
         self._routes: OrderedDict[tuple[RouteKind, str], RouteOf] = OrderedDict()
         """As they were heard last, for whichever group; what nobody asked for in long is first."""
         self._lines: dict[AsyncConnection, int] = {}
-        """Connections that watches use, and how many each has."""
+        """Connections that requests wait on, and how many wait on each."""
+        self._opening: dict[Address, asyncio.Task[None]] = {}
+        """Connections that are being opened."""
+        self._asking = asyncio.Semaphore(_MOST_ROUTES_ASKED)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def route(
@@ -107,9 +114,10 @@ class Relay:
 
     async def close(self) -> None:
         """Give up what is under way."""
-        for task in self._tasks:
+        tasks = [*self._tasks, *self._opening.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         for line in list(self._lines):
             await line.close()
 
@@ -137,9 +145,10 @@ class Relay:
             self._routes.popitem(last=False)
 
     async def _ask_route(self, request: Route) -> Routed:
-        return await self._ask_any(
-            lambda link: _connected(link).request(request, _ROUTE_S, _routed)
-        )
+        async with self._asking:
+            return await self._ask_any(
+                lambda link: _connected(link).request(request, _ROUTE_S, _routed)
+            )
 
     async def _watch(self, request: Watch) -> Watched:
         wait_s = min(request.wait_ms, _LONGEST_WAIT_MS) / 1000
@@ -178,18 +187,27 @@ class Relay:
                 del self._lines[line]  # all who waited on it know by now
 
     async def _line(self, link: MetaLink) -> AsyncConnection:
-        """Return a connection to a meta server that has room for one more watch."""
-        for line, used in list(self._lines.items()):
-            if not line.is_open:
-                if not used:
-                    del self._lines[line]
-            elif line.address == link.address and used < _MOST_ON_A_LINE:
-                return line
-        line = await AsyncConnection.open(
-            link.address, client=f"broker {self._name}", timeout=_ROUTE_S
-        )
-        self._lines[line] = 0
-        return line
+        """Return a connection to a meta server that has room for one more request."""
+        while True:
+            for line, used in list(self._lines.items()):
+                if not line.is_open:
+                    if not used:
+                        del self._lines[line]
+                elif line.address == link.address and used < _MOST_ON_A_LINE:
+                    return line
+            # A crowd that comes at the same time waits for one connection, and shares it.
+            if link.address not in self._opening:
+                self._opening[link.address] = asyncio.create_task(self._open_line(link.address))
+            await asyncio.shield(self._opening[link.address])
+
+    async def _open_line(self, address: Address) -> None:
+        try:
+            line = await AsyncConnection.open(
+                address, client=f"broker {self._name}", timeout=_ROUTE_S
+            )
+            self._lines[line] = 0
+        finally:
+            del self._opening[address]
 
     async def _ask_any(self, ask: Callable[[MetaLink], Coroutine[None, None, T]]) -> T:
         """Ask the meta servers in turn, beginning with another one each time."""

@@ -20,6 +20,7 @@ from pulque.model.names import Pattern, Subject, parse_owner, parse_pattern, par
 from pulque.model.routes import RouteKind
 from pulque.net.server import Connection, Work
 from pulque.net.steps import while_heard
+from pulque.serving.metalink import MOST_HELD
 from pulque.wire.frame import Frame
 from pulque.wire.leadership import ChangeInSync, Lead
 from pulque.wire.ordered import Attend
@@ -37,8 +38,6 @@ from pulque.wire.routes import Route, Watch
 from pulque.wire.versions import agree
 
 __all__ = ["MetaHandler"]
-
-_MOST_WAITING = 100
 
 
 class _Answerer:
@@ -219,7 +218,7 @@ class MetaHandler:
 
     @staticmethod
     def _hold(connection: Connection) -> None:
-        if connection.waiting >= _MOST_WAITING:
+        if connection.waiting >= MOST_HELD:
             raise OverloadedError(f"{connection.waiting} requests of this connection wait already")
         connection.waiting += 1
 

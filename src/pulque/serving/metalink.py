@@ -14,10 +14,12 @@ from pulque.errors import FencedError, PulqueError, RejectedError, RemoteProtoco
 from pulque.wire.registration import Register, Registered, ServerState
 from pulque.wire.responses import Response
 
-__all__ = ["Describe", "MetaLink"]
+__all__ = ["MOST_HELD", "Describe", "MetaLink"]
 
 Describe = Callable[[ServerState], Register]
 """Says what the broker is and how it is doing."""
+MOST_HELD = 100
+"""Requests that a meta server holds for one connection; it refuses one more."""
 
 _PATIENCE_S = 3.0
 _LEAVE_S = 1.0
