@@ -7,12 +7,19 @@ from typing import Any, TypeVar
 from pulque.client.aio_dead import Asker, DeadLetters
 from pulque.client.dead import Letters
 from pulque.client.everybody import Said, of_all, of_one
-from pulque.client.groups import GroupState, PartitionReset, groups_of, reset_request, resets_of
+from pulque.client.groups import (
+    GroupState,
+    PartitionReset,
+    groups_of,
+    groups_request,
+    reset_request,
+    resets_of,
+)
 from pulque.client.looking import report_of, sealed_end_of
 from pulque.client.wishes import ModeName, RetryPolicy, StartAt, change_request, changed_of
 from pulque.errors import PulqueError, RejectedError
 from pulque.model.names import EVERYTHING
-from pulque.wire.requests import Groups, Request, Seal, Status
+from pulque.wire.requests import Request, Seal, Status
 from pulque.wire.responses import Response
 
 __all__ = ["Administration"]
@@ -79,6 +86,7 @@ class Administration:
             UnknownSubjectError: There is no such subject or partition here.
             UsageError: The broker is not there, or it is not said of which one a sequence is.
         """
+        request = reset_request(subject, group, to, partition, dry_run=dry_run)
         askers = await self._askers(subject)
         if broker is not None or isinstance(to, int):
             chosen = of_one(askers, broker, f"a reset of {group}")
@@ -88,7 +96,6 @@ class Administration:
             look = reset_request(subject, group, to, partition, dry_run=True)
             willing = await self._ask_each(askers, look, resets_of)
             askers = {name: askers[name] for name, _ in willing}
-        request = reset_request(subject, group, to, partition, dry_run=dry_run)
         found = await self._ask_each(askers, request, resets_of)
         return [row._replace(broker_group=broker) for broker, rows in found for row in rows]
 
@@ -101,7 +108,7 @@ class Administration:
             subject: Only those of this subject, or of a pattern such as ``order.*``.
             group: Only this group.
         """
-        request = Groups(subject or "", group or "")
+        request = groups_request(subject, group)
         found = await self._ask_all(subject or EVERYTHING, request, groups_of)
         return [row._replace(broker_group=broker) for broker, rows in found for row in rows]
 

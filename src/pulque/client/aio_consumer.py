@@ -13,7 +13,7 @@ from typing import Self
 from pulque.client.aio_guard import LoopGuard
 from pulque.client.aio_inlet import FOR_EVER, Inlet
 from pulque.client.aio_inlets import ConsumerBrokers, Inlets
-from pulque.client.arguments import check_timeout, check_wait, check_whole
+from pulque.client.arguments import check_callback, check_timeout, check_wait, check_whole
 from pulque.client.consumer_plan import ConsumerPlan
 from pulque.client.forking import on_fork
 from pulque.client.pace import Pace
@@ -172,6 +172,7 @@ class Consumer:
 
         It may look at ``is_abandoned`` of the messages it knows, and must not block.
         """
+        check_callback("callback", callback)
         self._inlets.on_abandoned(callback)
 
     @property

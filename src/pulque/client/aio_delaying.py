@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 from typing import TypeVar
 
 from pulque.client.aio_dead import Asker
+from pulque.client.arguments import check_text
 from pulque.client.receipt import Receipt
 from pulque.client.scheduled import (
     DelayedMessage,
@@ -92,6 +93,7 @@ class Delaying:
 
     def delayed(self, subject: str | None = None) -> "DelayedMessages":
         """Return what waits at the delay servers, of a subject or of all: count, list, show."""
+        check_text("subject", subject, may_be_none=True)
         return DelayedMessages(subject or "", self._delay_askers)
 
 

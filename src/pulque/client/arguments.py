@@ -7,10 +7,12 @@ from math import isnan
 from pulque.errors import UsageError
 
 __all__ = [
+    "check_callback",
     "check_choice",
     "check_flag",
     "check_number",
     "check_path",
+    "check_text",
     "check_timeout",
     "check_wait",
     "check_whole",
@@ -75,6 +77,18 @@ def check_path(name: str, value: object) -> None:
     """Raise UsageError unless a value is the name of a file or folder."""
     if not isinstance(value, str | os.PathLike):
         raise UsageError(f"{name} is {value!r}; a path is allowed, as a str or a pathlib.Path")
+
+
+def check_text(name: str, value: object, *, may_be_none: bool = False) -> None:
+    """Raise UsageError unless a value is a str."""
+    if not isinstance(value, str) and not (may_be_none and value is None):
+        raise UsageError(f"{name} is {value!r}; a str is allowed")
+
+
+def check_callback(name: str, value: object) -> None:
+    """Raise UsageError unless a value is a function, or can be called like one."""
+    if not callable(value):
+        raise UsageError(f"{name} is {value!r}; a function is allowed")
 
 
 def check_words(name: str, value: object) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Self
 
-from pulque.client.arguments import check_timeout, check_wait, check_whole
+from pulque.client.arguments import check_callback, check_timeout, check_wait, check_whole
 from pulque.client.consumer_plan import ConsumerPlan
 from pulque.client.forking import forked, on_fork
 from pulque.client.inlet import FOR_EVER, Inlet
@@ -212,6 +212,7 @@ class Consumer:
         It may look at ``is_abandoned`` of the messages it knows, and must not block. Any thread
         may call it.
         """
+        check_callback("callback", callback)
         self._inlets.on_abandoned(callback)
 
     @property

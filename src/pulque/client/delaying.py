@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import TypeVar
 
+from pulque.client.arguments import check_text
 from pulque.client.dead import Asker
 from pulque.client.receipt import Receipt
 from pulque.client.scheduled import (
@@ -92,6 +93,7 @@ class Delaying:
 
     def delayed(self, subject: str | None = None) -> "DelayedMessages":
         """Return what waits at the delay servers, of a subject or of all: count, list, show."""
+        check_text("subject", subject, may_be_none=True)
         return DelayedMessages(subject or "", self._delay_askers)
 
 

@@ -3,11 +3,12 @@
 from datetime import datetime
 from typing import NamedTuple
 
+from pulque.client.arguments import check_flag, check_text
 from pulque.client.wishes import StartAt, start_of
 from pulque.errors import RemoteProtocolError, UsageError
 from pulque.model.names import ConsumerId, Group, PartitionName
 from pulque.model.positions import ConsumeSequence
-from pulque.wire.requests import Reset
+from pulque.wire.requests import Groups, Reset
 from pulque.wire.resets import GroupPosition
 from pulque.wire.responses import GroupsReport, ResetDone, Response
 
@@ -16,6 +17,7 @@ __all__ = [
     "GroupState",
     "PartitionReset",
     "groups_of",
+    "groups_request",
     "reset_request",
     "resets_of",
 ]
@@ -76,8 +78,12 @@ def reset_request(
     """Return the request for a reset.
 
     Raises:
-        UsageError: There is no such place.
+        UsageError: There is no such place, or an argument is of a wrong type.
     """
+    check_text("subject", subject)
+    check_text("group", group)
+    check_text("partition", partition, may_be_none=True)
+    check_flag("dry_run", dry_run)
     try:
         target = start_of(to)
     except UsageError as error:
@@ -102,6 +108,17 @@ def resets_of(response: Response) -> list[PartitionReset]:
         )
         for row in response.rows
     ]
+
+
+def groups_request(subject: str | None, group: str | None) -> Groups:
+    """Return the request for where groups are: of one subject or pattern, of one group, or all.
+
+    Raises:
+        UsageError: An argument is of a wrong type.
+    """
+    check_text("subject", subject, may_be_none=True)
+    check_text("group", group, may_be_none=True)
+    return Groups(subject or "", group or "")
 
 
 def groups_of(response: Response) -> list[GroupState]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
 
-from pulque.client.arguments import check_choice
+from pulque.client.arguments import check_choice, check_text, check_words
 from pulque.client.ordered import OrderedOptions
 from pulque.client.receipt import ms_of
 from pulque.client.window import DELAYS
@@ -189,8 +189,12 @@ def change_request(  # the arguments of Client.change_group
     """Return the request that changes what a group said.
 
     Raises:
-        UsageError: There is no such mode, or no such filter.
+        UsageError: There is no such mode, no such filter, or an argument is of a wrong type.
     """
+    check_text("subject", subject)
+    check_text("group", group)
+    check_words("tags", () if tags is None else tags)
+    check_words("all_tags", () if all_tags is None else all_tags)
     found = mode_of(mode, group, broadcast=None)
     return ChangeGroup(
         group,

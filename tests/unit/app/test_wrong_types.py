@@ -397,3 +397,37 @@ def test_a_batch_handler_is_told_its_own_options() -> None:
         app.subscribe_batch("orders", group="g", dedup=MemoryChecker())(brew)  # type: ignore[call-arg]
     with pytest.raises(UsageError, match="did you mean max_messages"):
         app.subscribe_batch("orders", group="g", max_message=5)(brew)  # type: ignore[call-arg]
+
+
+WRONG_ASKED: list[tuple[Callable[[Any], Any], str]] = [
+    (lambda client: client.reset(1, "g", "latest"), "subject is 1"),
+    (lambda client: client.reset("orders", 2, "latest"), "group is 2"),
+    (lambda client: client.reset("orders", "g", 3.5), "to is 3.5"),
+    (lambda client: client.reset("orders", "g", "latest", partition=4), "partition is 4"),
+    (lambda client: client.reset("orders", "g", "latest", dry_run="no"), "dry_run is 'no'"),
+    (lambda client: client.groups(17), "subject is 17"),
+    (lambda client: client.groups("orders", group=17), "group is 17"),
+    (lambda client: client.groups(0), "subject is 0"),
+    (lambda client: client.change_group(5, "g"), "subject is 5"),
+    (lambda client: client.change_group("orders", 5), "group is 5"),
+    (lambda client: client.change_group("orders", "g", tags=5), "tags is 5"),
+    (lambda client: client.change_group("orders", "g", all_tags=5), "all_tags is 5"),
+    (lambda client: client.delayed(17), "subject is 17"),
+    (lambda client: client.consumer("orders", group="g").on_abandoned(5), "callback is 5"),
+]
+
+
+@pytest.mark.parametrize(("ask", "text"), WRONG_ASKED, ids=[text for _, text in WRONG_ASKED])
+def test_what_administrators_say_wrong_is_named(
+    pulque_client: pulque.Client, ask: Callable[[Any], Any], text: str
+) -> None:
+    with pytest.raises(UsageError, match=f"^{text}"):
+        ask(pulque_client)
+
+
+async def test_what_administrators_say_wrong_is_named_with_asyncio(
+    pulque_aio_client: aio.Client,
+) -> None:
+    for ask, text in WRONG_ASKED:
+        with pytest.raises(UsageError, match=f"^{text}"):
+            await ask(pulque_aio_client)
