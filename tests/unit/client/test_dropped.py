@@ -1,8 +1,10 @@
 """A client that is dropped without ``close`` is closed by itself, with a ``ResourceWarning``."""
 
+import asyncio
 import gc
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Callable
 
@@ -164,6 +166,29 @@ async def test_what_an_asyncio_client_finds_messages_with_keeps_the_client(
     kept = known()
     assert kept is not None
     await kept.close()
+
+
+def test_a_dropped_asyncio_client_ends_with_its_event_loop(
+    pulque_broker: InProcessBroker,
+) -> None:
+    async def use() -> None:
+        client = await aio.connect(pulque_broker.url, name="shop")
+        await client.send("orders", b"one")
+        for message in await client.consumer("orders", group="kitchen").pull(1, timeout=PATIENCE):
+            message.ack()
+        assert [each.body for each in await client.read("orders")] == [b"one"]
+
+    with pulque.connect(pulque_broker.url) as other:
+        other.send("warm", b"up")
+    before = connections(pulque_broker)
+
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        asyncio.run(use())
+        gc.collect()
+
+    assert any("unclosed transport" in str(each.message) for each in warned)
+    wait_until(lambda: connections(pulque_broker) == before)
 
 
 def client_threads() -> int:
