@@ -1,6 +1,7 @@
 """What a delay server does by the clock: checkpoints, retention, room on the disk."""
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 
 from pulque.delay.around import Around
@@ -170,8 +171,7 @@ class Housekeeper:
             self._over_at = dict.fromkeys(extent.over, extent.replayed)
 
     async def _write(self, extent: Extent, *, is_last: bool) -> None:
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._around.reader, self._store.sync, extent)
+        await self._finish(partial(self._store.sync, extent))
         self._committer.flush()
         changes: dict[bytes, bytes | None] = {**self._dedup.encode_changes()}
         changes.update(encode_sequences(self._dispatcher.sequences))
@@ -183,8 +183,8 @@ class Housekeeper:
         # The engine keeps what it was given, even if the writing fails.
         self._extent = extent
         try:
-            await loop.run_in_executor(self._around.reader, job.run)
-        except StorageFullError:
+            await self._finish(job.run)
+        except (StorageFullError, asyncio.CancelledError):
             self._engine.abandon_checkpoint()
             raise
         except PulqueError as error:
@@ -193,10 +193,21 @@ class Housekeeper:
         self._engine.finish_checkpoint(job)
 
     async def _remove_segments(self, replayed: int) -> None:
-        loop = asyncio.get_running_loop()
         engine = self._engine
         while len(engine.segments) > 1 and engine.segments[0].end <= replayed:
-            await loop.run_in_executor(self._around.reader, engine.remove_oldest().run)
+            await self._finish(engine.remove_oldest().run)
+
+    async def _finish(self, work: Callable[[], None]) -> None:
+        """Do something in a thread, and wait until it is done even when cancelled.
+
+        The last checkpoint comes next then: nothing may be written beside it.
+        """
+        running = asyncio.get_running_loop().run_in_executor(self._around.reader, work)
+        try:
+            await asyncio.shield(running)
+        except asyncio.CancelledError:
+            await asyncio.wait([running])
+            raise
 
     async def _remove_tick(self, tick: int, replayed: int) -> None:
         loop = asyncio.get_running_loop()

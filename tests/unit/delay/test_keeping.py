@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
+from threading import Event
 
 import pytest
 
@@ -345,6 +346,7 @@ async def test_segments_go_as_soon_as_there_is_a_pause(
     clock.advance(SECOND)
     await eventually(lambda: checkpoints(running) == 1)
     await eventually(lambda: sum(name.endswith(".log") for name in files.list("messages")) == 1)
+    await asyncio.sleep(0.3)  # else the same checkpoint may remove what is sealed now
     await running.send([(b"begins a segment", clock.now_ms() + DAY)])
     clock.advance(10 * SECOND)
     await eventually(lambda: checkpoints(running) == 2)
@@ -461,3 +463,39 @@ async def test_ticks_that_are_over_leave_the_memory_soon_if_they_are_large(
     await eventually(lambda: checkpoints(running) == 1)
     clock.advance(5 * SECOND)
     await eventually(lambda: running.server.status()["removed_ticks"] == 1)
+
+
+class SlowCheckpoint(MemoryFileSystem):
+    """A disk on which the first checkpoint takes until it is released."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.released = Event()
+        self.begun = 0
+
+    def open(self, path: str, *, create: bool = False, writable: bool = True) -> File:
+        if path.startswith("checkpoints/") and create:
+            self.begun += 1
+            assert self.released.wait(30)
+        return super().open(path, create=create, writable=writable)
+
+
+async def test_the_last_checkpoint_is_not_written_beside_another(
+    start_delay: StartDelay, clock: ManualClock
+) -> None:
+    files = SlowCheckpoint()
+    running = await start_delay(files=files, storage={"checkpoint_interval": "1s"})
+    await running.send([(b"x", clock.now_ms() + HOUR)])
+    await running.caught_up()
+    clock.advance(2 * SECOND)
+    await eventually(lambda: files.begun == 1)
+    closing = asyncio.create_task(running.close())
+    try:
+        await asyncio.sleep(0.5)
+        assert files.begun == 1
+    finally:
+        files.released.set()
+        await closing
+    assert files.begun == 2
+    running = await start_delay(files=files)
+    assert running.server.status()["schedule"]["messages"] == 1
