@@ -5,7 +5,6 @@ import logging
 import os
 import secrets
 import sys
-import threading
 import time
 import warnings
 import weakref
@@ -36,7 +35,7 @@ from pulque.client.options import (
 )
 from pulque.client.ordered_consumer import OrderedConsumer
 from pulque.client.outcomes import UNREACHED, not_reached
-from pulque.client.producer import Producer
+from pulque.client.producer import Producer, close_in_thread
 from pulque.client.reading import Reading
 from pulque.client.route_table import RouteKey
 from pulque.client.routes import HOME
@@ -348,9 +347,13 @@ class Client(Administration, Reading, Delaying, Sends):
         if brokers is None or brokers.home.is_closed or not brokers.home.server:
             return
         if not sys.is_finalizing():
+            for end in self._open_ends:
+                if isinstance(end, Producer):
+                    end.close_at_exit()
+            # Before the warning, which may be an error.
+            close_in_thread(self._close_quietly)
             text = f"unclosed client {self._name}"
             warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
-            threading.Thread(target=self._close_quietly, name="pulque-closer", daemon=True).start()
 
     # ── underneath ─────────────────────────────────────────────────────────────────────────
 

@@ -2,6 +2,7 @@
 
 import atexit
 import logging
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
@@ -31,7 +32,7 @@ from pulque.errors import (
 from pulque.model.ids import IdSource
 from pulque.model.names import parse_subject
 
-__all__ = ["Producer"]
+__all__ = ["Producer", "close_in_thread"]
 
 log = logging.getLogger("pulque.client")
 
@@ -39,6 +40,8 @@ _LAST_WORDS = 5.0
 """How long the end of the process waits for outcomes, in seconds."""
 
 _open: "weakref.WeakSet[Producer]" = weakref.WeakSet()
+_closing: set[threading.Thread] = set()
+"""Close clients that were dropped."""
 
 
 class Producer:
@@ -89,6 +92,14 @@ class Producer:
             self._recover(self._core)
         self.on_closed: Callable[[Producer], None] | None = None
         """Called at its end. It holds the client: the threads of a producer hold neither."""
+        self.close_at_exit()
+
+    def close_at_exit(self) -> None:
+        """Have it closed at the end of the process, and told of a fork.
+
+        Both hold it weakly: the garbage collector makes them forget it before the client, which
+        is dropped with it, can have it closed.
+        """
         _open.add(self)
         on_fork(self, Producer._after_fork)
 
@@ -322,10 +333,31 @@ class Producer:
             )
 
 
+def close_in_thread(close: Callable[[], None]) -> None:
+    """Close what was dropped in a thread of its own, which the end of the process waits for."""
+
+    def run() -> None:
+        try:
+            close()
+        finally:
+            _closing.discard(thread)
+
+    thread = threading.Thread(target=run, name="pulque-closer", daemon=True)
+    _closing.add(thread)
+    try:
+        thread.start()
+    except BaseException:
+        _closing.discard(thread)
+        raise
+
+
 def _close_all() -> None:
-    """Flush what is still open at the end of the process."""
+    """Flush what is still open at the end of the process, and what is being closed."""
     for producer in list(_open):
         producer.close(_LAST_WORDS)
+    deadline = time.monotonic() + _LAST_WORDS
+    for thread in list(_closing):
+        thread.join(max(0.0, deadline - time.monotonic()))
 
 
 atexit.register(_close_all)
