@@ -8,7 +8,7 @@ goes wrong between here and the database is told as ``UnavailableError``: it may
 import asyncio
 import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,11 @@ class Database:
         self._timeout_s = timeout_s
         self._is_sqlite = url.get_backend_name() == "sqlite"
         self._engine = self._make_engine(password)
+        # Whoever waits for SQLite's lock looks again now and then, and is passed over by those
+        # who begin at the right moment: so only one of this process waits for it at a time.
+        self._turn: AbstractAsyncContextManager[None] = (
+            asyncio.Lock() if self._is_sqlite else nullcontext()
+        )
 
     @property
     def shown(self) -> str:
@@ -90,7 +95,11 @@ class Database:
         Raises:
             UnavailableError: The database is away.
         """
-        async with self._translated(self._timeout_s), self._engine.connect() as connection:
+        async with (
+            self._translated(self._timeout_s),
+            self._turn,
+            self._engine.connect() as connection,
+        ):
             yield connection
 
     @asynccontextmanager
@@ -100,7 +109,11 @@ class Database:
         Raises:
             UnavailableError: The database is away. What was written may be there or not.
         """
-        async with self._translated(self._timeout_s), self._engine.begin() as connection:
+        async with (
+            self._translated(self._timeout_s),
+            self._turn,
+            self._engine.begin() as connection,
+        ):
             yield connection
 
     async def lock(self, connection: AsyncConnection) -> None:
