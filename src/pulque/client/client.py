@@ -349,7 +349,7 @@ class Client(Administration, Reading, Delaying, Sends):
         if not sys.is_finalizing():
             for end in self._open_ends:
                 if isinstance(end, Producer):
-                    end.close_at_exit()
+                    end._close_at_exit()  # noqa: SLF001
             # Before the warning, which may be an error.
             close_in_thread(self._close_quietly)
             text = f"unclosed client {self._name}"

@@ -92,9 +92,9 @@ class Producer:
             self._recover(self._core)
         self.on_closed: Callable[[Producer], None] | None = None
         """Called at its end. It holds the client: the threads of a producer hold neither."""
-        self.close_at_exit()
+        self._close_at_exit()
 
-    def close_at_exit(self) -> None:
+    def _close_at_exit(self) -> None:
         """Have it closed at the end of the process, and told of a fork.
 
         Both hold it weakly: the garbage collector makes them forget it before the client, which
