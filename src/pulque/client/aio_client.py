@@ -34,7 +34,7 @@ from pulque.client.options import (
     send_options,
 )
 from pulque.client.outcomes import UNREACHED, not_reached
-from pulque.client.receipt import Parts, Receipt
+from pulque.client.receipt import Outgoing, Parts, Receipt
 from pulque.client.route_table import RouteKey
 from pulque.client.routes import HOME, Targets, Way
 from pulque.client.spooling import SPOOL_LIMIT
@@ -186,12 +186,12 @@ class Client(Administration, Reading, Delaying):
         self._brokers.guard.check()
         if type(subject) is not str:
             parse_subject(subject)
-        if timeout is not None:
-            check_timeout(timeout)
+        if timeout is not None and check_timeout(timeout) != self._timeout:
+            message = Outgoing(body, **parts)
+            return await self._sending()._send_within(subject, message, timeout)  # noqa: SLF001
         if not parts:
-            await self._find_targets(subject, timeout)
-        pending = await self._sending().send(subject, body, **parts)
-        return await pending.result(timeout)
+            await self._find_targets(subject)
+        return await (await self._sending().send(subject, body, **parts))
 
     async def send_many(
         self,
@@ -213,8 +213,8 @@ class Client(Administration, Reading, Delaying):
             parse_subject(subject)
         if timeout is not None:
             check_timeout(timeout)
-        sending = self._sending()
-        return await sending._send_many(subject, messages, timeout)  # noqa: SLF001
+        own = timeout if timeout != self._timeout else None
+        return await self._sending()._send_many(subject, messages, own)  # noqa: SLF001
 
     def producer(  # noqa: PLR0913  # choices by keyword, each with a default
         self,
@@ -274,7 +274,9 @@ class Client(Administration, Reading, Delaying):
         producer = Producer(
             options,
             connect=self._brokers.open_at,
-            find_targets=lambda way: self._brokers.find_targets(way, self._timeout, options.acks),
+            find_targets=lambda way, limit: self._brokers.find_targets(
+                way, limit or self._timeout, options.acks
+            ),
             stale=self._brokers.stale,
             first_place=None if self._brokers.is_cluster else HOME,
             producer_id=secrets.randbits(64) | 1,
@@ -414,11 +416,10 @@ class Client(Administration, Reading, Delaying):
     def _asker(self, calls: Calls) -> Asker:
         return lambda request: calls.ask(request, self._timeout, _kept)
 
-    async def _find_targets(self, way: Way, timeout: float | None = None) -> Targets:
+    async def _find_targets(self, way: Way) -> Targets:
         targets = self._targets.get(way)
         if targets is None:
-            limit = timeout or self._timeout
-            targets = await self._brokers.find_targets(way, limit, self._acks)
+            targets = await self._brokers.find_targets(way, self._timeout, self._acks)
         return targets
 
     async def _routes_changed(self, keys: list[RouteKey]) -> None:

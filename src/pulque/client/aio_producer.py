@@ -98,7 +98,7 @@ class Producer:
         options: SendOptions,
         *,
         connect: Callable[[str, float], Awaitable[AsyncConnection]],
-        find_targets: Callable[[Way], Awaitable[Targets]],
+        find_targets: Callable[[Way, float | None], Awaitable[Targets]],
         stale: Callable[[], None],
         first_place: str | None,
         producer_id: int,
@@ -230,15 +230,32 @@ class Producer:
         spans: list[Span] = []
         pending = PendingSends(spans)
         try:
-            await self._take_in(subject, items, spans)
+            await self._take_in(subject, items, spans, timeout)
         except PulqueError as error:
             await _wait_for(pending.batches, None)
             error.add_note(f"{pending.count_confirmed()} of {len(items)} messages are confirmed")
             raise
-        return await pending.result(timeout)
+        return await pending.result()
+
+    async def _send_within(self, subject: str, message: Outgoing, timeout: float) -> Receipt:
+        """Send a message that has an outcome within so many seconds; ``Client.send`` calls it."""
+        self._guard.check()
+        while True:
+            try:
+                pending = self._core.add_message(subject, message, timeout)
+            except NoRouteError as unknown:
+                await self._learn(unknown.way, timeout)
+            else:
+                if self._signal.is_up:
+                    await self._work(timeout)
+                return await pending
 
     async def _take_in(
-        self, subject: str, items: Sequence[bytes | Outgoing], spans: list[Span]
+        self,
+        subject: str,
+        items: Sequence[bytes | Outgoing],
+        spans: list[Span],
+        timeout: float | None = None,
     ) -> None:
         """Take in many messages, and add to ``spans`` where they travel as soon as they do."""
         await self.recovered()
@@ -246,12 +263,12 @@ class Producer:
             parse_subject(subject)
         for way in self._core.ways_of(subject, items):
             if not self._core.knows(way):
-                await self._learn(way)
+                await self._learn(way, timeout)
         self._core.check_many(subject, items)
-        for some in self._core.add_in_steps(subject, items):
+        for some in self._core.add_in_steps(subject, items, timeout):
             spans += some
             if self._signal.is_up:
-                await self._work()
+                await self._work(timeout)
 
     async def flush(self, timeout: float | None = None) -> None:
         """Send what lingers, and wait until every message so far has an outcome.
@@ -318,8 +335,8 @@ class Producer:
             if self._core.knows(way):
                 await self._learn(way)
 
-    async def _learn(self, way: Way) -> None:
-        self._core.add_way(way, await self._find_targets(way))
+    async def _learn(self, way: Way, timeout: float | None = None) -> None:
+        self._core.add_way(way, await self._find_targets(way, timeout))
         self._links.look()
 
     async def _end_recovery(self) -> None:
@@ -343,7 +360,7 @@ class Producer:
         deadline = self._loop.time() + core.options.timeout
         while True:
             try:
-                await self._find_targets(way)
+                await self._find_targets(way, None)
                 core.decide(note, is_stored=await self._ask(core, note))
                 return
             except PulqueError as error:
@@ -360,11 +377,11 @@ class Producer:
         finally:
             await connection.close()
 
-    async def _work(self) -> None:
+    async def _work(self, timeout: float | None = None) -> None:
         """Send what is ready, and wait while too much is not."""
         self._links.pump()
         # Whatever happens, batches have an outcome within their timeout: that makes room.
-        deadline = self._loop.time() + self._core.options.timeout
+        deadline = self._loop.time() + (timeout or self._core.options.timeout)
         while self._core.is_crowded and not self._is_closed and self._loop.time() < deadline:
             self._links.changed.clear()
             try:

@@ -140,6 +140,7 @@ class OutgoingBatch:
         "sent_at",
         "size",
         "stream",
+        "timeout",
         "way",
         "whole",
     )
@@ -159,6 +160,8 @@ class OutgoingBatch:
         self.due_at = due_at
         """When it has lingered for long enough, by the monotonic clock."""
         self.deadline = deadline
+        self.timeout: float | None = None
+        """Within how many seconds its callers want an outcome, if not the producer's timeout."""
         self.take_from(BatchPacker())
         self.dues: list[int] = []
         """When each message is due, where they are due later."""

@@ -114,11 +114,18 @@ class Dispatch:
         """Take note of a new batch."""
         # Behind others it is not the next one to linger long enough, nor to run out of time:
         # whoever waits for these looks at it then.
-        if not self._lingering or not self._unresolved:
-            self.has_work = self._signal.is_up = True
+        is_next = not self._lingering
         self._lingering.append(batch)
-        self._unresolved.append(batch)
+        self._put_by_deadline(batch)
+        if is_next or self._unresolved[0] is batch:
+            self.has_work = self._signal.is_up = True
         batch.stream.open = batch
+
+    def _put_by_deadline(self, batch: OutgoingBatch) -> None:
+        place = len(self._unresolved)
+        while place and self._unresolved[place - 1].deadline > batch.deadline:
+            place -= 1
+        self._unresolved.insert(place, batch)
 
     def discard(self, batch: OutgoingBatch) -> None:
         """Forget a batch whose first message turned out to be no message."""
@@ -165,7 +172,7 @@ class Dispatch:
         written; everything else follows from these.
         """
         in_flight = [batch for batches in self._in_flight.values() for batch in batches]
-        waiting = [each for each in (*self._unresolved, *self._ghosts) if not each.is_done]
+        waiting = [*self.unresolved(), *(each for each in self._ghosts if not each.is_done)]
         streams = dict.fromkeys(batch.stream for batch in (*waiting, *in_flight))
         for way, batch in list(self.open.items()):
             if batch.stream.open is not batch:
@@ -361,7 +368,8 @@ class Dispatch:
 
     def unresolved(self) -> list[OutgoingBatch]:
         """Return the batches without an outcome, the oldest first; none may be in flight."""
-        return [batch for batch in self._unresolved if not batch.is_done]
+        found = [batch for batch in self._unresolved if not batch.is_done]
+        return sorted(found, key=lambda batch: batch.due_at)
 
     def let_go(self, batch: OutgoingBatch) -> None:
         """Forget a batch: another dispatch has it from now on."""
@@ -392,10 +400,7 @@ class Dispatch:
 
     def take_over(self, batch: OutgoingBatch) -> None:
         """Send a batch that another dispatch let go; its stream is one of ours now."""
-        place = len(self._unresolved)
-        while place and self._unresolved[place - 1].deadline > batch.deadline:
-            place -= 1
-        self._unresolved.insert(place, batch)
+        self._put_by_deadline(batch)
         batch.stream.has_keys |= batch.is_ordered
         batch.stream.ready.append(batch)
         self.activate(batch.stream)
@@ -403,14 +408,19 @@ class Dispatch:
     # ── the end of waiting ─────────────────────────────────────────────────────────────────
 
     def expire(self, now: float) -> bool:
-        """Fail the batches whose time is up; say whether the broker owes an answer to one."""
+        """Fail the batches whose time is up; say whether the broker owes one an answer."""
         unresolved = self._unresolved
         is_overdue = False
+        sent_at = self.oldest_in_flight()
         while unresolved and (unresolved[0].is_done or unresolved[0].deadline <= now):
             batch = unresolved.popleft()
             if not batch.is_done:
                 is_in_flight = any(batch in each for each in self._in_flight.values())
-                is_overdue = is_overdue or is_in_flight
+                # A caller in a hurry is no reason to cut the connection that all others use.
+                is_overdue = is_overdue or (is_in_flight and batch.timeout is None)
+                is_overdue = is_overdue or (
+                    sent_at is not None and now - sent_at >= self.options.timeout
+                )
                 batch.may_be_stored = batch.may_be_stored or is_in_flight
                 if batch.is_bound and batch.may_be_stored:
                     self._leave_ghost(batch)
@@ -419,7 +429,8 @@ class Dispatch:
         return is_overdue
 
     def _out_of_time(self, batch: OutgoingBatch) -> PulqueError:
-        found = f"no outcome within {self.options.timeout:g} s for a batch to "
+        timeout = batch.timeout or self.options.timeout
+        found = f"no outcome within {timeout:g} s for a batch to "
         return out_of_time(
             found + batch.stream.target.partition,
             batch.refusal,

@@ -240,7 +240,8 @@ class OutgoingCore(Generic[P]):
         """Say whether only its broker group can tell for now whether a batch is stored."""
         if not batch.is_unanswered or not batch.stream.dispatch.is_led:
             return False
-        return now - batch.sent_at < min(FAILOVER_PATIENCE, self.options.timeout / 2)
+        timeout = batch.timeout or self.options.timeout
+        return now - batch.sent_at < min(FAILOVER_PATIENCE, timeout / 2)
 
     # ── messages come in ───────────────────────────────────────────────────────────────────
 
@@ -296,7 +297,11 @@ class OutgoingCore(Generic[P]):
                 if found:
                     stream, key, size = found
                     open_batch = stream.open
-                    if open_batch is not None and open_batch.large <= self._full:
+                    if (
+                        open_batch is not None
+                        and open_batch.large <= self._full
+                        and open_batch.timeout is None
+                    ):
                         bodies, keys = open_batch.bodies, open_batch.keys
                         index, size = len(bodies), size + len(body)
                         if 0 < index == len(keys) and size <= self._small:
@@ -320,8 +325,14 @@ class OutgoingCore(Generic[P]):
         promise._index = index  # noqa: SLF001
         return promise
 
-    def add_message(self, subject: str, message: Outgoing) -> P:
-        """Add a message with all that it has. Takes the lock itself; raises as ``add`` does."""
+    def add_message(self, subject: str, message: Outgoing, timeout: float | None = None) -> P:
+        """Add a message with all that it has. Takes the lock itself; raises as ``add`` does.
+
+        Args:
+            subject: Where to.
+            message: It.
+            timeout: Within how many seconds it must have an outcome, if not the producer's.
+        """
         body = as_body(message.body)
         expires_at_ms = ms_of(message.expires_at)
         level = check_priority(message.priority)
@@ -332,7 +343,7 @@ class OutgoingCore(Generic[P]):
             if due_at_ms:
                 self._check_longest(way, due_at_ms, now_ms)
             try:
-                batch = self._batch_for(way, message.order_key, len(body), level)
+                batch = self._batch_for(way, message.order_key, len(body), level, timeout)
                 index = len(batch.bodies)
                 self._put_in(batch, index, message, body, expires_at_ms, due_at_ms)
             except BaseException as error:
@@ -376,14 +387,17 @@ class OutgoingCore(Generic[P]):
         if index >= self._last:
             batch.stream.dispatch.close(batch)
 
-    def add_many(self, subject: str, bodies: Sequence[bytes]) -> list[Span]:
+    def add_many(
+        self, subject: str, bodies: Sequence[bytes], timeout: float | None = None
+    ) -> list[Span]:
         """Add many bodies, all of type bytes. Takes the lock itself; raises as ``add`` does."""
         spans: list[Span] = []
         at = 0
         with self.lock:
             try:
                 while at < len(bodies):
-                    batch = self._open.get(subject) or self._batch_for(subject, None, 0)
+                    batch = self._open.get(subject) if timeout is None else None
+                    batch = batch or self._batch_for(subject, None, 0, timeout=timeout)
                     start = len(batch.bodies)
                     some = bodies[at : at + self._last + 1 - start]
                     size = sum(map(len, some))
@@ -391,7 +405,7 @@ class OutgoingCore(Generic[P]):
                         # Not all of them fit: one by one, then.
                         some = some[:1]
                         size = len(some[0])
-                        batch = self._batch_for(subject, None, size)
+                        batch = self._batch_for(subject, None, size, timeout=timeout)
                         start = len(batch.bodies)
                     batch.bodies.extend(some)
                     self._added += size + OBJECT_BYTES * len(some)
@@ -416,7 +430,9 @@ class OutgoingCore(Generic[P]):
             each.mend()
         self._raise_ceiling()
 
-    def add_in_steps(self, subject: str, messages: Iterable[object]) -> Iterator[list[Span]]:
+    def add_in_steps(
+        self, subject: str, messages: Iterable[object], timeout: float | None = None
+    ) -> Iterator[list[Span]]:
         """Add messages of both kinds, a batch's worth at a time, so that the shell can send.
 
         Takes the lock itself. Raises as ``add`` does: for bodies before the first is added,
@@ -427,12 +443,12 @@ class OutgoingCore(Generic[P]):
         if set(map(type, items)) <= {bytes}:
             self.check_size(max(map(len, items), default=0))
             for at in range(0, len(items), step):
-                yield self.add_many(subject, cast(list[bytes], items[at : at + step]))
+                yield self.add_many(subject, cast(list[bytes], items[at : at + step]), timeout)
             return
         for at, item in enumerate(items):
             try:
                 message = item if isinstance(item, Outgoing) else Outgoing(item)
-                yield [self.add_message(subject, message).span]
+                yield [self.add_message(subject, message, timeout).span]
             except PulqueError as error:
                 error.add_note(f"{at} of {len(items)} messages were taken in")
                 raise
@@ -465,9 +481,14 @@ class OutgoingCore(Generic[P]):
             check_longest(due_at_ms, now_ms, streams.targets.longest_delay_ms)
 
     def _batch_for(
-        self, way: Way, order_key: str | None, size: int, level: int = DEFAULT_LEVEL
+        self,
+        way: Way,
+        order_key: str | None,
+        size: int,
+        level: int = DEFAULT_LEVEL,
+        timeout: float | None = None,
     ) -> OutgoingBatch:
-        """Return an open batch with room for a message of ``size``.
+        """Return an open batch of one timeout with room for a message of ``size``.
 
         Small messages always have room where their number has, so that nobody counts their
         bytes; ``large`` counts what a batch has beyond them. So a batch may have up to twice
@@ -479,35 +500,47 @@ class OutgoingCore(Generic[P]):
         self.check_size(size)
         # Picked once: to pick is to take a turn, and the next turn may be another broker's.
         stream = streams.pick(order_key, level)
-        batch = self._open_with_room(stream, size)
+        batch = self._open_with_room(stream, size, timeout)
         if batch is None and not order_key:
             stream = streams.turn(level)
-            batch = self._open_with_room(stream, size)
+            batch = self._open_with_room(stream, size, timeout)
         if batch is None:
-            batch = self._open_batch(way, stream)
+            batch = self._open_batch(way, stream, timeout)
         if size > self._small:
             batch.large += size - self._small
         if batch.large > self._full:
             # It is full with this one: the next message has to come here first.
             self._open.pop(way, None)
-        elif not order_key and level == DEFAULT_LEVEL:
+        elif not order_key and level == DEFAULT_LEVEL and timeout is None:
             self._open[way] = batch
         return batch
 
-    def _open_with_room(self, stream: Stream, size: int) -> OutgoingBatch | None:
-        """Return the open batch of a stream; close it instead if ``size`` does not fit."""
+    def _open_with_room(
+        self, stream: Stream, size: int, timeout: float | None
+    ) -> OutgoingBatch | None:
+        """Return the open batch of a stream; close it instead if the message does not fit.
+
+        All messages of a batch have one outcome, so that they must want it at the same time.
+        """
         batch = stream.open
-        if batch is None or not batch.bodies:
+        if batch is None:
+            return None
+        if not batch.bodies and batch.timeout != timeout:
+            stream.dispatch.discard(batch)
+            return None
+        if not batch.bodies:
             return batch
-        if batch.large + self._small * len(batch.bodies) + size <= self._full:
+        has_room = batch.large + self._small * len(batch.bodies) + size <= self._full
+        if has_room and batch.timeout == timeout:
             return batch
         stream.dispatch.close(batch)
         return None
 
-    def _open_batch(self, way: Way, stream: Stream) -> OutgoingBatch:
+    def _open_batch(self, way: Way, stream: Stream, timeout: float | None = None) -> OutgoingBatch:
         now = self._monotonic()
-        due_at, deadline = now + self.options.linger, now + self.options.timeout
+        due_at, deadline = now + self.options.linger, now + (timeout or self.options.timeout)
         batch = OutgoingBatch(way, stream, self.lock, due_at=due_at, deadline=deadline)
+        batch.timeout = timeout
         batch.opened_at_ms = self._now_ms()
         stream.dispatch.opened(batch)
         return batch

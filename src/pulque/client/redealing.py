@@ -87,6 +87,7 @@ def _empty_like(batch: OutgoingBatch, stream: Stream) -> OutgoingBatch:
     piece = OutgoingBatch(
         batch.way, stream, batch.lock, due_at=batch.due_at, deadline=batch.deadline
     )
+    piece.timeout = batch.timeout
     piece.whole = batch
     piece.is_ordered = batch.is_ordered
     piece.may_be_doubled = batch.may_be_doubled

@@ -138,8 +138,8 @@ class SpoolingCore(OutgoingCore[P]):
         """Add a message that has an order key and nothing else, as ``add_message`` does."""
         return self.add_message(subject, Outgoing(body, order_key=order_key))
 
-    def add_message(self, subject: str, message: Outgoing) -> P:
-        """Keep a message and add it. Takes the lock itself.
+    def add_message(self, subject: str, message: Outgoing, timeout: float | None = None) -> P:
+        """Keep a message and add it. Takes the lock itself; ``timeout`` means nothing here.
 
         Raises:
             NoRouteError: ``add_way`` must come first.
@@ -157,7 +157,9 @@ class SpoolingCore(OutgoingCore[P]):
                 raise
         return promise
 
-    def add_many(self, subject: str, bodies: Sequence[bytes]) -> list[Span]:
+    def add_many(
+        self, subject: str, bodies: Sequence[bytes], timeout: float | None = None
+    ) -> list[Span]:
         """Add many bodies, as ``add_message`` does; what was kept is synced once."""
         with self.lock:
             try:
@@ -168,7 +170,9 @@ class SpoolingCore(OutgoingCore[P]):
             finally:
                 self._settle_what_may_be()
 
-    def add_in_steps(self, subject: str, messages: Iterable[object]) -> Iterator[list[Span]]:
+    def add_in_steps(
+        self, subject: str, messages: Iterable[object], timeout: float | None = None
+    ) -> Iterator[list[Span]]:
         """Add messages of both kinds, a batch's worth at a time; what was kept is synced then."""
         items = messages if isinstance(messages, list) else list(messages)
         step = self.options.max_batch
@@ -240,8 +244,8 @@ class SpoolingCore(OutgoingCore[P]):
             self.signal.is_up = True
         return self._promise(batch, index)
 
-    def _open_batch(self, way: Way, stream: Stream) -> OutgoingBatch:
-        batch = super()._open_batch(way, stream)
+    def _open_batch(self, way: Way, stream: Stream, timeout: float | None = None) -> OutgoingBatch:
+        batch = super()._open_batch(way, stream, timeout)
         batch.deadline = _FOR_EVER
         return batch
 
