@@ -152,9 +152,6 @@ class StoredLog:
         Raises:
             DataLossError: Some are in no segment, and they must all be there.
         """
-        if not any(each.damages for each in self._maps.values()):
-            for asked in ranges:
-                self._check_whole(asked, must_be_whole=must_be_whole)
         by_name = {each.partition: (each.first, each.end) for each in ranges if each.length > 0}
         total = sum(end - first for first, end in by_name.values())
         size = max(1, min(most_rows, -(-total // least)))
@@ -163,6 +160,9 @@ class StoredLog:
             wanted = {name: by_name[name] for name in each.names.values() if name in by_name}
             if wanted:
                 found += _cut(each, wanted, size)
+        if not any(each.damages for each in found):  # else tasks name what is damaged
+            for asked in ranges:
+                self._check_whole(asked, must_be_whole=must_be_whole)
         return found
 
     def _check_whole(self, wanted: Range, *, must_be_whole: bool) -> None:
@@ -179,6 +179,9 @@ class StoredLog:
                 f"and {stored} of these {wanted.length} are in the segments of {self._where}: "
                 "some were removed"
             )
+            for damage in (each for some in self._maps.values() for each in some.damages):
+                found += f", or lie in what is damaged: {damage.path} at offset {damage.offset}"
+                break
             if must_be_whole:
                 raise DataLossError(
                     f"{found}; with failOnDataLoss=false the read goes on with what there is"

@@ -15,6 +15,7 @@ from pulque.errors import (
     UnknownSubjectError,
 )
 from pulque.model.names import parse_partition
+from pulque.model.record import MAGIC
 from pulque.testing.broker import InProcessBroker
 
 pytest.importorskip("pyarrow")
@@ -29,6 +30,7 @@ from pulque.pipeline.stored import StoredLog, read_stretch
 
 SUBJECTS = ("orders", "orders.paid", "refunds")
 EVERYTHING = Selection(subjects=("*",))
+ORDERS = Selection(subjects=("orders",))
 Row = dict[str, Any]
 
 
@@ -160,6 +162,58 @@ def test_a_damaged_batch_is_named_or_passed_over(broker: InProcessBroker, tmp_pa
     left = rows_of_files(log, whole(log), must_be_whole=False)
     assert 0 < len(left) < len(rows)
     assert all(row in rows for row in left)
+
+
+def damage_all_of(path: Path) -> int:
+    """Spoil all batches of a segment without an index; return the offset of the first one."""
+    path.with_suffix(".index").unlink(missing_ok=True)
+    content = bytearray(path.read_bytes())
+    magic = MAGIC.to_bytes(2, "little")
+    first = at = content.index(magic, content.index(magic) + 2)  # behind the partition table
+    while at >= 0:
+        content[at] ^= 0xFF
+        at = content.find(magic, at)
+    path.write_bytes(content)
+    return int(path.stem) + first
+
+
+def test_a_gap_is_told_where_nothing_of_a_damaged_segment_can_be_read(
+    broker: InProcessBroker, tmp_path: Path
+) -> None:
+    with pulque.connect(broker.url) as client:
+        for number in range(3):
+            client.send("orders", b"%d" % number)
+            client.seal()
+    broker.stop()
+    _, second, *_ = sorted((tmp_path / "messages").glob("*.log"))
+    offset = damage_all_of(second)
+    log = StoredLog(str(tmp_path))
+
+    told = f"or lie in what is damaged: .*{second.name} at offset {offset}"
+    with pytest.raises(DataLossError, match=told):
+        rows_of_files(log, whole(log))
+    left = rows_of_files(log, whole(log), must_be_whole=False)
+    assert [row["body"] for row in left] == [b"0", b"2"]
+
+
+def test_damage_of_one_subject_does_not_hide_a_missing_segment_of_another(
+    broker: InProcessBroker, tmp_path: Path
+) -> None:
+    with pulque.connect(broker.url) as client:
+        for number in range(3):
+            client.send("orders", b"%d" % number)
+            client.seal()
+        client.send("refunds", b"damaged")
+        client.seal()
+    broker.stop()
+    _, second, _, fourth, *_ = sorted((tmp_path / "messages").glob("*.log"))
+    second.unlink()
+    damage_all_of(fourth)
+    log = StoredLog(str(tmp_path))
+    orders = [Range(name, *log.bounds(name)) for name in log.partitions(ORDERS)]
+
+    with pytest.raises(DataLossError, match=r"2 of these 3 are in the segments"):
+        rows_of_files(log, orders)
 
 
 def test_a_subject_that_does_not_exist_is_told(broker: InProcessBroker, tmp_path: Path) -> None:
