@@ -130,9 +130,10 @@ def pack_messages(
     """
     packer = BatchPacker()
     for message, due_at_ms in zip(messages, dues or repeat(AT_ONCE), strict=False):
+        extra = 0
         if isinstance(message, Outgoing):
             body = as_body(message.body)
-            packer.add(
+            extra = packer.add(
                 body,
                 key=message.key,
                 order_key=message.order_key,
@@ -144,7 +145,7 @@ def pack_messages(
         else:
             body = as_body(message)
             packer.bodies.append(body)
-        check_size(len(body), max_message)
+        check_size(len(body) + extra, max_message)
     return packer
 
 

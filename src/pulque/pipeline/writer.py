@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import chain
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -31,11 +32,12 @@ from pulque.errors import (
     UsageError,
     error_from_wire,
 )
+from pulque.model.batch import COLUMNS
 from pulque.model.ids import IdSource
 from pulque.model.names import PartitionName
 from pulque.pipeline.brokers import BrokersOfUrl, held_name, split_held
 from pulque.pipeline.options import WriteOptions
-from pulque.pipeline.rows import check_schema, rows_of
+from pulque.pipeline.rows import Row, check_schema, rows_of
 from pulque.pipeline.staging import PackedBatch, Staged, Staging, stage
 from pulque.wire.requests import Acks, Send
 from pulque.wire.responses import Response, Sent
@@ -44,6 +46,8 @@ __all__ = ["BatchWriter", "StreamWriter"]
 
 _TIMEOUT_S = 60.0
 _BATCH_BYTES = 1024 * 1024
+_COLUMNS = sum(column.width for column in COLUMNS)
+"""Bytes of a message that stand in columns."""
 _QUERY = "sql.streaming.queryId"
 _PROMISES_AT_ONCE = 50_000
 
@@ -157,13 +161,17 @@ class _Packer:
         for batch in batches:
             for row in rows_of(batch, self._options.subject):
                 target = self._target(row.subject, row.message)
+                size = _size_of(row.message)
+                while self._sizes.get(target, 0) + size > self._most_bytes(target.place):
+                    if target not in self._open:
+                        break  # a message that is larger by itself; packing refuses it
+                    yield self._close_turn(row, target)
+                    target = self._target(row.subject, row.message)
                 waiting = self._open.setdefault(target, [])
                 waiting.append(row.message)
-                size = self._sizes.get(target, 0) + len(as_body(row.message.body))
-                self._sizes[target] = size
-                if len(waiting) >= self._options.max_batch or size >= _BATCH_BYTES:
-                    self._turns.pop((row.subject, row.message.priority), None)
-                    yield self._close(target)
+                self._sizes[target] = self._sizes.get(target, 0) + size
+                if len(waiting) >= self._options.max_batch:
+                    yield self._close_turn(row, target)
         for target in list(self._open):
             yield self._close(target)
 
@@ -186,6 +194,11 @@ class _Packer:
         targets.begin_at(secrets.SystemRandom().random())  # tasks may have one batch each
         return targets
 
+    def _close_turn(self, row: Row, target: Target) -> tuple[PackedBatch, int]:
+        """Close a batch; messages without an order key go elsewhere from now on."""
+        self._turns.pop((row.subject, row.message.priority), None)
+        return self._close(target)
+
     def _close(self, target: Target) -> tuple[PackedBatch, int]:
         messages = self._open.pop(target)
         self._sizes.pop(target)
@@ -199,12 +212,23 @@ class _Packer:
         )
         return PackedBatch(held_name(target.place, target.partition), batch), len(messages)
 
+    def _most_bytes(self, place: str) -> int:
+        """Return how large a batch may be: a broker never takes less than one whole message."""
+        return min(_BATCH_BYTES, self._max_message(place))
+
     def _max_message(self, place: str) -> int:
         """Return how large a message may be, before it is too late to say so."""
         calls = self._brokers.at(place)
         if not calls.max_message:
             calls.warm_up(_TIMEOUT_S)
         return calls.max_message
+
+
+def _size_of(message: Outgoing) -> int:
+    """Return how much room a message takes in a batch, at most."""
+    texts = (message.key or "", message.order_key or "", *message.tags)
+    parts = chain(texts, chain.from_iterable((message.headers or {}).items()))
+    return len(as_body(message.body)) + _COLUMNS + sum(len(each.encode()) + 1 for each in parts)
 
 
 def _in_parts(rows: Sequence[tuple[str, Outgoing]]) -> Iterator[list[tuple[str, list[Outgoing]]]]:

@@ -7,7 +7,7 @@ import pytest
 
 import pulque
 from pulque.client.options import acks_of
-from pulque.errors import CorruptionError, UsageError
+from pulque.errors import CorruptionError, MessageTooLargeError, UsageError
 from pulque.model.batch import seed_of
 from pulque.model.names import PartitionName, parse_partition
 from pulque.model.pack import BatchPacker
@@ -18,6 +18,7 @@ from tests.unit.client.fake_cluster import FakeCluster
 pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")
 import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from pulque.pipeline.options import WriteOptions
@@ -182,6 +183,62 @@ def test_files_of_tasks_that_died_are_removed(
 
     assert not (tmp_path / lost.file).exists()
     assert [path.name for path in tmp_path.glob("*.batches")] == [kept.file]
+
+
+SMALL = {"max_message": "64KiB", "max_batch": "128KiB"}
+
+
+@pytest.mark.parametrize("key", [None, "of one partition"])
+def test_batches_are_no_larger_than_the_broker_takes(tmp_path: Path, key: str | None) -> None:
+    """One that the broker refuses when its manifest is written stops the query for good."""
+    rows = [
+        {
+            "subject": "orders",
+            "body": b"%d" % at + b"x" * 40_000,
+            "order_key": key,
+            "headers": None,
+        }
+        for at in range(5)
+    ] + [
+        {
+            "subject": "orders",
+            "body": b"%d" % at,
+            "order_key": key,
+            "headers": [("n", "y" * 60_000)],
+        }
+        for at in range(5, 10)
+    ]
+    with InProcessBroker(tmp_path / "data", limits=SMALL) as broker:
+        writer = rows_writer_for(broker, tmp_path / "staging")
+        writer.commit([writer.write(iter([pa.RecordBatch.from_pylist(rows, ROWS)]))], 0)
+
+        found = bodies_of(broker, "orders")
+    assert [body.rstrip("x") for body in found] == [str(at) for at in range(10)]
+
+
+def test_a_message_that_is_too_large_with_its_headers_is_refused_before_the_manifest(
+    tmp_path: Path,
+) -> None:
+    row = {"subject": "orders", "body": b"x" * 40_000, "headers": [("n", "y" * 40_000)]}
+    with InProcessBroker(tmp_path / "data", limits=SMALL) as broker:
+        writer = rows_writer_for(broker, tmp_path / "staging")
+        with pytest.raises(MessageTooLargeError, match="80002 bytes; the broker takes at most"):
+            writer.write(iter([pa.RecordBatch.from_pylist([row], ROWS)]))
+
+
+ROWS = pa.schema(
+    [
+        ("subject", pa.string()),
+        ("body", pa.binary()),
+        ("order_key", pa.string()),
+        ("headers", pa.map_(pa.string(), pa.string())),
+    ]
+)
+
+
+def rows_writer_for(broker: InProcessBroker, folder: Path) -> StreamWriter:
+    options = WriteOptions.parse({"url": broker.url, "staging": str(folder)})
+    return StreamWriter(options, from_arrow_schema(ROWS))
 
 
 def test_a_staged_file_that_is_gone_is_told(
