@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 
 from pulque.cli.app import run as run_command
 from pulque.cli.options import Tools
-from pulque.pipeline.archive import Archived, Archiver, run_on_spark
+from pulque.pipeline.archive import Archived, Archiver, run_here, run_on_spark
 from pulque.pipeline.archive_tasks import Report, RowsDone, Work, do_work
 from pulque.pipeline.lake import view
 from pulque.pipeline.query import Question, ask
@@ -209,6 +209,16 @@ def test_old_days_go_and_do_not_come_back(
     assert by_strangers(lake) == young == by_spark(spark, lake)
     assert archive() == []
     assert expire(str(lake), date(2020, 1, 1)).rows == 0
+
+
+def test_a_lake_may_have_a_space_and_an_umlaut_in_its_path(
+    spark: SparkSession, broker: InProcessBroker, tmp_path: Path
+) -> None:
+    lake = tmp_path / "a läke"
+    sent = fill(broker, 0, 10)
+    list(Archiver(str(lake), str(tmp_path / "data"), "tested", lambda: run_here).run())
+
+    assert by_spark(spark, lake) == sent
 
 
 PHASES = ("writing", "verify", "publish", "commit", "done")

@@ -318,7 +318,9 @@ def frame(spark: "SparkSession", where: str, kind: TableKind) -> "DataFrame":
 
     table = Table(where, kind)
     schema = from_arrow_schema(table.kind.schema)
-    files = [_for_spark(each) for each in table.open().file_uris()]
+    # ``file_uris`` writes a space or an umlaut of the lake's path as %20, Spark as it is.
+    paths = pa.table(table.open().get_add_actions(flatten=True)).column("path").to_pylist()
+    files = [_for_spark(table.tree.uri(f"{kind.name}/{each}")) for each in paths]
     reader = spark.read.schema(schema).option("basePath", _for_spark(table.uri))
     return reader.parquet(*files) if files else spark.createDataFrame([], schema)
 
