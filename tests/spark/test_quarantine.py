@@ -74,3 +74,27 @@ def test_the_audit_adds_up_with_batches_that_nobody_can_decode(
     assert any(
         note.startswith("11 messages of 4 batches cannot be decoded") for note in found.notes
     )
+
+
+def test_the_audit_adds_up_where_a_partition_begins_with_a_bad_batch(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    data, lake = tmp_path / "data", tmp_path / "lake"
+    with InProcessBroker(data) as broker, pulque.connect(broker.url) as client:
+        assert send_batches(broker.url, "orders", torn("orders")) == ["NONE"]
+        assert send_batches(broker.url, "spoilt", torn("spoilt")) == ["NONE"]
+        client.send_many("orders", [b"1", b"2"])
+        client.seal()
+    list(Archiver(str(lake), str(data), "tested", lambda: run_here).run())
+
+    found = audit(spark, str(lake))
+    assert found.is_exact, found.found
+    assert [(line.subject, line.sent, line.stored) for line in found.lines] == [
+        ("orders", 5, 5),
+        ("spoilt", 3, 3),
+    ]
+
+    for copy in (lake / "raw" / "tested").iterdir():
+        copy.unlink()
+    found = audit(spark, str(lake))
+    assert found.is_exact, found.found
