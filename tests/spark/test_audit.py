@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from pulque.model.pack import ProducedBy
 from pulque.testing.broker import InProcessBroker
 from pulque.testing.process import BrokerProcess
 from pulque.testing.raw import RawConnection
+from tests.malformed import send_batches, torn
 from tests.robustness.brokers import flags, wait_until
 from tests.robustness.handling import SUBJECT
 
@@ -34,6 +35,8 @@ from pulque.cli.options import Tools
 from pulque.pipeline.archive import Archiver, run_here
 from pulque.pipeline.archive_facts import FactsArchiver
 from pulque.pipeline.audit import Audit, audit
+from pulque.pipeline.audit_stored import Scope
+from pulque.pipeline.upkeep import expire
 
 pytestmark = pytest.mark.timeout(600)
 TWICE = pulque.RetryPolicy(delays=[0.1], max_attempts=2)
@@ -550,3 +553,41 @@ def test_rows_and_copies_that_were_rewritten_are_named(
         each = named["rewritten", "orders", sequence]
         assert each.note == ", ".join(values)
         assert each.message_id == ids[sequence]
+
+
+def test_what_expired_is_not_missed(spark: SparkSession, tmp_path: Path) -> None:
+    data, lake = tmp_path / "data", tmp_path / "lake"
+    with InProcessBroker(data) as broker, pulque.connect(broker.url) as client:
+        client.send("quiet", b"1")
+        client.send("orders", b"1")
+        client.seal()
+        broker.advance_time(86_400)
+        assert send_batches(broker.url, "orders", torn("orders")) == ["NONE"]
+        client.seal()
+        broker.advance_time(86_400)
+        client.send("orders", b"5")
+        client.seal()
+        day = datetime.fromtimestamp(broker.clock.now_ms() / 1000, UTC).date()
+    archive(data, lake)
+
+    for before, left in ((day - timedelta(days=1), 4), (day, 1), (day + timedelta(days=1), 0)):
+        expire(str(lake), before)
+        for scope in (Scope(), Scope(subject="quiet")):
+            found = audit(spark, str(lake), scope)
+            assert found.is_exact, (before, scope, found.found)
+            stored = sum(line.stored for line in found.lines)
+            assert stored == (0 if scope.subject else left)
+    assert audit(spark, str(lake)).lines == []
+
+
+def test_the_copy_of_a_segment_is_kept_as_long_as_its_bad_batches(tmp_path: Path) -> None:
+    data, lake = tmp_path / "data", tmp_path / "lake"
+    with InProcessBroker(data) as broker, pulque.connect(broker.url) as client:
+        assert send_batches(broker.url, "orders", torn("orders")) == ["NONE"]
+        client.seal()
+        client.send("orders", b"3")
+        client.seal()
+    archive(data, lake)
+
+    assert expire(str(lake), date(2020, 1, 1)).segments == 0
+    assert len(list((lake / "raw" / "tested").glob("*.log"))) == 2

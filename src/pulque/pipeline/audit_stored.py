@@ -7,6 +7,7 @@ receipts. Sequences are compared as bits, 64 to a number, so that a comparison o
 moves about a byte for each, and is exact.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -59,11 +60,19 @@ _COMPARED = """
         FROM {words} GROUP BY broker, partition, word) f
     ON e.broker = f.broker AND e.partition = f.partition AND e.word = f.word
 """
+_OF_EXPIRY = re.compile(r"day < '(\d{4}-\d\d-\d\d)'")
+"""What ``upkeep.expire`` deletes, as the table's log has it."""
+_HOURS_PER_DAY = 24
 _BITS = """
     SELECT broker, partition, '{flaw}' AS flaw, word * 64 + bit AS sequence
     FROM (SELECT *, explode(sequence(0, 63)) AS bit FROM {{compared}} WHERE {column} != 0)
     WHERE ({column} & shiftleft(1L, bit)) != 0
 """
+
+
+def _since(day: object) -> str:
+    """Return a condition on hours in SQL."""
+    return f"hour >= unix_date(date'{day}') * {_HOURS_PER_DAY}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,21 +199,19 @@ class StoredSide:
         return found.where(self._kept()).localCheckpoint()
 
     def _kept(self) -> str:
-        """Say which batches must be in the table: not those of days that expired."""
-        if not self._may_have_expired():
-            return "true"
-        days = self.messages.groupBy("broker").agg({"day": "min"}).collect()
-        hour = 24
-        conditions = [
-            f"(broker != '{row[0]}' OR hour >= unix_date(date'{row[1]}') * {hour})" for row in days
-        ]
-        return " AND ".join(conditions) or "true"
-
-    def _may_have_expired(self) -> bool:
-        """Say whether days may have been let go: the table's log says so, or is cut itself."""
+        """Return which batches must be in the table: not those of days that expired."""
         history = self._table.open().history()
+        deletes = [each for each in history if each.get("operation") == "DELETE"]
+        told = [str(each.get("operationParameters", {}).get("predicate")) for each in deletes]
+        days = [found[1] for found in map(_OF_EXPIRY.match, told) if found]
         is_cut = min((each.get("version", 0) for each in history), default=0) > 0
-        return is_cut or any(each.get("operation") == "DELETE" for each in history)
+        if not is_cut and len(days) == len(deletes):
+            return _since(max(days)) if days else "true"
+        # Nobody says what expired: of each broker all that is older than what it has left.
+        everything = frame(self._spark, self._lake, MESSAGES)
+        rows = everything.groupBy("broker").agg({"day": "min"}).collect()
+        parts = [f"(broker = '{row[0]}' AND {_since(row[1])})" for row in rows]
+        return " OR ".join(parts) or "false"
 
     # -- what is wrong -----------------------------------------------------------------------
 

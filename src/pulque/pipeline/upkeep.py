@@ -5,7 +5,7 @@ the archive at the same time are not disturbed. Files that the table does not na
 removed later, when nobody can be reading them.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, timedelta
@@ -122,13 +122,21 @@ def expire(lake: str, before: date) -> Expired:
             table.open().delete(f"day < '{before:%Y-%m-%d}'")
         has_files, has_rows = _counted(table.open())
         files, rows = files + had_files - has_files, rows + had_rows - has_rows
-    segments = _expire_segments(WritableTree(lake), Table(lake, MESSAGES).open())
+    segments = _expire_segments(WritableTree(lake), _files_of_segments(lake))
     return Expired(files, rows, segments)
 
 
-def _expire_segments(tree: WritableTree, table: "DeltaTable") -> int:
-    """Remove the copies of segments that come before all that a broker has in the table."""
-    files = pa.table(table.get_add_actions(flatten=True)).to_pylist()
+def _files_of_segments(lake: str) -> list[dict[str, Any]]:
+    """Return the files with messages, also those with messages that nobody can decode."""
+    tables = [each for each in _tables(lake) if each.kind is not CONSUMPTION]
+    files: list[dict[str, Any]] = []
+    for table in tables:
+        files += pa.table(table.open().get_add_actions(flatten=True)).to_pylist()
+    return files
+
+
+def _expire_segments(tree: WritableTree, files: Sequence[Mapping[str, Any]]) -> int:
+    """Remove the copies of segments that come before all that a broker has in the tables."""
     removed = 0
     for broker in tree.directories("raw"):
         firsts = [_first_segment(each, broker) for each in files]
