@@ -555,6 +555,33 @@ def test_rows_and_copies_that_were_rewritten_are_named(
         assert each.message_id == ids[sequence]
 
 
+def test_a_copy_that_cannot_be_read_is_named_and_the_rest_is_compared(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    data, lake = tmp_path / "data", tmp_path / "lake"
+    with InProcessBroker(data) as broker, pulque.connect(broker.url) as client:
+        for bodies in ([b"1", b"2"], [b"3"], [b"4"]):
+            client.send_many("orders", bodies)
+            client.seal()
+    archive(data, lake)
+    first, second, _ = sorted((lake / "raw" / "tested").glob("*.log"))
+    for copy in (first, second):
+        spoilt = bytearray(copy.read_bytes())
+        spoilt[70] ^= 0xFF  # in the table that names its partitions
+        copy.write_bytes(spoilt)
+
+    found = audit(spark, str(lake))
+    assert [(each.flaw, each.partition) for each in found.found] == [("copy_damaged", None)] * 2
+    for copy, each in zip((first, second), found.found, strict=True):
+        assert copy.name in str(each.note)
+    assert any(note.startswith("3 rows are of segments without a copy") for note in found.notes)
+
+    assert rows_of(lake, "messages", "sequence = 3").num_rows == 1
+    remove(lake, "messages", "sequence = 3")
+    found = audit(spark, str(lake))
+    assert [each.flaw for each in found.found] == ["copy_damaged", "copy_damaged", "not_stored"]
+
+
 def test_what_expired_is_not_missed(spark: SparkSession, tmp_path: Path) -> None:
     data, lake = tmp_path / "data", tmp_path / "lake"
     with InProcessBroker(data) as broker, pulque.connect(broker.url) as client:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from pulque.errors import CorruptionError
 from pulque.model.names import PartitionName, subject_of
 from pulque.pipeline.audit_groups import GroupsSide
 from pulque.pipeline.audit_stored import MOST_BREAKS, Scope, StoredSide
@@ -31,7 +32,7 @@ FLAWS: Mapping[str, str] = {
     "not_in_log": "the table has it, the log has not",
     "stored_twice": "the table has it twice",
     "rewritten": "the table has other values than the log",
-    "copy_damaged": "the copy of the segment is damaged, so the row cannot be compared",
+    "copy_damaged": "the copy of the segment is damaged, so its rows cannot be compared",
     "id_twice": "stored more than once under one id",
     "batch_twice": "a producer sent the batch once, the log has it twice",
     "receipt_unstored": "its sender has a receipt, and it is not stored",
@@ -245,7 +246,8 @@ def _all_found(
     lake: str, stored: StoredSide, groups: GroupsSide, receipts: str | None
 ) -> tuple[list[Found], int]:
     """Return the first of what is wrong, and how much is wrong in all."""
-    found = [Found(**each) for each in stored.holes_between_segments()]
+    of_copies = [*stored.holes_between_segments(), *stored.damaged_copies()]
+    found = [Found(**each) for each in of_copies]
     wrong = len(found)
     frames = [stored.sequences(), stored.doubled_ids(), stored.doubled_batches()]
     if receipts is not None:
@@ -303,9 +305,16 @@ def _with_ids(lake: str, found: Iterable[Found], stored: StoredSide) -> Iterator
             continue
         room -= 1
         if each.broker not in logs:
-            logs[each.broker] = StoredLog(brokers[each.broker])
+            logs[each.broker] = _opened(brokers[each.broker])
         log = logs[each.broker]
         yield replace(each, message_id=_id_of(log, each)) if log is not None else each
+
+
+def _opened(where: str) -> StoredLog | None:
+    try:
+        return StoredLog(where)
+    except CorruptionError:
+        return None  # a copy cannot be read, and that is a break of its own
 
 
 def _id_of(log: StoredLog, found: Found) -> str | None:

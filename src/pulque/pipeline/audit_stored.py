@@ -186,8 +186,8 @@ class StoredSide:
         return found
 
     @cached_property
-    def log(self) -> "DataFrame":
-        """The batches of the log, as the copies of its segments tell."""
+    def _batches(self) -> "DataFrame":
+        """The batches of the copies of segments, and which copies cannot be read."""
         from pyspark.sql.pandas.types import from_arrow_schema
 
         schema = "where string, path string, base long, broker string, size long"
@@ -195,8 +195,14 @@ class StoredSide:
         spread = rows.repartition(max(len(self.segments), 1))
         batches = spread.mapInArrow(read_log, from_arrow_schema(BATCHES))
         subject = "regexp_extract(partition, '^(?:%[a-z]+%)?([^%#]+)', 1)"
-        found = batches.selectExpr("*", f"{subject} AS subject").where(self._scope.condition())
-        return found.where(self._kept()).localCheckpoint()
+        found = batches.selectExpr("*", f"{subject} AS subject")
+        wanted = f"damage IS NOT NULL OR ({self._scope.condition()})"
+        return found.where(wanted).localCheckpoint()
+
+    @cached_property
+    def log(self) -> "DataFrame":
+        """The batches of the log, as the copies of its segments tell."""
+        return self._batches.where("damage IS NULL").where(self._kept()).localCheckpoint()
 
     def _kept(self) -> str:
         """Return which batches must be in the table: not those of days that expired."""
@@ -214,6 +220,13 @@ class StoredSide:
         return " OR ".join(parts) or "false"
 
     # -- what is wrong -----------------------------------------------------------------------
+
+    def damaged_copies(self) -> Iterator[dict[str, Any]]:
+        """Yield the copies of segments that cannot be read."""
+        for row in (
+            self._batches.where("damage IS NOT NULL").orderBy("broker", "segment").collect()
+        ):
+            yield {"flaw": "copy_damaged", "broker": row.broker, "note": row.damage}
 
     def holes_between_segments(self) -> Iterator[dict[str, Any]]:
         """Yield where a copy of a segment is missing between two others."""
@@ -239,9 +252,18 @@ class StoredSide:
             places=self.places,
             log=log,
         )
+        # The same holds where a copy cannot be read.
+        unread = self._spark.sql(
+            """SELECT broker, partition, first, end FROM {places}
+               LEFT SEMI JOIN (SELECT broker, segment FROM {batches} WHERE damage IS NOT NULL)
+               USING (broker, segment)""",
+            places=self.places,
+            batches=self._batches,
+        )
+        ranges = log.unionByName(older).unionByName(unread)
         expected = self._spark.sql(
             _READABLE,
-            expected=self._spark.sql(_EXPECTED, ranges=log.unionByName(older)),
+            expected=self._spark.sql(_EXPECTED, ranges=ranges),
             unreadable=self._spark.sql(_EXPECTED, ranges=self.quarantined.select(known)),
         )
         compared = self._spark.sql(_COMPARED, expected=expected, words=self.words)

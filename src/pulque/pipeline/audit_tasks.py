@@ -13,12 +13,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from pulque.errors import CorruptionError
 from pulque.model.batch import HEADER_SIZE
 from pulque.model.names import Group, PartitionName, is_broadcast, owner_of
 from pulque.model.record import ENVELOPE_SIZE
 from pulque.pipeline.files import Tree
 from pulque.pipeline.ledger import Break, Fact, Ledger, Span, State, Turn
-from pulque.pipeline.segments import SegmentFile, map_segment
+from pulque.pipeline.segments import SegmentFile, SegmentMap, map_segment
 
 __all__ = ["BATCHES", "FATES", "HOUR_US", "fates_of", "read_log"]
 
@@ -45,9 +46,11 @@ BATCHES = pa.schema(
         ("producer", pa.int64()),
         ("incarnation", pa.int64()),
         ("number", pa.int64()),
+        ("damage", pa.string()),
     ]
 )
-"""One row for each batch of the log, as its index and header tell."""
+"""One row for each batch of the log, as its index and header tell; of a segment that cannot be
+read one row, with what is wrong."""
 
 FATES = pa.schema(
     [
@@ -77,15 +80,22 @@ def read_log(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         for row in batch.to_pylist():
             segment = SegmentFile(row["where"], row["path"], row["base"])
-            yield from _batches_of(segment, row["broker"])
+            try:
+                found = map_segment(segment)
+            except CorruptionError as error:
+                told = {"broker": row["broker"], "segment": segment.base, "damage": str(error)}
+                yield pa.RecordBatch.from_pylist([told], BATCHES)
+            else:
+                yield from _batches_of(found, row["broker"])
 
 
-def _batches_of(segment: SegmentFile, broker: str) -> Iterator[pa.RecordBatch]:
-    found = map_segment(segment)
-    entries = found.entries
+def _batches_of(found: SegmentMap, broker: str) -> Iterator[pa.RecordBatch]:
+    segment, entries = found.segment, found.entries
     if not len(entries):
         return
-    names = pa.array([found.names.get(each, "") for each in range(max(found.names) + 1)])
+    # A partition is unknown if the table that names it is damaged.
+    last = max(*found.names, int(entries["partition"].max()))
+    names = pa.array([found.names.get(each, "") for each in range(last + 1)])
     file = Tree(segment.where).open(segment.path)
     try:
         chunks = (entries["offset"].astype(np.int64) - segment.base) // _BYTES_AT_ONCE
@@ -124,6 +134,7 @@ def _described(
             pa.array(headers["producer"]),
             pa.array(headers["incarnation"].astype(np.int64)),
             pa.array(headers["number"].astype(np.int64)),
+            pa.nulls(count, pa.string()),
         ],
         schema=BATCHES,
     )
