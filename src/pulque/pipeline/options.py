@@ -50,6 +50,7 @@ _WRITE = ("url", "subject", "acks", "maxBatch", "staging", "checkpointLocation",
 _WAYS = ("subscribe", "subscribePattern", "assign")
 _EARLIEST, _LATEST = -2, -1
 """In JSON, for one partition, as Kafka's source has it."""
+_MOST = 2**63 - 1
 
 
 class Place(Enum):
@@ -139,6 +140,11 @@ class ReadOptions:
         ending = _at(given, "ending", At(Place.LATEST))
         if ending.place is Place.EARLIEST:
             raise UsageError("endingOffsets is 'earliest': nothing would be read")
+        for name, sequence in (ending.sequences or {}).items():
+            if sequence == _EARLIEST:
+                raise UsageError(
+                    f"endingOffsets has -2, the earliest, for {name!r}: nothing would be read"
+                )
         has_headers = _flag(given, "includeHeaders", default=False)
         selection = _selection(given)
         told = next(f"{way} is {given[way]!r}" for way in _WAYS if given.get(way))
@@ -229,9 +235,9 @@ def _selection(given: Mapping[str, str]) -> Selection:
         )
     value = given[ways[0]]
     if ways[0] == "subscribe":
-        return Selection(subjects=tuple(parse_pattern(name) for name in _listed(value)))
+        return Selection(subjects=tuple(map(parse_pattern, _listed(ways[0], value))))
     if ways[0] == "assign":
-        return Selection(partitions=tuple(map(_partition, _listed(value))))
+        return Selection(partitions=tuple(map(_partition, _listed(ways[0], value))))
     try:
         return Selection(expression=re.compile(value))
     except re.error as problem:
@@ -256,8 +262,11 @@ def _partition(text: str) -> PartitionName:
     return held_name(parse_group(place) if place else "", parse_partition(partition))
 
 
-def _listed(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
+def _listed(option: str, text: str) -> list[str]:
+    found = [name.strip() for name in text.split(",") if name.strip()]
+    if not found:
+        raise UsageError(f"{option} is {text!r}; at least one name is needed")
+    return found
 
 
 def _at(given: Mapping[str, str], which: str, default: At) -> At:
@@ -281,7 +290,8 @@ def _sequences(name: str, text: str) -> dict[PartitionName, int]:
         _refuse_offsets(name, text)
     sequences = {}
     for partition, sequence in found.items():
-        if not isinstance(sequence, int) or isinstance(sequence, bool) or sequence < _EARLIEST:
+        is_whole = isinstance(sequence, int) and not isinstance(sequence, bool)
+        if not is_whole or not _EARLIEST <= sequence <= _MOST:
             _refuse_offsets(name, text)
         sequences[_partition(partition)] = sequence
     return sequences
@@ -296,7 +306,7 @@ def _refuse_offsets(name: str, text: str) -> NoReturn:
 
 def _columns(given: Mapping[str, str], *, has_headers: bool) -> tuple[str, ...]:
     if given.get("columns"):
-        wanted = tuple(_listed(given["columns"]))
+        wanted = tuple(_listed("columns", given["columns"]))
         schema_of(wanted)
         return wanted
     return tuple(name for name in ALL_COLUMNS if has_headers or name != "headers")
@@ -311,8 +321,10 @@ def _integer(name: str, text: str, *, least: int) -> int:
         value = int(text)
     except ValueError:
         value = least - 1
-    if value < least:
-        raise UsageError(f"{name} is {text!r}; a whole number of at least {least} is allowed")
+    if not least <= value <= _MOST:
+        raise UsageError(
+            f"{name} is {text!r}; a whole number of at least {least}, below 2**63, is allowed"
+        )
     return value
 
 

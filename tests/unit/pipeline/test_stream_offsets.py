@@ -159,3 +159,22 @@ def test_a_schema_that_messages_do_not_have_is_refused(schema: str, words: str) 
     for open_with in (source.reader, source.streamReader):
         with pytest.raises(UsageError, match=words):
             open_with(given)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"subscribe": " , "}, "subscribe is ' , '; at least one name is needed"),
+        ({"assign": ","}, "assign is ','; at least one name is needed"),
+        ({"subscribe": "a", "columns": ","}, "columns is ','; at least one name is needed"),
+        ({"subscribe": "a", "startingTimestamp": str(2**63)}, "a whole number of at least 0"),
+        ({"subscribe": "a", "rowsPerPartition": str(2**64)}, "a whole number of at least 1"),
+        ({"subscribe": "a", "startingOffsets": f'{{"a": {2**63}}}'}, "startingOffsets is"),
+        ({"subscribe": "a", "endingOffsets": '{"a": -2}'}, "-2, the earliest, for 'a'"),
+    ],
+)
+def test_options_that_read_nothing_or_cannot_travel_are_refused(
+    options: dict[str, str], words: str
+) -> None:
+    with pytest.raises(UsageError, match=re.escape(words)):
+        ReadOptions.parse(options)
