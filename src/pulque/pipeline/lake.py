@@ -13,6 +13,7 @@ is not there, for any reader. What is added to the log carries the name of its s
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -45,6 +46,7 @@ __all__ = [
 BUCKETS = 16
 _VERSION_KEY = "pulque.schema"
 _COMMIT_TRIES = 5
+_IN_LOG = re.compile(r"\d{20}\.(json|checkpoint\b.*\.parquet)$|_last_checkpoint$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +167,12 @@ class Table:
         self.uri = self.tree.uri(kind.name)
 
     def exists(self) -> bool:
-        """Say whether anything was ever archived there."""
-        return bool(self.tree.names(f"{self.kind.name}/_delta_log"))
+        """Return whether anything was ever archived there.
+
+        What a run left that died while it made the table, under a name for the time being, is
+        nothing yet.
+        """
+        return any(map(_IN_LOG.match, self.tree.names(f"{self.kind.name}/_delta_log")))
 
     def open(self) -> "DeltaTable":
         """Return the table as it is now.
@@ -214,6 +220,7 @@ class Table:
         except (DeltaError, OSError) as error:
             if not self.exists():  # else somebody else made it meanwhile
                 raise StorageError(f"{self.uri}: {error}") from error
+        self._sync_log(-1)
         return self.open()
 
     def has(self, transaction: str) -> bool:

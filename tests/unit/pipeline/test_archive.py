@@ -37,6 +37,7 @@ from pulque.pipeline.archive_tasks import (
     report_to_json,
 )
 from pulque.pipeline.lake import MESSAGES, DataFile, Table
+from pulque.pipeline.lake_files import WritableTree
 from pulque.pipeline.tally import Tally
 from pulque.pipeline.upkeep import compact
 
@@ -583,3 +584,29 @@ def test_a_table_of_somebody_else_is_refused(lake: Path) -> None:
     DeltaTable.create(str(lake / "messages"), pa.schema([("a", pa.int64())]))
     with pytest.raises(UsageError, match="not one that Pulque made"):
         Table(str(lake)).open()
+
+
+@pytest.mark.parametrize("left", ["00000000000000000000.json#1", "_commit_4711.json.tmp"])
+def test_a_run_that_died_while_it_made_the_table_is_finished_by_the_next(
+    sent: set[tuple[str, bytes]], lake: Path, data: Path, left: str
+) -> None:
+    log = lake / "messages" / "_delta_log"
+    log.mkdir(parents=True)
+    (log / left).write_text("{")
+
+    assert all(isinstance(each, Archived) for each in archive(lake, data))
+    assert archived(lake) == sorted(sent)
+
+
+def test_the_whole_log_of_a_new_table_is_synced(
+    sent: set[tuple[str, bytes]], lake: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its first version no later one can be read."""
+    assert sent
+    synced: set[str] = set()
+    monkeypatch.setattr(WritableTree, "sync", lambda _, path: synced.add(path))
+    archive(lake, data)
+
+    log = sorted((lake / "messages" / "_delta_log").glob("*.json"))
+    assert len(log) >= 3
+    assert {f"messages/_delta_log/{each.name}" for each in log} <= synced
