@@ -5,6 +5,7 @@ the archive at the same time are not disturbed. Files that the table does not na
 removed later, when nobody can be reading them.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -165,7 +166,8 @@ def sweep(lake: str, unused_for: timedelta) -> int:
     Raises:
         StorageError: It cannot be done.
     """
-    hours = max(int(unused_for.total_seconds() // 3600), 0)
+    # Rather an hour late: a run of the archive commits files when all are written.
+    hours = max(math.ceil(unused_for / timedelta(hours=1)), 0)
     removed = 0
     for table in _tables(lake):
         with _telling(lake):

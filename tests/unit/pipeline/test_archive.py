@@ -7,9 +7,10 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ from pulque.pipeline.archive_tasks import (
 from pulque.pipeline.lake import MESSAGES, DataFile, Table
 from pulque.pipeline.lake_files import WritableTree
 from pulque.pipeline.tally import Tally
-from pulque.pipeline.upkeep import compact
+from pulque.pipeline.upkeep import compact, sweep
 
 SUBJECTS = ("orders", "orders.paid", "refunds", "orders.sent")
 STEPS = ("write", "verify", "publish", "commit", "done")
@@ -610,3 +611,19 @@ def test_the_whole_log_of_a_new_table_is_synced(
     log = sorted((lake / "messages" / "_delta_log").glob("*.json"))
     assert len(log) >= 3
     assert {f"messages/_delta_log/{each.name}" for each in log} <= synced
+
+
+def test_files_are_not_swept_before_their_time(
+    sent: set[tuple[str, bytes]], lake: Path, data: Path
+) -> None:
+    """A run of the archive that goes on for half an hour still needs what it wrote."""
+    assert sent
+    archive(lake, data)
+    (file, *_) = (lake / "messages").rglob("*.parquet")
+    written = Path(shutil.copy(file, file.with_name("tested-of-another-run.parquet")))
+    before = time.time() - 40 * 60
+    os.utime(written, (before, before))
+
+    assert sweep(str(lake), timedelta(minutes=59)) == 0
+    assert written.exists()
+    assert sweep(str(lake), timedelta(minutes=0)) == 1
