@@ -200,7 +200,9 @@ class LiveLog:
                 at = max(answer.first_sequence, at)
                 after = answer.first_sequence + answer.count
                 wanted = Range(partition, at, min(after, each.end))
-                placed = place_served(placer, records, wanted, source=each.partition)
+                placed = yield from place_served(
+                    placer, records, wanted, source=each.partition, most_bytes=_BYTES_AT_ONCE
+                )
                 missing = wanted.length - placed
                 if missing > 0:
                     found = (
@@ -209,7 +211,7 @@ class LiveLog:
                     )
                     _miss(found, must_be_whole=must_be_whole)
                 at = after
-                if placer.messages >= _ROWS_AT_ONCE or placer.size >= _BYTES_AT_ONCE:
+                if placer.messages >= _ROWS_AT_ONCE:
                     yield placer.take()
         if not placer.is_empty:
             yield placer.take()

@@ -4,7 +4,7 @@ Per batch one look at the envelope and one checksum; a compressed batch is opene
 end of the buffer.
 """
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import numpy as np
 
@@ -89,8 +89,12 @@ def _decompressed(batch: bytes, envelope: Envelope) -> tuple[bytes, ...]:
     return batch[:start], decompress(batch[start:], header.codec, header.records_size)
 
 
-def place_served(placer: Placer, records: bytes, wanted: Range, *, source: str) -> int:
+def place_served(
+    placer: Placer, records: bytes, wanted: Range, *, source: str, most_bytes: int
+) -> Generator[Placed, None, int]:
     """Take in records that a broker served; return how many wanted messages they have.
+
+    What comes to so many bytes once it is decompressed is yielded, and not held any more.
 
     Raises:
         CorruptionError: A batch is not what its producer packed.
@@ -103,6 +107,8 @@ def place_served(placer: Placer, records: bytes, wanted: Range, *, source: str) 
         placer.add(batch, envelope, wanted)
         after = min(envelope.first_sequence + envelope.count, wanted.end)
         count += max(after - max(envelope.first_sequence, wanted.first), 0)
+        if placer.size >= most_bytes:
+            yield placer.take()
     return count
 
 

@@ -114,7 +114,7 @@ class StoredLog:
         return sorted(filter(selection.covers, self._entries))
 
     def check_known(self, selection: Selection) -> None:
-        """Refuse subjects, also of assigned partitions, that these segments have nothing of.
+        """Refuse subjects and assigned partitions that these segments have nothing of.
 
         Raises:
             UnknownSubjectError: One is not there.
@@ -273,11 +273,12 @@ def read_stretch(
     try:
         for part in np.split(entries, np.flatnonzero(np.diff(chunks)) + 1):
             chunk = _Chunk(file, stretch, part)
-            placed = chunk.placed(must_be_whole=must_be_whole)
+            chunk.check(must_be_whole=must_be_whole)
             if len(chunk.damaged):
                 on_damaged(chunk.damaged)
-            if len(placed.places) or placed.unreadable:
-                yield placed
+            for placed in chunk.placed(bytes_at_once):
+                if len(placed.places) or placed.unreadable:
+                    yield placed
     finally:
         file.close()
 
@@ -299,16 +300,17 @@ class _Chunk:
         self._data = file.read(end - self._begin, self._begin - stretch.segment.base)
         self._entries = entries
         self.damaged = entries[:0]
-        """The batches that are not what was stored, as far as they were checked."""
+        """The batches that are not what was stored."""
+        self._is_good = np.ones(len(entries), np.bool_)
         self._starts = entries["offset"].astype(np.int64) - self._begin
 
-    def placed(self, *, must_be_whole: bool) -> Placed:
-        """Return the batches, each verified."""
-        is_good = self._check(must_be_whole=must_be_whole)
-        entries, starts = self._entries[is_good], self._starts[is_good]
+    def placed(self, bytes_at_once: int) -> Iterator[Placed]:
+        """Yield the good batches, about so many bytes at a time once they are decompressed."""
+        entries, starts = self._entries[self._is_good], self._starts[self._is_good]
         bytes_of = np.frombuffer(self._data, np.uint8)
         if (bytes_of[starts + ENVELOPE_SIZE + _CODEC_AT] != Codec.NONE).any():
-            return self._opened(entries, starts)
+            yield from self._opened(entries, starts, bytes_at_once)
+            return
         ids, ordinals = np.unique(entries["partition"], return_inverse=True)
         names = tuple(self._names[int(partition_id)] for partition_id in ids)
         ranges = np.array([self._ranges[name] for name in names], np.int64).reshape(-1, 2)
@@ -320,9 +322,11 @@ class _Chunk:
         places["end"] = np.clip(ranges[ordinals, 1] - firsts, 0, entries["count"])
         places["first_sequence"] = firsts
         places["stored_at_ms"] = entries["stored_at_ms"]
-        return Placed(self._data, places, names)
+        yield Placed(self._data, places, names)
 
-    def _opened(self, entries: npt.NDArray[np.void], starts: npt.NDArray[np.int64]) -> Placed:
+    def _opened(
+        self, entries: npt.NDArray[np.void], starts: npt.NDArray[np.int64], bytes_at_once: int
+    ) -> Iterator[Placed]:
         """Some batches are compressed: each is opened."""
         placer = Placer()
         for entry, start in zip(entries, starts, strict=True):
@@ -331,10 +335,16 @@ class _Chunk:
             name = self._names[int(entry["partition"])]
             batch = self._data[start + ENVELOPE_SIZE : start + int(entry["size"])]
             placer.add(batch, envelope, Range(name, *self._ranges[name]))
-        return placer.take()
+            if placer.size >= bytes_at_once:
+                yield placer.take()
+        yield placer.take()
 
-    def _check(self, *, must_be_whole: bool) -> npt.NDArray[np.bool_]:
-        """Say which batches are what was written."""
+    def check(self, *, must_be_whole: bool) -> None:
+        """Find out which batches are what was written.
+
+        Raises:
+            CorruptionError: One is not, and all must be.
+        """
         entries = self._entries
         is_good = (entries["size"] >= ENVELOPE_SIZE + HEADER_SIZE) & (
             self._starts + entries["size"].astype(np.int64) <= len(self._data)
@@ -352,7 +362,7 @@ class _Chunk:
                 raise CorruptionError(self._path, offset, "the batch is not what was stored")
             log.warning("damaged batch passed over: %s offset=%d", self._path, offset)
         self.damaged = entries[~is_good]
-        return is_good
+        self._is_good = is_good
 
     def _check_crcs(self, is_good: npt.NDArray[np.bool_]) -> None:
         """Find those among the good ones that are not."""

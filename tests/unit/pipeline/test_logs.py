@@ -334,3 +334,24 @@ def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(DataDirectoryError, match="neither a data directory"):
         StoredLog(str(tmp_path))
+
+
+def test_what_decompresses_to_much_is_handed_out_in_parts(
+    broker: InProcessBroker, tmp_path: Path
+) -> None:
+    """A few kilobytes of a log may be gigabytes, which no task has the memory for."""
+    bodies = [b"%d" % number + bytes(900_000) for number in range(30)]
+    with pulque.connect(broker.url) as client, client.producer(compression="zstd") as producer:
+        for body in bodies:
+            producer.send("orders", body).result(20)
+    with LiveLog(broker.url) as live:
+        served = list(live.read(whole(live), must_be_whole=True))
+    broker.stop()
+    log = StoredLog(str(tmp_path))
+    stretches = log.plan(whole(log), least=1, most_rows=10**6, must_be_whole=True)
+    stored = [placed for each in stretches for placed in read_stretch(each, must_be_whole=True)]
+
+    for found in (served, stored):
+        assert max(len(placed.data) for placed in found) < 6_000_000
+        rows = [decode(placed, ("body",)).to_pylist() for placed in found]
+        assert [row["body"] for some in rows for row in some] == bodies
