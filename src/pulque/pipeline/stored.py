@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pulque.errors import CorruptionError
+from pulque.errors import CorruptionError, UnknownSubjectError
 from pulque.model.batch import HEADER_SIZE, Codec, seed_of, verify_crc
 from pulque.model.names import PartitionName, subject_of
 from pulque.model.record import ENVELOPE_SIZE, read_envelope
@@ -123,6 +123,12 @@ class StoredLog:
         for subject in selection.named_subjects():
             if subject not in known:
                 raise unknown_subject(subject)
+        for partition in selection.partitions:
+            if partition not in self._entries:
+                raise UnknownSubjectError(
+                    f"the segments of {self._where} have nothing of partition {partition}; check "
+                    "its name, without that of a broker group, or read with failOnDataLoss=false"
+                )
 
     def bounds(self, partition: PartitionName) -> Bounds:
         """Return where a partition begins and ends in these segments."""

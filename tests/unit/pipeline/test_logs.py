@@ -225,6 +225,17 @@ def test_a_subject_that_does_not_exist_is_told(broker: InProcessBroker, tmp_path
             source.reader(source.schema()).partitions()
 
 
+@pytest.mark.parametrize("name", ["orders#p7", "broker-1/orders"])
+def test_a_partition_that_no_segment_has_is_told(
+    broker: InProcessBroker, tmp_path: Path, name: str
+) -> None:
+    fill(broker)
+    broker.stop()
+    source = PulqueDataSource({"path": str(tmp_path), "assign": name})
+    with pytest.raises(UnknownSubjectError, match=f"nothing of partition {name}; check its name"):
+        source.reader(source.schema()).partitions()
+
+
 def test_messages_that_are_not_there_are_told(broker: InProcessBroker) -> None:
     fill(broker)
     name = parse_partition("orders")
