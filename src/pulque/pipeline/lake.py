@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import google_crc32c
 import pyarrow as pa
@@ -159,12 +160,21 @@ class Table:
     Args:
         where: The lake, a path or a URL.
         kind: Which table.
+
+    Raises:
+        UsageError: There is no such place, or no table can be there.
     """
 
     def __init__(self, where: str, kind: TableKind = MESSAGES) -> None:
         self.kind = kind
         self.tree = WritableTree(where)
         self.uri = self.tree.uri(kind.name)
+        is_local = self.tree.local() is not None
+        if is_local and (unquote(self.uri) != self.uri or "\\" in self.uri):
+            raise UsageError(
+                f"the path of a lake is {where!r}; neither a percent sign before two hexadecimal "
+                "digits nor a backslash is allowed, as Delta tables take them for something else"
+            )
 
     def exists(self) -> bool:
         """Return whether anything was ever archived there.

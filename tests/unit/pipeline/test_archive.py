@@ -627,3 +627,22 @@ def test_files_are_not_swept_before_their_time(
     assert sweep(str(lake), timedelta(minutes=59)) == 0
     assert written.exists()
     assert sweep(str(lake), timedelta(minutes=0)) == 1
+
+
+@pytest.mark.parametrize("name", ["a lake", "läke", "100% (1)", "a#b", "a?b"])
+def test_a_lake_may_have_almost_any_name(
+    sent: set[tuple[str, bytes]], tmp_path: Path, data: Path, name: str
+) -> None:
+    lake = tmp_path / name
+    assert all(isinstance(each, Archived) for each in archive(lake, data))
+    assert archived(lake) == sorted(sent)
+
+
+@pytest.mark.parametrize("name", ["a%20lake", "a\\lake"])
+def test_a_lake_that_delta_tables_take_for_another_is_refused(
+    sent: set[tuple[str, bytes]], tmp_path: Path, data: Path, name: str
+) -> None:
+    assert sent
+    with pytest.raises(UsageError, match=r"neither a percent sign before two .* is allowed"):
+        archive(tmp_path / name, data)
+    assert not (tmp_path / name).exists()
