@@ -121,7 +121,7 @@ def by_asyncio_producer_with_spool(url: str, bodies: Sequence[Any], **parts: Any
     async def main(spool: str) -> None:
         async with aio.connect(url) as client, client.producer(spool=spool) as producer:
             for body in bodies:
-                await producer.send("orders", body, **parts)
+                _ = await producer.send("orders", body, **parts)
 
     with tempfile.TemporaryDirectory() as spool:
         asyncio.run(main(spool))
