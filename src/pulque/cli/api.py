@@ -22,6 +22,7 @@ from pulque.errors import (
     UsageError,
     error_from_wire,
 )
+from pulque.settings.foreign import quoted
 
 __all__ = ["DEFAULT_ADMIN", "Admin", "AdminClient", "open_admin", "path_of"]
 
@@ -61,11 +62,14 @@ def path_of(*parts: str | int) -> str:
     """Return a path of the API; what is in a name stays in it.
 
     Raises:
-        InvalidNameError: A name is empty.
+        InvalidNameError: A name is empty, or not UTF-8.
     """
     if "" in parts:
         raise InvalidNameError("a name is '' and must have at least one character")
-    return "".join(f"/{quote(str(part), safe='')}" for part in parts)
+    try:
+        return "".join(f"/{quote(str(part), safe='')}" for part in parts)
+    except UnicodeEncodeError as error:
+        raise InvalidNameError(f"a name is {quoted(error.object)} and must be UTF-8") from None
 
 
 class AdminClient:
@@ -116,10 +120,10 @@ class AdminClient:
         """Ask for something, and return the answer.
 
         Raises:
+            InvalidNameError: What is asked for is not UTF-8.
             PulqueError: The server said no, or nothing.
         """
-        given = {name: value for name, value in (query or {}).items() if value is not None}
-        target = f"{_PREFIX}{path}{'?' if given else ''}{urlencode(given)}"
+        target = f"{_PREFIX}{path}{_query(query or {})}"
         data = None if body is None else json.dumps(body).encode()
         headers = {} if body is None else {"Content-Type": "application/json"}
         status, answer = self._talk(method, target, data, headers)
@@ -186,6 +190,14 @@ class AdminClient:
             url = self._places[0].url
             return RemoteProtocolError(f"{url} answered {status}, and not as Pulque does")
         return error_from_wire(found["code"], str(found.get("message", "")))
+
+
+def _query(query: Mapping[str, object]) -> str:
+    given = {name: value for name, value in query.items() if value is not None}
+    try:
+        return f"{'?' if given else ''}{urlencode(given)}"
+    except UnicodeEncodeError as error:
+        raise InvalidNameError(f"{quoted(error.object)} was given and must be UTF-8") from None
 
 
 def _decoded(answer: bytes) -> Any:

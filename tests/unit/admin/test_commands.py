@@ -106,8 +106,12 @@ def test_what_the_server_refuses_is_the_commands_error(command: Command) -> None
         ["group", "ordered", "bad name"],
         ["dead", "count", "bad name"],
         ["broker", "drain", "bad name"],
+        ["subject", "show", "\udcff"],
+        ["broker", "remove", "\udcff"],
+        ["group", "lag", "g", "--subject", "\udcff"],
+        ["dead", "count", "\udcff"],
     ],
-    ids=" ".join,
+    ids=ascii,
 )
 def test_a_name_that_is_not_allowed_is_wrong_usage_told_in_words(
     command: Command, cluster: FakeCluster, arguments: list[str]
