@@ -13,7 +13,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from pulque.admin.problems import problem_response
-from pulque.errors import InvalidRequestError
+from pulque.errors import InvalidRequestError, MessageTooLargeError, PulqueError
 
 __all__ = ["IDLE_S", "HttpConnection"]
 
@@ -28,6 +28,35 @@ _REFUSED_S = 3.0
 _REFUSED_BYTES = 16 * 1024 * 1024
 """What a client may still send after a request that is none, so that it reads the answer."""
 _TOO_LONG = 431
+_MOST_HEAD = 64 * 1024
+"""Bytes of the first line and the headers of a request."""
+_TOO_LARGE = 413
+_MOST_CHUNKS = 500
+"""Of a body: to parse one takes as long however little is in it, together about 10 ms."""
+
+
+class _Requests(h11.Connection):
+    """Refuses a body that comes in very many chunks."""
+
+    def __init__(self, max_incomplete_event_size: int) -> None:
+        super().__init__(h11.SERVER, max_incomplete_event_size)
+        self._chunks = 0
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        """Return the next part of a request.
+
+        Raises:
+            RemoteProtocolError: It is none, or its body has too many chunks.
+        """
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._chunks = 0
+        elif isinstance(event, h11.Data) and event.chunk_start:
+            self._chunks += 1
+            if self._chunks > _MOST_CHUNKS:
+                text = f"a body has at most {_MOST_CHUNKS} chunks here; send larger ones"
+                raise h11.RemoteProtocolError(text, _TOO_LARGE)
+        return event
 
 
 class HttpConnection(H11Protocol):
@@ -35,6 +64,7 @@ class HttpConnection(H11Protocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.conn = _Requests(_MOST_HEAD)
         self._late: asyncio.TimerHandle | None = None
         """Runs while the next request is waited for."""
         self._stalled: asyncio.TimerHandle | None = None
@@ -81,9 +111,14 @@ class HttpConnection(H11Protocol):
             self.abort()  # an answer to this request is under way
             return
         problem, status = sys.exc_info()[1], 400
-        if isinstance(problem, h11.RemoteProtocolError) and problem.error_status_hint == _TOO_LONG:
-            status, msg = _TOO_LONG, "the address and the headers of a request are too long"
-        answer = problem_response(InvalidRequestError(msg), status)
+        error: PulqueError = InvalidRequestError(msg)
+        hint = problem.error_status_hint if isinstance(problem, h11.RemoteProtocolError) else 400
+        if hint == _TOO_LONG:
+            status = _TOO_LONG
+            error = InvalidRequestError("the address and the headers of a request are too long")
+        elif hint == _TOO_LARGE:
+            status, error = _TOO_LARGE, MessageTooLargeError(str(problem))
+        answer = problem_response(error, status)
         headers = [*answer.raw_headers, (b"connection", b"close")]
         for event in (
             h11.Response(status_code=status, headers=headers),

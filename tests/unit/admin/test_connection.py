@@ -80,6 +80,15 @@ def test_what_is_no_request_gets_an_answer_and_no_reset(
     assert json.loads(body)["error"] == "InvalidRequestError"
 
 
+@pytest.mark.parametrize(("count", "status"), [(400, 200), (50_000, 413)])
+def test_a_body_in_very_many_chunks_is_refused(opened: Opened, count: int, status: int) -> None:
+    head = b"PATCH /api/v1/config HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+    kind = b"content-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+    body = b"2\r\n{}\r\n" + b"1\r\n \r\n" * count + b"0\r\n\r\n"
+
+    assert _end_of(opened(head + kind + body)).startswith(b"HTTP/1.1 %d " % status)
+
+
 def test_a_health_check_does_not_wait_for_its_body(opened: Opened) -> None:
     asked = opened(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n")
 
