@@ -6,9 +6,9 @@ with a name that it lets point here (DNS rebinding) it would be of the same orig
 has to be ours; what changes anything needs our Origin, if it has one, and ``application/json``,
 which no form can send.
 
-Only so many requests are answered at once, and only so many may send their bodies. ``/healthz``
-is answered beside them and without a look at its body: whoever watches this process is to learn
-that it lives, also in a crowd.
+One request goes on per round of the event loop. Only so many are answered at once, and only so
+many may send their bodies. ``/healthz`` is answered beside them and without a look at its body:
+whoever watches this process is to learn that it lives, also in a crowd.
 """
 
 import asyncio
@@ -20,6 +20,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pulque.admin.problems import problem_response
+from pulque.admin.turns import Turns
 from pulque.errors import (
     InvalidRequestError,
     MessageTooLargeError,
@@ -64,6 +65,7 @@ class Guard:
     def __init__(self, app: ASGIApp, hosts: Collection[str] = ()) -> None:
         self._app = app
         self._hosts = frozenset(hosts)
+        self._turns = Turns()
         self._busy = 0
         self._reading = 0
         """How many requests wait for the rest of their bodies."""
@@ -73,6 +75,10 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        await self._turns.take()
+        await self._turns.run(self._answer(scope, receive, send))
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             self._check_head(scope["method"], Headers(scope=scope))
             if scope["path"] == ALIVE:
