@@ -1,6 +1,6 @@
 """Looking after ordered groups: how far they are, what they wait for, and closing partitions."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from pulque.broker.locks import Locker
 from pulque.broker.state import BrokerState
@@ -15,13 +15,13 @@ from pulque.errors import (
 from pulque.model.actions import PartitionClosed, Skipped
 from pulque.model.names import (
     Group,
-    PartitionName,
     Pattern,
     parse_group,
     parse_partition,
     parse_subject,
 )
-from pulque.model.positions import ConsumeSequence
+from pulque.model.positions import ConsumeSequence, PartitionId
+from pulque.net.steps import Steps, in_slices
 from pulque.rules.consumption import Effect
 from pulque.rules.locks import NOBODY, can_be_locked
 from pulque.serving.commit import Synced
@@ -40,6 +40,7 @@ from pulque.wire.ordered import Skipped as SkippedAnswer
 
 __all__ = ["Steward"]
 
+_LOCKS_PER_STEP = 4096
 _LONGEST_REASON = 1000
 _BY_COMMAND = "skipped by command"
 
@@ -72,8 +73,8 @@ class Steward:
         self._perform = perform
         self._sync_facts = sync_facts
 
-    def report(self, request: Ordered) -> OrderedReport:
-        """Say how far the ordered groups of a subject are.
+    def report(self, request: Ordered) -> Steps[OrderedReport]:
+        """Return how far the ordered groups of a subject are.
 
         Raises:
             InvalidNameError: It names what cannot be.
@@ -85,7 +86,17 @@ class Steward:
             for name in self._state.places.covered(Pattern(subject), None)
             if can_be_locked(name)
         ]
-        return OrderedReport(tuple(self._rows(names, only)))
+        found = [each for each in map(self._state.engine.partition, names) if each is not None]
+        groups = {each.id: [] if only is None else [only] for each in found}
+        if only is None:
+            yield from self._collect_groups(groups)
+        rows: list[OrderedRow] = []
+        for pairs in in_slices(
+            (each, group) for each in found for group in sorted(groups[each.id])
+        ):
+            rows += [self._row(partition, group) for partition, group in pairs]
+            yield
+        return OrderedReport(tuple(rows))
 
     def skip(
         self,
@@ -153,20 +164,15 @@ class Steward:
 
         self._sync_facts(synced)
 
-    def _rows(self, names: list[PartitionName], only: Group | None) -> Iterator[OrderedRow]:
-        for name in names:
-            partition = self._state.engine.partition(name)
-            if partition is None:
-                continue
-            groups = [only] if only is not None else self._groups_of(partition)
-            yield from (self._row(partition, group) for group in groups)
-
-    def _groups_of(self, partition: Partition) -> list[Group]:
-        return sorted(
-            group
-            for (place, group), lock in self._locks.by_key.items()
-            if place == partition.id and lock.is_exclusive
-        )
+    def _collect_groups(self, found: dict[PartitionId, list[Group]]) -> Steps[None]:
+        """Add the ordered groups of each of these partitions."""
+        # In one pass: locks are many where partitions are.
+        for some in in_slices(list(self._locks.by_key), _LOCKS_PER_STEP):
+            for place, group in some:
+                lock = self._locks.by_key.get((place, group))
+                if place in found and lock is not None and lock.is_exclusive:
+                    found[place].append(group)
+            yield
 
     def _row(self, partition: Partition, group: Group) -> OrderedRow:
         key = (partition.id, group)

@@ -186,7 +186,7 @@ class RequestHandler:
         cluster = self._cluster.gate.standing.cluster
         answerer.answer(replace(self._welcome, version=version, cluster=cluster))
 
-    def _begin(  # noqa: PLR0911  # one for each kind that is answered in steps
+    def _begin(  # noqa: C901, PLR0911  # one for each kind that is answered in steps
         self, connection: Connection, request: Request, answerer: Answerer
     ) -> Work | None:
         """Answer a request, at once or in steps."""
@@ -199,6 +199,9 @@ class RequestHandler:
             case Groups():
                 groups = self._resetter.groups(request, answerer.answer_written)
                 return while_heard(connection, _refusing(groups, answerer))
+            case Ordered():
+                ordered = self._ordered(request, answerer)
+                return while_heard(connection, _refusing(ordered, answerer))
             case Reset():
                 reset = self._resetter.reset(
                     request,
@@ -228,6 +231,10 @@ class RequestHandler:
     def _report(self, answerer: Answerer) -> Work:
         report = yield from self._status()
         answerer.answer(StatusReport(report))
+
+    def _ordered(self, request: Ordered, answerer: Answerer) -> Work:
+        report = yield from self._steward.report(request)
+        answerer.answer(report)
 
     def _dispatch(  # noqa: C901, PLR0912, PLR0915  # one case per opcode
         self,
@@ -311,8 +318,6 @@ class RequestHandler:
                 )
             case Unlock():
                 answerer.answer(self._locker.unlock(request))
-            case Ordered():
-                answerer.answer(self._steward.report(request))
             case Skip():
                 self._steward.skip(request, answerer.answer, answerer.refuse)
             case Close():
@@ -327,7 +332,7 @@ class RequestHandler:
                 raise UnsupportedError("this is a broker; delayed messages are at a delay server")
             case Hello():
                 raise RemoteProtocolError("a second Hello on one connection")
-            case Status() | Groups() | Reset() | Seal() | Watch() | Pull():
+            case Status() | Groups() | Ordered() | Reset() | Seal() | Watch() | Pull():
                 raise AssertionError(f"{request!r} is answered in steps")
             case _:
                 assert_never(request)

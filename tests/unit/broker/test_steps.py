@@ -10,11 +10,14 @@ import pytest
 
 from pulque.broker.pull import PART
 from pulque.errors import InvalidRequestError
+from pulque.model.groups import Mode, StartKind
 from pulque.model.groups import Start as StartAt
-from pulque.model.groups import StartKind
+from pulque.model.ordered import OrderStrategy
 from pulque.model.positions import Epoch, StartCount, Tenure
 from pulque.model.routes import RouteKind
 from pulque.testing.raw import RawConnection, pack_batch
+from pulque.wire.groups import Subscribe, Subscribed
+from pulque.wire.ordered import Lock, Locked, Ordered, OrderedReport
 from pulque.wire.requests import (
     EARLIEST,
     FROM_SETTLED,
@@ -41,6 +44,7 @@ SUBJECTS = 20_000
 MOST = 10_000
 TOO_MANY = 65_535
 AT_ONCE = 1000
+WIDE = 500
 NAMES = [f"crowd.{number:05d}" for number in range(SUBJECTS)]
 
 pytestmark = pytest.mark.slow
@@ -126,3 +130,25 @@ async def test_no_request_keeps_the_event_loop_for_long(
 
     assert not short
     assert not long
+
+
+async def test_ordered_groups_of_many_partitions_are_reported_in_short_steps(
+    raw: RawConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partitions = ["wide", *(f"wide#{number}" for number in range(1, WIDE))]
+    batches = tuple((name, pack_batch(name, [b"x"])) for name in partitions)
+    await raw.ask(Send(Acks.MEMORY, 60_000, batches), Sent)
+    for group in ("g1", "g2", "g3", "g4"):
+        await raw.ask(Subscribe(group, "c", 1, "wide", Mode.ORDERED), Subscribed)
+        for name in partitions:
+            await raw.ask(Lock(name, group, "c", 1, OrderStrategy.BEST_EFFORT), Locked)
+
+    with counted(monkeypatch) as steps:
+        report, count, longest_ms = await steps.of(raw, Ordered("wide", ""))
+
+    assert isinstance(report, OrderedReport)
+    assert [(row.partition, row.group) for row in report.rows] == [
+        (name, group) for name in partitions for group in ("g1", "g2", "g3", "g4")
+    ]
+    assert count >= WIDE * 4 // 128
+    assert longest_ms <= LONGEST_STEP_MS
