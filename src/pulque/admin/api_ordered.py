@@ -16,7 +16,7 @@ from pulque.admin.names import (
 from pulque.admin.pages import Cursor, Limit, Page, cut, read_cursor
 from pulque.errors import InvalidRequestError, RemoteProtocolError
 from pulque.model.names import PartitionName, subject_of
-from pulque.wire.ordered import Ordered, OrderedReport, OrderedRow, Skip, Skipped
+from pulque.wire.ordered import NO_TOKEN, Ordered, OrderedReport, OrderedRow, Skip, Skipped
 from pulque.wire.responses import Response
 
 __all__ = ["OrderedApi"]
@@ -86,6 +86,8 @@ class OrderedApi:
             lambda server: self._context.brokers.ask(server, request, _reported),
         )
         rows = [_row(server, each) for server, report in answers for each in report.rows]
+        if all(row.token == NO_TOKEN for row in rows):
+            rows = []  # brokers answer for any group that is named
         some, following = cut(
             rows, lambda row: (row.broker_group, row.partition, row.group), after, limit
         )

@@ -52,6 +52,7 @@ async def test_the_api_shows_what_a_group_waits_for_and_skips_it(api: Api) -> No
     assert row["stuck_since"] is None
     assert (await api.get("/groups/billing"))["mode"] == "ordered"
     assert (await api.get("/subjects/nothing/ordered"))["items"] == []
+    assert (await api.get(path, group="nobody"))["items"] == []
 
 
 def test_the_commands(command: Command, cluster: FakeCluster) -> None:
@@ -72,6 +73,7 @@ def test_the_commands(command: Command, cluster: FakeCluster) -> None:
     )  # fmt: skip
     assert skipped[:2] == (0, "billing goes on with 2\n")
     assert command("group", "ordered", "nothing")[0] == 4
+    assert command("group", "ordered", "stuck.cli", "--group", "nobody")[:2] == (4, "")
 
 
 def test_subjects_are_merged_and_ordered_by_command(command: Command) -> None:
