@@ -80,7 +80,10 @@ def check_path(name: str, value: object) -> None:
 
 
 def check_text(name: str, value: object, *, may_be_none: bool = False) -> None:
-    """Raise UsageError unless a value is a str."""
+    """Raise UsageError unless a value is a str; one that may be None is never empty."""
+    if may_be_none and value == "":
+        # It is what a shell makes of a variable that is not set.
+        raise UsageError(f"{name} is empty; to mean all, leave it out")
     if not isinstance(value, str) and not (may_be_none and value is None):
         raise UsageError(f"{name} is {value!r}; a str is allowed")
 
