@@ -19,14 +19,14 @@ T = TypeVar("T", bound=Owned)
 
 
 def share(
-    asked: Iterable[T], most: int, topic: Callable[[T], object] = id
+    asked: Iterable[T], most: int, about: Callable[[T], object] = id
 ) -> tuple[list[T], list[T]]:
     """Return the questions that are next, so many of each owner at most, and the others.
 
     Args:
         asked: The questions, oldest first.
         most: How many of each owner are next.
-        topic: Returns what a question is about. Questions about the same thing keep their order,
+        about: Returns what a question is about. Questions about the same thing keep their order,
             whoever asks them; if not given, each is about something else.
     """
     taken: Counter[object] = Counter()
@@ -34,10 +34,10 @@ def share(
     rest: list[T] = []
     waiting: set[object] = set()
     for each in asked:
-        if taken[each.owner] < most and topic(each) not in waiting:
+        if taken[each.owner] < most and about(each) not in waiting:
             taken[each.owner] += 1
             first.append(each)
         else:
-            waiting.add(topic(each))
+            waiting.add(about(each))
             rest.append(each)
     return first, rest
