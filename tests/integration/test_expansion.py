@@ -65,7 +65,7 @@ async def running_cluster(folder: Path) -> AsyncIterator[Cluster]:
         for name in ("b1", "b2"):
             sections = {
                 "cluster": {"meta": [url.removeprefix("pulque://")]},
-                "consumption": {"lock": "2s"},
+                "consumption": {"lock": "20s"},
             }
             broker = Running(folder / name, {**sections, "name": name}, None, None)  # type: ignore[dict-item]
             await broker.start()
@@ -119,13 +119,31 @@ class Producer:
             line.close()
 
 
+def sent_by(producers: list[Producer]) -> dict[str, int]:
+    """Return how many messages of each key were sent."""
+    return {key: producer.sent[key] for producer in producers for key in producer.keys}
+
+
+async def send_on(producers: list[Producer]) -> None:
+    """Wait until some more of each key were sent."""
+    before = sent_by(producers)
+
+    async def is_sent_on() -> bool:
+        return all(now > before[key] + 5 for key, now in sent_by(producers).items())
+
+    await eventually(is_sent_on, 60)
+
+
 class Consumer:
     """Pulls from what is allotted to it, in order, with locks; writes down what it gets."""
 
-    def __init__(self, cluster: Cluster, name: str, got: dict[str, list[int]]) -> None:
+    def __init__(
+        self, cluster: Cluster, name: str, got: dict[str, list[int]], may_pull: asyncio.Event
+    ) -> None:
         self.cluster = cluster
         self.name = name
         self.got = got
+        self.may_pull = may_pull
         self.tasks: dict[Allotted, tuple[asyncio.Task[None], asyncio.Event]] = {}
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -159,6 +177,7 @@ class Consumer:
                 asked = Lock(name, "g", self.name, 1, OrderStrategy.STRICT, 0, 200)
                 token = (await raw.ask(asked, Locked)).token
             while token and not stop.is_set():
+                await self.may_pull.wait()
                 handed = await raw.pull(
                     name, consumer=self.name, token=token, max_messages=50, timeout_ms=50
                 )
@@ -179,27 +198,34 @@ async def test_order_holds_while_partitions_are_split_and_merged(tmp_path: Path)
     got: dict[str, list[int]] = defaultdict(list)
     async with running_cluster(tmp_path) as cluster:
         commands = cluster.meta.server.administration
-        no_more, stop = asyncio.Event(), asyncio.Event()
+        no_more, stop, may_pull = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        may_pull.set()
         producers = [Producer(cluster, keys[at::2]) for at in range(2)]
         sending = [asyncio.create_task(each.run(no_more)) for each in producers]
-        consumers = [Consumer(cluster, f"c{number}", got) for number in range(3)]
+        consumers = [Consumer(cluster, f"c{number}", got, may_pull) for number in range(3)]
         consuming = [asyncio.create_task(each.run(stop)) for each in consumers]
 
         async def has_gone_on() -> bool:
             return all(len(got[key]) > reached[key] + 5 for key in keys)
 
-        for count in (4, 7, 2):
+        for change, count in (
+            (commands.extend_subject, 4),
+            (commands.extend_subject, 7),
+            (commands.merge_subject, 2),
+        ):
             reached = {key: len(got[key]) for key in keys}
             await eventually(has_gone_on, 60)
-            if count > 2:
-                await commands.extend_subject("orders", count)
-            else:
-                await commands.merge_subject("orders", count)
-        reached = {key: producer.sent[key] for producer in producers for key in producer.keys}
+            # The old partitions have something left when the new ones get something.
+            may_pull.clear()
+            await send_on(producers)
+            await change("orders", count)
+            await send_on(producers)
+            may_pull.set()
+        reached = sent_by(producers)
         await eventually(has_gone_on, 60)
         no_more.set()
         await asyncio.gather(*sending)
-        sent = {key: producer.sent[key] for producer in producers for key in producer.keys}
+        sent = sent_by(producers)
 
         async def has_all() -> bool:
             return all(len(set(got[key])) == sent[key] for key in keys)
@@ -209,9 +235,8 @@ async def test_order_holds_while_partitions_are_split_and_merged(tmp_path: Path)
         await asyncio.gather(*consuming)
 
     assert any(producer.refused for producer in producers), "some sends met a closed partition"
-    for key in keys:
-        first = list(dict.fromkeys(got[key]))
-        assert first == list(range(sent[key])), key
+    in_order = {key: list(dict.fromkeys(numbers)) for key, numbers in got.items()}
+    assert in_order == {key: list(range(sent[key])) for key in keys}
 
 
 async def attend(cluster: Cluster, group: str) -> list[str]:
