@@ -15,6 +15,7 @@ that cannot reach it, goes over to another's: ``OutgoingCore`` decides where to.
 """
 
 import heapq
+from bisect import insort
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import count
@@ -46,6 +47,8 @@ _MAX_REQUEST_BYTES = 1024 * 1024
 _MAX_REQUEST_BATCHES = 200
 _SMALL_REQUEST_BYTES = 8 * 1024
 """As long as a request is smaller, one more batch of the same partition goes along."""
+_SWEEP_FROM = 256
+"""From so many batches on, those that have an outcome are forgotten when they are the half."""
 _FAR_AHEAD = 64
 """After so many batches more that wait, the answers should be looked at."""
 
@@ -64,7 +67,7 @@ class Dispatch:
     is_led = False
     """Whether the broker is the leader of its group: if it fails, another one may follow."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0915  # one line for each of what it has
         self,
         options: SendOptions,
         *,
@@ -94,6 +97,8 @@ class Dispatch:
         self._ids = ids
         self._lingering: deque[OutgoingBatch] = deque()
         self._unresolved: deque[OutgoingBatch] = deque()
+        """By deadline; some have an outcome already."""
+        self._sweep_at = _SWEEP_FROM
         self._active: deque[Stream] = deque()
         self._paused: list[tuple[float, int, Stream]] = []
         self._pauses = count()
@@ -122,10 +127,17 @@ class Dispatch:
         batch.stream.open = batch
 
     def _put_by_deadline(self, batch: OutgoingBatch) -> None:
-        place = len(self._unresolved)
-        while place and self._unresolved[place - 1].deadline > batch.deadline:
-            place -= 1
-        self._unresolved.insert(place, batch)
+        unresolved = self._unresolved
+        if len(unresolved) >= self._sweep_at:
+            # Those with a late deadline stay behind all others, also when they are done.
+            waiting = [each for each in unresolved if not each.is_done]
+            unresolved.clear()
+            unresolved.extend(waiting)
+            self._sweep_at = max(_SWEEP_FROM, 2 * len(waiting))
+        if not unresolved or unresolved[-1].deadline <= batch.deadline:
+            unresolved.append(batch)
+        else:
+            insort(unresolved, batch, key=lambda each: each.deadline)
 
     def discard(self, batch: OutgoingBatch) -> None:
         """Forget a batch whose first message turned out to be no message."""

@@ -4,6 +4,7 @@ A machine adds messages, sends, answers, refuses, cuts connections and lets time
 order. The oracle is a broker of its own: it remembers which of the last 64 numbers it stored.
 """
 
+import gc
 import re
 import time
 from collections import defaultdict
@@ -521,6 +522,22 @@ def test_an_expired_batch_says_whether_it_was_sent(clock: ManualTime) -> None:
     assert isinstance(never, DisconnectedError)
     assert never.outcome_known
     assert re.search(r"nobody there .* it was never sent", str(never))
+
+
+def test_what_has_an_outcome_is_forgotten_long_before_its_deadline(clock: ManualTime) -> None:
+    """Of sends with a long timeout among shorter ones, of which some are always on their way."""
+    core = make_core(clock, linger=0)
+    for each in range(2000):
+        core.add_message("a", Outgoing(b"1"), timeout=600.0)
+        core.add("b", b"2")
+        (request,) = send_all(core, clock, each)
+        if each:
+            answer = Sent(tuple(stored(each) for _ in request.batches))
+            core.dispatch.answered(each, answer, clock.now)
+            core.dispatch.take_finished()
+        core.dispatch.expire(clock.now)
+
+    assert sum(isinstance(each, OutgoingBatch) for each in gc.get_objects()) < 1000
 
 
 def test_an_answer_that_makes_no_sense_fails_its_messages(clock: ManualTime) -> None:
