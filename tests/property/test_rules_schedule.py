@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from pulque.model.positions import ConsumeSequence, PartitionId
-from pulque.rules.schedule import TICK_MS, Schedule
+from pulque.rules.schedule import TICK_MS, Due, Schedule
 
 partitions = st.sampled_from([PartitionId(1), PartitionId(2), PartitionId(3)])
 times = st.integers(0, 3000)
@@ -34,6 +34,15 @@ class ScheduleMachine(RuleBasedStateMachine):
         """What is through is not postponed any more."""
         left = {(key[0], -(-ms // TICK_MS) * TICK_MS) for key, ms in self.waiting.items()}
         self.postponed = {key: ms for key, ms in self.postponed.items() if key in left}
+
+    def is_any_behind(self, due: Due) -> bool:
+        """Return whether later messages are due at the same time."""
+        return any(
+            partition == due.partition
+            and sequence > due.sequences[-1]
+            and -(-ms // TICK_MS) * TICK_MS == due.due_ms
+            for (partition, sequence), ms in self.waiting.items()
+        )
 
     @rule(partition=partitions, due=st.lists(times, min_size=1, max_size=8))
     def add(self, partition: PartitionId, due: list[int]) -> None:
@@ -65,8 +74,9 @@ class ScheduleMachine(RuleBasedStateMachine):
                 del self.waiting[due.partition, sequence]
             self.forget_postponed()
         elif then == "postpone":
-            self.postponed[key] = self.now_ms + 250
-            self.schedule.postpone(*key, self.postponed[key])
+            self.schedule.postpone(due, self.now_ms + 250)
+            if not self.is_any_behind(due):
+                self.postponed[key] = self.now_ms + 250
 
     @rule(data=st.data())
     def remove_one(self, data: st.DataObject) -> None:

@@ -105,7 +105,7 @@ class Releaser:
             )
             # Nobody waits for them: only another broker may be able to read them.
             until_ms = self._clock.now_ms() + _TRY_AGAIN_MS
-            self._schedule.postpone(due.partition, due.due_ms, until_ms)
+            self._schedule.postpone(due, until_ms)
 
     async def _append(self, due: Due, packed: Packed) -> None:
         def written(_: Appended) -> None:

@@ -14,7 +14,7 @@ log, so that a checkpoint in between forgets nothing.
 """
 
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from struct import Struct
@@ -55,6 +55,8 @@ class Schedule:
         """Heaps of the ticks that are due. Partitions take turns, so that none waits for all."""
         self._postponed: list[tuple[int, PartitionId, int]] = []
         """A heap of ticks that are due and wait nevertheless: until when, and which."""
+        self._passed: dict[_Key, ConsumeSequence] = {}
+        """Up to where the messages of a tick are passed over; the later ones go first."""
         self._changed: set[_Key] = set()
 
     def __len__(self) -> int:
@@ -124,13 +126,26 @@ class Schedule:
                 heappop(ticks)
             if ticks:
                 self._ready[partition] = ticks  # at the end: the others come first
-                found = self._buckets[partition, ticks[0]][:most]
+                bucket = self._buckets[partition, ticks[0]]
+                passed = self._passed.get((partition, ticks[0]), -1)
+                at = bisect_right(bucket, passed) if bucket[-1] > passed else 0
+                found = bucket[at : at + most]
                 return Due(partition, ticks[0] * TICK_MS, [ConsumeSequence(s) for s in found])
         return None
 
-    def postpone(self, partition: PartitionId, due_ms: int, until_ms: int) -> None:
-        """Let messages that are due at one time wait, while others of their partition go."""
-        tick = _tick_of(due_ms)
+    def postpone(self, due: Due, until_ms: int) -> None:
+        """Let what is left of some messages wait, while others of their partition go.
+
+        The later ones that are due at the same time go first, and then wait, too, if any is left.
+        """
+        partition, tick = due.partition, _tick_of(due.due_ms)
+        bucket = self._buckets.get((partition, tick))
+        if bucket is None:
+            return
+        if bucket[-1] > due.sequences[-1]:
+            self._passed[partition, tick] = due.sequences[-1]
+            return
+        self._passed.pop((partition, tick), None)
         ready = self._ready.get(partition, [])
         if tick in ready:
             ready[:] = [each for each in ready if each != tick]
@@ -236,6 +251,7 @@ class Schedule:
             del self._counts[partition]
         if not bucket:
             del self._buckets[key]
+            self._passed.pop(key, None)
         self._changed.add(key)
 
 

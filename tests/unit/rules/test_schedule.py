@@ -47,14 +47,36 @@ def test_partitions_take_turns_so_that_one_with_very_many_delays_no_other() -> N
 def test_what_is_postponed_lets_the_others_of_its_partition_go_first() -> None:
     schedule = Schedule()
     schedule.add(P, FIRST, [100, 200])
-    assert schedule.due(1000, 10) == Due(P, 100, [FIRST])
+    due = schedule.due(1000, 10)
+    assert due == Due(P, 100, [FIRST])
 
-    schedule.postpone(P, 100, 5000)
+    schedule.postpone(due, 5000)
 
     assert schedule.due(1000, 10) == Due(P, 200, [ConsumeSequence(1)])
     schedule.remove(P, 200, [ConsumeSequence(1)])
     assert (schedule.due(4999, 10), schedule.next_due_ms()) == (None, 5000)
     assert schedule.due(5000, 10) == Due(P, 100, [FIRST])
+
+
+def test_what_is_postponed_lets_those_behind_it_go_that_are_due_at_the_same_time() -> None:
+    schedule = Schedule()
+    schedule.add(P, FIRST, [100] * 5)
+    first, last = [ConsumeSequence(n) for n in (0, 1)], [ConsumeSequence(4)]
+    for sequences in (first, [ConsumeSequence(n) for n in (2, 3)]):
+        due = schedule.due(1000, 2)
+        assert due == Due(P, 100, sequences)
+        schedule.postpone(due, 5000)
+    assert schedule.due(1000, 2) == Due(P, 100, last)
+
+    schedule.remove(P, 100, last)
+
+    assert schedule.due(1000, 2) == Due(P, 100, first)
+    schedule.postpone(Due(P, 100, first), 5000)
+    due = schedule.due(1000, 2)
+    assert due is not None
+    schedule.postpone(due, 5000)
+    assert (schedule.due(4999, 2), schedule.next_due_ms()) == (None, 5000)
+    assert schedule.due(5000, 2) == Due(P, 100, first)
 
 
 def test_what_comes_late_to_a_tick_that_is_past_is_due_at_once() -> None:
