@@ -18,6 +18,7 @@ from pulque.errors import (
     PulqueError,
     RejectedError,
     RemoteProtocolError,
+    RequestTimeoutError,
     UnavailableError,
 )
 from pulque.model.names import Subject
@@ -58,6 +59,8 @@ class Relay:
         """As they were heard last, for whichever group; what nobody asked for in long is first."""
         self._lines: dict[AsyncConnection, int] = {}
         """Connections that requests wait on, and how many wait on each."""
+        self._overdue: set[AsyncConnection] = set()
+        """Those of them on which a request was not answered in time: they take no more."""
         self._opening: dict[Address, asyncio.Task[None]] = {}
         """Connections that are being opened."""
         self._asking = asyncio.Semaphore(_MOST_ROUTES_ASKED)
@@ -181,10 +184,22 @@ class Relay:
         self._lines[line] += 1
         try:
             return await line.request(request, wait_s + _ROUTE_S, convert)
+        except RequestTimeoutError:
+            # The meta server still holds the request, and counts it: it would refuse others.
+            self._overdue.add(line)
+            raise
         finally:
             self._lines[line] -= 1
-            if not line.is_open and not self._lines[line]:
-                del self._lines[line]  # all who waited on it know by now
+            if not self._lines[line] and (not line.is_open or line in self._overdue):
+                self._forget(line)  # all who waited on it know by now
+
+    def _has_room(self, line: AsyncConnection) -> bool:
+        return self._lines[line] < _MOST_ON_A_LINE and line not in self._overdue
+
+    def _forget(self, line: AsyncConnection) -> None:
+        del self._lines[line]
+        self._overdue.discard(line)
+        line.abort()
 
     async def _line(self, link: MetaLink) -> AsyncConnection:
         """Return a connection to a meta server that has room for one more request."""
@@ -192,8 +207,8 @@ class Relay:
             for line, used in list(self._lines.items()):
                 if not line.is_open:
                     if not used:
-                        del self._lines[line]
-                elif line.address == link.address and used < _MOST_ON_A_LINE:
+                        self._forget(line)
+                elif line.address == link.address and self._has_room(line):
                     return line
             # A crowd that comes at the same time waits for one connection, and shares it.
             if link.address not in self._opening:

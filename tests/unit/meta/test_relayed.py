@@ -12,6 +12,7 @@ from pulque.errors import PulqueError, UnavailableError
 from pulque.meta.attendance import Attendance
 from pulque.model.routes import RouteKind
 from pulque.net.server import Connection
+from pulque.serving.metalink import MOST_HELD
 from pulque.testing.raw import RawConnection
 from pulque.wire.ordered import Attend, Attended
 from pulque.wire.requests import Route, Status
@@ -127,3 +128,20 @@ async def test_all_who_wait_are_told_that_the_meta_server_is_gone(
 
     for each in await answers(home, asked):
         assert isinstance(each, UnavailableError)
+
+
+async def test_what_a_meta_server_did_not_answer_in_time_takes_no_place_from_others(
+    home: RawConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await route(home, "orders")
+    monkeypatch.setattr("pulque.broker.relay._ROUTE_S", 0.5)
+    with monkeypatch.context() as slow:
+        slow.setattr(Attendance, "attend", lambda *_: None)
+        asked = [await home.put(word(number)) for number in range(MANY)]
+        for each in await answers(home, asked):
+            assert isinstance(each, UnavailableError)
+    monkeypatch.undo()
+
+    asked = [await home.put(word(number)) for number in range(MOST_HELD)]
+
+    assert {type(each) for each in await answers(home, asked)} == {Attended}
