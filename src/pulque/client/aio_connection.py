@@ -166,8 +166,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
         try:
             if self._session.welcome is None:
                 welcome = self._session.receive_welcome()
-                if welcome is None:
-                    return
+                if welcome is None or self._welcomed.done():
+                    return  # nobody waits for it any more
                 self._welcomed.set_result(welcome)
             while (answer := self._session.next_answer()) is not None:
                 self._dispatch(*answer)
