@@ -100,6 +100,7 @@ async def test_a_partition_belongs_to_one_consumer_of_a_group_until_it_gives_it_
     assert (await lock(raw, "c2")).token == 2
 
 
+@pytest.mark.accepts("002-52")
 async def test_locks_of_groups_and_partitions_do_not_hinder_each_other(
     raw: RawConnection,
 ) -> None:
@@ -184,6 +185,7 @@ async def test_a_token_that_was_never_granted_counts_nothing(
     assert (await row_of(raw)).settled == 0
 
 
+@pytest.mark.accepts("002-52")
 async def test_a_token_counts_for_its_own_consumer_only(raw: RawConnection) -> None:
     await raw.send("orders", numbered(2))
     await subscribe(raw)
@@ -249,8 +251,10 @@ async def test_pulls_and_settles_refresh_a_lock_without_a_fact(start: Start) -> 
     clock.advance(4_000)
     got = await raw.pull("orders", consumer="c1", token=token)
     clock.advance(4_000)
+    assert (await lock(raw, "c2")).holder == "c1", "the pull refreshed it"
     await raw.settle(got.runs[0], consumer="c1", token=token)
     clock.advance(4_000)
+    assert (await lock(raw, "c2")).holder == "c1", "the settle refreshed it"
     assert (await lock(raw, "c1", token=token)).token == token
     clock.advance(4_000)
 
