@@ -69,8 +69,8 @@ async def test_an_empty_pull_waits_and_is_answered_when_a_message_arrives(
 
     await producer.send("orders", [b"new"])
 
+    assert await is_waiting(producer, 0), "the message itself ends the pull, and not a timer"
     assert (await handed(raw, waiting, "orders")).bodies == [b"new"]
-    assert await is_waiting(producer, 0)
 
 
 @pytest.mark.accepts("000-18", "004-98")
