@@ -36,10 +36,12 @@ async def test_the_list_depends_on_what_is_asked_for(raw: RawConnection) -> None
     realtime = await route(raw, "orders")
     delayed = await route(raw, "orders", kind=RouteKind.DELAYED)
     consumer = await route(raw, "orders", "billing")
+    of_pattern = await route(raw, "orders.*", "billing")
 
     assert {each.broker_group for each in realtime.partitions} == {"b1", "b2"}
     assert [(each.broker_group, each.port) for each in delayed.partitions] == [("d1", 7460)]
     assert consumer.partitions == realtime.partitions
+    assert {each.broker_group for each in of_pattern.partitions} == {"b1", "b2"}
 
 
 @pytest.mark.accepts("004-15", "004-36")
