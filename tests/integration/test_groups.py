@@ -259,7 +259,7 @@ async def test_the_asyncio_twin_filters_too(pulque_aio_client: pulque.aio.Client
     assert found == list(range(0, 300, 3))
 
 
-@pytest.mark.accepts("004-83", "004-84")
+@pytest.mark.accepts("004-04", "004-83", "004-84")
 def test_tags_that_share_all_bits_are_told_apart(pulque_client: pulque.Client) -> None:
     wanted, other = colliding()
     covered_tag, one, two = covered()

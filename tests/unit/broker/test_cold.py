@@ -259,7 +259,7 @@ async def test_more_than_can_wait_for_the_disk_is_refused_for_now(
     assert isinstance(await raw.answer_to(asked[0]), Pulled)
 
 
-@pytest.mark.accepts("004-82", "004-85")
+@pytest.mark.accepts("003-33", "004-04", "004-82", "004-85")
 async def test_messages_that_a_filter_leaves_out_are_not_read(
     start: Start, tmp_path: Path
 ) -> None:
