@@ -399,5 +399,10 @@ def test_a_partition_whose_broker_is_away_keeps_its_keys() -> None:
     before = Targets(Route(Pattern("a"), 1, both, OrderStrategy.STRICT))
     after = Targets(Route(Pattern("a"), 2, both[:1], OrderStrategy.STRICT))
     after.go_on_from(before)
+    read_only = (both[0], both[1]._replace(sends=0))
+    refusing = Targets(Route(Pattern("a"), 3, read_only, OrderStrategy.STRICT))
     keys = [f"key-{number}" for number in range(50)]
-    assert [before.pick(key).key for key in keys] == [after.pick(key).key for key in keys]
+    owners = [before.pick(key).key for key in keys]
+    assert len(set(owners)) == 2
+    assert [after.pick(key).key for key in keys] == owners
+    assert [refusing.pick(key).key for key in keys] == owners, "it takes no messages for now"
