@@ -146,11 +146,14 @@ async def test_what_was_delivered_is_not_delivered_again_after_a_restart_within_
     await running.send([(b"%d" % i + b"x" * 500, now + SECOND * (i + 1)) for i in range(20)])
     clock.advance(10 * SECOND + 100)
     await settled(clock, brokers, 10)
+    await eventually(lambda: running.server.status()["dispatch"]["dispatched"] == 10)
     await start_delay()
     clock.advance(20 * SECOND)
     await settled(clock, brokers, 20)
 
     assert [int(body.rstrip(b"x")) for body in brokers.bodies] == list(range(20))
+    # Not even the same batch again, which a broker would recognise by its number.
+    assert len(set(brokers.batches)) == len(brokers.batches)
     (log,) = running.schedule("*.dispatch")
     assert len(log.read_bytes()) < 2000, "it holds offsets, not messages"
 
