@@ -405,7 +405,7 @@ def test_the_time_to_go_on_counts_from_the_question_not_from_the_answer() -> Non
     assert permit.until == 110.0
 
 
-@pytest.mark.accepts("002-36")
+@pytest.mark.accepts("002-36", "002-42")
 def test_a_group_that_is_not_exclusive_is_refused_with_the_way_out() -> None:
     found, permit = attendance([100.0])
     found.next_request()

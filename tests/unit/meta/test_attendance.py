@@ -205,7 +205,7 @@ async def test_the_strategy_of_order_is_set_per_subject_and_told_at_once(
     assert other.order is OrderStrategy.BEST_EFFORT
 
 
-@pytest.mark.accepts("002-36")
+@pytest.mark.accepts("002-36", "002-42")
 async def test_a_meta_server_may_say_that_there_is_no_order(start: Start) -> None:
     running = await start(ordered={"exclusive": False})
     raw = await running.connect()
