@@ -300,6 +300,7 @@ async def test_pull_returns_what_is_there_and_waits_for_what_is_not(
     assert broker.nacked == [("orders", 1, "no milk", 2000)]
 
 
+@pytest.mark.accepts("000-28")
 async def test_acks_reach_the_broker_while_the_caller_is_busy(
     broker: FakeBroker, client: aio.Client
 ) -> None:

@@ -93,6 +93,7 @@ def test_nacks_reach_the_broker(broker: FakeBroker, client: pulque.Client) -> No
     assert broker.nacked == [("orders", 1, "no milk", 2000), ("orders", 2, "", -1)]
 
 
+@pytest.mark.accepts("000-28")
 def test_acks_reach_the_broker_while_the_caller_is_busy(
     broker: FakeBroker, client: pulque.Client
 ) -> None:
