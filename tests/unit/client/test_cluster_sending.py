@@ -46,6 +46,19 @@ def test_single_messages_go_round(cluster: FakeCluster, client: pulque.Client) -
     assert [cluster.bodies(number) for number in range(3)] == [3, 3, 3]
 
 
+@pytest.mark.accepts("004-21")
+def test_many_calls_go_over_the_same_connections(
+    cluster: FakeCluster, client: pulque.Client
+) -> None:
+    for number in range(9):
+        receipts = [client.send(f"orders.{number}", b"x") for _ in cluster.brokers]
+        assert {each.broker_group for each in receipts} == {"g0", "g1", "g2"}
+    assert len(cluster.meta.seen(requests.Route)) == 9
+    assert [len(each.seen(requests.Hello)) for each in cluster.brokers] == [1, 1, 1]
+    # One for calls, and one on which a watch waits.
+    assert len(cluster.meta.seen(requests.Hello)) <= 2
+
+
 @pytest.mark.accepts("004-37")
 def test_a_route_is_asked_for_once_and_then_watched(
     cluster: FakeCluster, client: pulque.Client
