@@ -39,15 +39,15 @@ async def test_each_tick_has_one_file_with_full_messages(
     start_delay: StartDelay, clock: ManualClock
 ) -> None:
     running = await start_delay()
-    now = clock.now_ms()
-    for turn in range(3):
-        await running.send([(b"hour %d turn %d" % (i, turn), now + i * HOUR) for i in range(4)])
+    first = clock.now_ms() // HOUR * HOUR + HOUR
+    for turn, past in enumerate((0, HOUR // 2, HOUR - 1)):
+        await running.send(
+            [(b"hour %d turn %d" % (i, turn), first + i * HOUR + past) for i in range(4)]
+        )
     await running.caught_up()
     files = running.schedule("*.log")
 
-    assert [tick_named(path.name) for path in files] == [
-        now - now % HOUR + i * HOUR for i in range(4)
-    ]
+    assert [tick_named(path.name) for path in files] == [first + i * HOUR for i in range(4)]
     for i, path in enumerate(files):
         data = path.read_bytes()
         assert all(b"hour %d turn %d" % (i, turn) in data for turn in range(3))
