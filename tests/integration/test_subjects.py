@@ -119,7 +119,7 @@ def test_messages_of_new_priorities_are_not_passed_over_by_a_group_that_began_at
         assert bodies(take(consumer, 1)) == [b"urgent"]
 
 
-@pytest.mark.accepts("000-56")
+@pytest.mark.accepts("000-40", "000-56")
 def test_a_retry_keeps_its_priority(pulque_client: pulque.Client) -> None:
     pulque_client.send("orders", b"urgent", priority=9)
     pulque_client.send("orders", b"usual")
