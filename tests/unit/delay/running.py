@@ -11,7 +11,7 @@ from pulque.delay.server import DataDirectory, DelayServer
 from pulque.errors import PulqueError
 from pulque.model.batch import read_header, seed_of, verify_crc
 from pulque.model.message import Message, StoredBatch
-from pulque.model.names import PartitionName, Pattern, Subject
+from pulque.model.names import PartitionName, Pattern, Subject, level_of
 from pulque.model.pack import NOBODY, BatchPacker, ProducedBy
 from pulque.model.positions import ConsumeSequence, PartitionId
 from pulque.model.routes import PartitionRoute, Route
@@ -141,6 +141,7 @@ def delayed_batch(
         ids=b"".join(ids),
         created_at_ms=1_700_000_000_000,
         produced_by=produced_by,
+        priority=level_of(PartitionName(partition)),
     )
     return batch, ids
 

@@ -68,12 +68,14 @@ async def test_the_original_partition_is_restored(
     due = clock.now_ms() + SECOND
     await running.send([(b"a", due)], "orders")
     await running.send([(b"b", due)], "refunds")
+    await running.send([(b"c", due)], "orders#p7")
     clock.advance(2 * SECOND)
-    await settled(clock, brokers, 2)
+    await settled(clock, brokers, 3)
 
     assert {(each.body, each.partition) for each in brokers.accepted} == {
         (b"a", "orders"),
         (b"b", "refunds"),
+        (b"c", "orders#p7"),
     }
 
 
