@@ -101,6 +101,7 @@ async def test_only_what_is_newer_is_read(store: Store) -> None:
     assert found.read_only == {"orders": False}
 
 
+@pytest.mark.accepts("002-11")
 async def test_a_subject_that_is_there_stays_as_it_is(store: Store) -> None:
     first = place_on(ORDERS, ["b1", "b2"])
     other = Subject("refunds")
