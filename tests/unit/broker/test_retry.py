@@ -1,5 +1,7 @@
 """Nacked messages, and those of lost consumers, come to their group again, each once."""
 
+import asyncio
+
 import pytest
 
 from pulque.errors import FencedError
@@ -14,15 +16,17 @@ from tests.unit.broker.running import Running, Start, eventually, numbered
 
 RETRY = "%retry%orders%g"
 LEASE_MS = 30_000
+LIMIT_S = 20.0
 AT_ONCE = {"delays": "0s"}
 """For tests of what is retried, not of when."""
 
 
 async def pull_retries(raw: RawConnection, count: int, consumer: str = "c2") -> Handed:
     """Pull from the retry partition until so many messages are there."""
-    got = await raw.pull(RETRY, consumer=consumer, timeout_ms=5000)
-    while got.length < count:
-        got = await raw.pull(RETRY, consumer=consumer, timeout_ms=50)
+    async with asyncio.timeout(LIMIT_S):
+        got = await raw.pull(RETRY, consumer=consumer, timeout_ms=5000)
+        while got.length < count:
+            got = await raw.pull(RETRY, consumer=consumer, timeout_ms=50)
     return got
 
 
