@@ -239,7 +239,7 @@ class Pair:
         ours, theirs = self.files.contents(), self.leader.files.contents()
         assert _segments(ours, "messages/") == _segments(theirs, "messages/")
         found, wanted = _segments(ours, "actions/"), _segments(theirs, "actions/")
-        first = max(min(found), min(wanted))
+        first = max(min(found, default=""), min(wanted, default=""))
         assert _from(first, found) == _from(first, wanted)
         self.logs.close()
         heard = Heard()
@@ -253,7 +253,8 @@ class Pair:
 
 
 def _segments(contents: dict[str, bytes], under: str) -> dict[str, bytes]:
-    return {p: c for p, c in contents.items() if p.startswith(under) and p.endswith(".log")}
+    """Return the segments that have anything: a follower makes one when bytes for it come."""
+    return {p: c for p, c in contents.items() if p.startswith(under) and p.endswith(".log") and c}
 
 
 def _from(first: str, segments: dict[str, bytes]) -> dict[str, bytes]:
