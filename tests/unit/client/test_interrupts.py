@@ -295,11 +295,11 @@ def test_the_close_of_a_consumer_can_be_interrupted_anywhere(
         client, subject = connect(), f"orders.{number}"
         client.send_many(subject, [b"one", b"two"])
         consumer = client.consumer(subject, group="kitchen")
-        consumer.pull(1)[0].ack()
+        consumer.pull(1, timeout=PATIENCE)[0].ack()
         interrupter.run(consumer.close)
         in_time(consumer.close, interrupter.where)
         with client.consumer(subject, group="kitchen") as other:
-            (message,) = in_time(lambda: other.pull(2), interrupter.where)
+            (message,) = in_time(lambda: other.pull(2, timeout=PATIENCE / 2), interrupter.where)
             assert message.body == b"two", interrupter.where
         in_time(client.close, interrupter.where)
         assert threads() == [], interrupter.where
@@ -439,7 +439,7 @@ def test_the_close_of_a_consumer_in_order_can_be_interrupted_anywhere(
         interrupter.run(consumer.close)
         in_time(consumer.close, interrupter.where)
         with in_order.consumer(subject, group="kitchen", ordered=True) as other:
-            (message,) = in_time(lambda: other.pull(2, timeout=PATIENCE), interrupter.where)
+            (message,) = in_time(lambda: other.pull(2, timeout=PATIENCE / 2), interrupter.where)
             assert message.body == b"two", interrupter.where
             message.ack()
 
