@@ -337,12 +337,12 @@ class ReplicatedBroker(Supervised):
         self._note(self._mark())
         server, self._server = self._server, None
         following, self._following = self._following, None
-        logs, self._logs = self._logs, None
         if server is not None:
             server.stop_listening()
-            await server.close()
+            await server.close()  # clients are answered until then: the logs say what to tell them
         if following is not None:
             await following.close()
+        logs, self._logs = self._logs, None
         if logs is not None:
             self._last = _known_of_logs(logs)
             logs.close()

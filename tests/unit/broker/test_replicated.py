@@ -1,5 +1,6 @@
 """A process of a broker group that is told to lead: when it does, and when it must not."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from random import Random
@@ -8,9 +9,11 @@ import pytest
 
 from pulque.broker.config import BrokerSettings
 from pulque.broker.replicated import ReplicatedBroker, open_logs
+from pulque.client.url import parse_url
 from pulque.errors import PulqueError, UnavailableError
 from pulque.model.leadership import EpochStart, Leadership
 from pulque.model.positions import ActionOffset, Epoch, MessageOffset
+from pulque.net.server import FrameServer
 from pulque.serving.listener import LoggingListener
 from pulque.storage.epochs import write_epochs
 from pulque.storage.files import OsFileSystem
@@ -19,8 +22,11 @@ from pulque.storage.known import Known, write_known
 from pulque.storage.options import StorageOptions
 from pulque.testing.clock import ManualClock
 from pulque.testing.files import Cut, MemoryFileSystem
+from pulque.wire.frame import FrameReader
 from pulque.wire.leadership import Lead, Led
 from pulque.wire.registration import ServerState
+from pulque.wire.requests import Hello, encode_request
+from pulque.wire.responses import Response, Welcome, decode_response
 from tests.unit.broker.fake_meta import FakeMeta
 from tests.unit.broker.test_leading import until
 from tests.unit.storage.copying import led as leading_engine
@@ -93,6 +99,40 @@ async def test_one_that_is_elected_leads(broker: ReplicatedBroker, meta: FakeMet
     await broker.start()
 
     assert await leads(meta)
+
+
+async def test_a_client_that_greets_it_when_it_begins_to_lead_is_welcome(
+    broker: ReplicatedBroker, meta: FakeMeta, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await broker.start()
+    (address,) = parse_url(broker.url)
+    reader, writer = await asyncio.open_connection(*address)
+    answers: list[Response | PulqueError] = []
+    close, stop_listening = FrameServer.close, FrameServer.stop_listening
+
+    def stop_listening_then(server: FrameServer) -> None:
+        """Leave what came before that, a frame in the middle of its turn say."""
+        if answers:
+            stop_listening(server)
+
+    async def greet_and_close(server: FrameServer) -> None:
+        if not answers:
+            writer.write(b"".join(encode_request(Hello(1, 1, "late"), 1, 0)))
+            frames = FrameReader()
+            while (frame := frames.next_frame()) is None:
+                received = await reader.read(len(frames.buffer()))
+                frames.buffer()[: len(received)] = received
+                frames.received(len(received))
+            answers.append(decode_response(frame))
+        await close(server)
+
+    monkeypatch.setattr(FrameServer, "close", greet_and_close)
+    monkeypatch.setattr(FrameServer, "stop_listening", stop_listening_then)
+    elect_whoever_asks(meta)
+
+    await until(lambda: bool(answers))
+    assert isinstance(answers[0], Welcome)
+    writer.close()
 
 
 async def test_one_that_followed_gives_the_leader_before_its_time(
