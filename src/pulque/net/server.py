@@ -326,7 +326,10 @@ class Connection(asyncio.BufferedProtocol):
         """Say that there is a bug here, without its details."""
         place = traceback.extract_tb(error.__traceback__)[-1]
         self._server.log(
-            "request_failed", peer=self.peer, error=repr(error), at=f"{place.name}:{place.lineno}"
+            "request_failed",
+            peer=self.peer,
+            error=repr(error),
+            where=f"{place.name}:{place.lineno}",  # the log has its time under `at`
         )
         self.send([encode_error(PulqueError("the broker failed; see its log"), request_id, 0)])
         self.close()
