@@ -36,7 +36,7 @@ from tests.unit.client.fake_broker import Drop, FakeBroker, Silence
 from tests.unit.client.fake_cluster import FakeCluster
 from tests.unit.client.fake_delay import FakeDelay, delayed_routes
 
-TIMEOUT = 0.3
+TIMEOUT = 0.6
 PATIENCE = 20.0
 Shell = Callable[..., None]
 LATER = {"delay": 3600.0}
