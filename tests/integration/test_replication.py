@@ -481,7 +481,7 @@ def test_what_a_broker_consists_of_works_on_after_a_failover(cluster: ClusterPro
 
 
 def hand_over_to(cluster: ClusterProcesses, name: str) -> dict[str, Any]:
-    """Have a broker lead, as ``pulque broker lead`` does; a leader that is new may refuse it."""
+    """Hand over to a broker, as ``pulque broker lead`` does; a new leader may refuse it."""
     url = f"{status_of(cluster['meta-1'])['admin']}/api/v1/brokers/{name}/lead"
     answers: list[httpx.Response] = []
 

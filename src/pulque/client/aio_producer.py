@@ -257,7 +257,7 @@ class Producer:
         spans: list[Span],
         timeout: float | None = None,
     ) -> None:
-        """Take in many messages, and add to ``spans`` where they travel as soon as they do."""
+        """Accept many messages, and add the batches they travel in to ``spans`` at once."""
         await self.recovered()
         if type(subject) is not str:
             parse_subject(subject)

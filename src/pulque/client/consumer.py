@@ -139,7 +139,7 @@ class Consumer:
             raise
 
     def _interrupted(self) -> None:
-        """Have messages delivered again that were being handed out when a signal handler raised.
+        """Abandon what was being handed out when a signal handler raised; it is redelivered.
 
         That is Ctrl-C, or an exception of the application's own: a limit of time, say.
         """

@@ -95,7 +95,7 @@ class Producer:
         self._close_at_exit()
 
     def _close_at_exit(self) -> None:
-        """Have it closed at the end of the process, and told of a fork.
+        """Register the producer to be closed at the end of the process, and told of forks.
 
         Both hold it weakly: the garbage collector makes them forget it before the client, which
         is dropped with it, can have it closed.

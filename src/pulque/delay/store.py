@@ -189,7 +189,7 @@ class ScheduleStore:
         self.ticks[tick] = made
 
     def _lose_end(self, made: Tick, end: int, reason: str) -> None:
-        """Let a tick whose schedule log lost its end, or all of it, go on behind all that was.
+        """Extend a schedule log that lost its end, or all of it, to where it ended before.
 
         Else the dispatch log, which names messages by their offsets, would say of new messages
         that they were dispatched or cancelled.

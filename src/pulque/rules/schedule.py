@@ -134,7 +134,7 @@ class Schedule:
         return None
 
     def postpone(self, due: Due, until_ms: int) -> None:
-        """Let what is left of some messages wait, while others of their partition go.
+        """Postpone what is left of some messages, so that others of their partition go first.
 
         The later ones that are due at the same time go first, and then wait, too, if any is left.
         """
