@@ -4,7 +4,7 @@ import secrets
 import socket
 from collections.abc import Sequence
 
-from pulque.client.url import parse_url
+from pulque.client.connection.url import parse_url
 from pulque.model.batch import Codec, layout_of, read_header, seal, seed_of
 from pulque.model.compression import compress
 from pulque.model.ids import RANDOM_BITS, IdSource

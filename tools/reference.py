@@ -17,7 +17,7 @@ import typer
 from pulque.admin.app import openapi
 from pulque.broker.config import BrokerSettings
 from pulque.cli.app import app
-from pulque.cli.exits import ExitCode
+from pulque.cli.common.exit_codes import ExitCode
 from pulque.delay.config import DelaySettings
 from pulque.meta.config import MetaSettings
 from pulque.settings.schema import Setting, environment_name, settings_of, show_value

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bench.micro.timing import Row, cpu_us
-from pulque.client.route_table import RouteKey, RouteTable
+from pulque.client.routing.route_table import RouteKey, RouteTable
 from pulque.model.names import PartitionName, Pattern
 from pulque.model.routes import PartitionRoute, Route, Slots
 

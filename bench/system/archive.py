@@ -158,13 +158,13 @@ def _fill(gate: Gate, *, port: int, count: int) -> None:
 
 def _archive(gate: Gate, *, lake: str, where: str) -> tuple[float, float, int, int, int]:
     """Archive everything; return what it took."""
-    from pulque.pipeline.archive import Archived, Archiver, run_on_spark
+    from pulque.pipeline.archive.message_archiver import Archived, Archiver, run_on_spark
     from pulque.pipeline.session import spark_session
 
     spark = spark_session("local[2]", settings={"spark.driver.memory": "1g"})
     # Both workers have started, and imported what they need.
     spark.sparkContext.parallelize(range(2), 2).map(
-        lambda _: bool(__import__("pulque.pipeline.archive_tasks"))
+        lambda _: bool(__import__("pulque.pipeline.archive.tasks"))
     ).collect()
     gate()
     try:
@@ -181,7 +181,7 @@ def _archive(gate: Gate, *, lake: str, where: str) -> tuple[float, float, int, i
 
 def _look_up(gate: Gate, *, lake: str) -> dict[str, list[float]]:
     """Look up some messages, each of them once before; return how long it took."""
-    from pulque.pipeline.lake import Table as LakeTable
+    from pulque.pipeline.lake.table import Table as LakeTable
     from pulque.pipeline.query import Question, ask
 
     table = LakeTable(lake).open().to_pyarrow_dataset()

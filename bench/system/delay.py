@@ -20,8 +20,8 @@ from bench.machine import touch_page_cache
 from bench.options import Options, tell
 from bench.outcome import Aim, BenchFailedError, Section, Table
 from bench.peers import work_directory
-from pulque.client.aio_connection import AsyncConnection
-from pulque.client.url import parse_url
+from pulque.client.aio.connection import AsyncConnection
+from pulque.client.connection.url import parse_url
 from pulque.model.batch import layout_of, read_header, seal, seed_of
 from pulque.model.pack import BatchPacker
 from pulque.testing.cluster import ClusterProcesses

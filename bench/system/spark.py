@@ -130,10 +130,10 @@ def _fill(gate: Gate, *, port: int, count: int) -> None:
 
 def _decode(gate: Gate, *, where: str) -> int:
     """Read and decode everything in this process; return how many rows."""
-    from pulque.pipeline.decode import decode
     from pulque.pipeline.options import Selection
-    from pulque.pipeline.ranges import Range
-    from pulque.pipeline.stored import StoredLog, read_stretch
+    from pulque.pipeline.reading.batch_decoder import decode
+    from pulque.pipeline.reading.ranges import Range
+    from pulque.pipeline.reading.stored_log import StoredLog, read_stretch
 
     columns = _COLUMNS.split(",")
     log = StoredLog(where)
@@ -202,7 +202,7 @@ def _best(query: Any, times: int) -> tuple[float, float, int]:
 
 def _row_source() -> Any:
     """A source that gives Spark one tuple for each message, to compare with."""
-    from pulque.pipeline.source import PulqueDataSource
+    from pulque.pipeline.data_source.source import PulqueDataSource
 
     class RowSource(PulqueDataSource):
         @classmethod

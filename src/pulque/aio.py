@@ -14,12 +14,12 @@
 ``ack`` and ``nack`` are not awaited: they only leave word, and the consumer tells the broker.
 """
 
-from pulque.client.aio_client import Client, connect
-from pulque.client.aio_consumer import Consumer
-from pulque.client.aio_dead import DeadLetters
-from pulque.client.aio_delaying import DelayedMessages
-from pulque.client.aio_messages import Messages
-from pulque.client.aio_producer import PendingSend, PendingSends, Producer
+from pulque.client.aio.client import Client, connect
+from pulque.client.aio.consumer import Consumer
+from pulque.client.aio.dead_letters import DeadLetters
+from pulque.client.aio.delayed_messages import DelayedMessages
+from pulque.client.aio.messages import Messages
+from pulque.client.aio.producer import PendingSend, PendingSends, Producer
 
 __all__ = [
     "Client",

@@ -3,6 +3,6 @@
 Spark imports every module whose name begins with ``pyspark_`` and looks for ``DefaultSource``.
 """
 
-from pulque.pipeline.source import PulqueDataSource as DefaultSource
+from pulque.pipeline.data_source.source import PulqueDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

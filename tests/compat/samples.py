@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from struct import pack
 
-from pulque.client.kept import KeptPosition, KeptRange, encode_positions
-from pulque.client.spool import SpooledNack, encode_nack
+from pulque.client.persistence.nack_spool import SpooledNack, encode_nack
+from pulque.client.receiving.saved_positions import KeptPosition, KeptRange, encode_positions
 from pulque.errors import ErrorCode, NotLeaderError, PulqueError
 from pulque.model.batch import Codec, seed_of
 from pulque.model.gathered import pack_gathered

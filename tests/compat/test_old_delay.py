@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from pulque.storage.files import OsFileSystem
-from pulque.storage.inspection import data_files
-from pulque.storage.verification import verify
+from pulque.storage.inspection.data_files import data_files
+from pulque.storage.inspection.verification import verify
 from pulque.testing.clock import ManualClock
 from tests.compat.delayed import HOUR, LEFT, NOW_MS, SECTIONS, data_file
 from tests.unit.delay.running import FakeBrokers, RunningDelay, eventually

@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 import pytest
 
-from pulque.cli.dump import print_file
-from pulque.cli.output import Output
+from pulque.cli.common.output import Output
+from pulque.cli.log_files import print_file
 from pulque.model.positions import ConsumeSequence, Epoch, MessageOffset, PartitionId
 from pulque.model.record import ENVELOPE_SIZE, Envelope, RecordType, pack_envelope
-from pulque.storage.inspection import DamagedRange, data_files, read_messages
+from pulque.storage.inspection.data_files import DamagedRange, data_files, read_messages
+from pulque.storage.inspection.verification import verify
 from pulque.storage.options import StorageOptions
-from pulque.storage.verification import verify
 from pulque.testing.files import Cut, MemoryFileSystem
 from tests.compat.delayed import data_file
 from tests.crash.opening import Opened, open_engine

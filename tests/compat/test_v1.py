@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pulque.client.kept import decode_positions
-from pulque.client.spool import decode_nack
+from pulque.client.persistence.nack_spool import decode_nack
+from pulque.client.receiving.saved_positions import decode_positions
 from pulque.errors import PulqueError
 from pulque.model.batch import Codec, read_header, verify_crc
 from pulque.model.gathered import Gathered, read_gathered

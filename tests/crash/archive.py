@@ -8,7 +8,7 @@ from pulque.model.ids import IdSource
 from pulque.model.names import PartitionName
 from pulque.model.record import ENVELOPE_SIZE
 from pulque.storage.engine import Engine
-from pulque.storage.index import Entry
+from pulque.storage.indexes.segment_index import Entry
 from pulque.testing.files import Cut, MemoryFileSystem
 from tests.crash.ledger import Ledger, Sent
 from tests.crash.opening import OWN, open_engine

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from pulque.model.actions import Action
 from pulque.model.record import ENVELOPE_SIZE
 from pulque.storage.engine import Engine
-from pulque.storage.index import Entry
+from pulque.storage.indexes.segment_index import Entry
 from tests.crash.opening import OWN, Opened
 
 __all__ = ["Ledger", "Moment", "Sent", "read_all"]

@@ -6,11 +6,11 @@ import hypothesis
 
 from pulque.model.actions import Action
 from pulque.storage.engine import Engine
+from pulque.storage.events import SilentListener
 from pulque.storage.files import FileSystem
-from pulque.storage.index import Entry
-from pulque.storage.listener import SilentListener
+from pulque.storage.indexes.segment_index import Entry
+from pulque.storage.logs.partitions import Partition
 from pulque.storage.options import StorageOptions
-from pulque.storage.partitions import Partition
 
 __all__ = ["EFFORT", "OWN", "Heard", "Opened", "open_engine"]
 

@@ -10,7 +10,7 @@ from pulque.model.batch import read_header
 from pulque.model.ids import IdSource
 from pulque.model.names import PartitionName
 from pulque.storage.engine import Engine
-from pulque.storage.message_log import Appended
+from pulque.storage.logs.message_log import Appended
 from pulque.testing.files import MemoryFileSystem
 from pulque.testing.power import Wrote
 from tests.crash.ledger import read_all

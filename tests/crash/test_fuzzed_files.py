@@ -18,8 +18,8 @@ from pulque.model.ids import IdSource
 from pulque.model.names import PartitionName
 from pulque.model.positions import ConsumeSequence, Epoch, MessageOffset, PartitionId
 from pulque.model.record import ENVELOPE_SIZE, Envelope, RecordType, pack_envelope, read_envelope
-from pulque.storage.action_log import walk_actions
 from pulque.storage.files import FileSystem
+from pulque.storage.logs.action_log import walk_actions
 from pulque.testing.files import MemoryFileSystem
 from tests.crash.archive import NOW_MS, OPTIONS, Archive, readable
 from tests.crash.opening import EFFORT, open_engine

@@ -12,7 +12,7 @@ import pytest
 
 from pulque.errors import UsageError
 from pulque.storage.engine import Engine
-from pulque.storage.replica import ReplicaLogs
+from pulque.storage.replication.replica_logs import ReplicaLogs
 from pulque.testing.files import Cut, MemoryFileSystem
 from tests.crash.opening import EFFORT, Heard, open_engine
 from tests.crash.workload import SMALL, Workload

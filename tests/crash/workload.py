@@ -32,7 +32,7 @@ from pulque.model.positions import (
     StartCount,
     Tenure,
 )
-from pulque.storage.message_log import Appended
+from pulque.storage.logs.message_log import Appended
 from pulque.storage.options import StorageOptions
 from pulque.testing.files import MemoryFileSystem
 from tests.crash.ledger import Ledger, Sent

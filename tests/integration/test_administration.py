@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import pulque
-from pulque.cli.api import AdminClient
+from pulque.cli.common.admin_client import AdminClient
 
 pytestmark = pytest.mark.server
 

@@ -12,9 +12,9 @@ from pulque.errors import ErrorCode
 from pulque.model.actions import ConsumerLost, Pulled, Settled
 from pulque.model.batch import HEADER, Codec, read_header, seal, seed_of
 from pulque.model.positions import ActionOffset
-from pulque.storage.action_log import ActionLog
+from pulque.storage.events import SilentListener
 from pulque.storage.files import OsFileSystem
-from pulque.storage.listener import SilentListener
+from pulque.storage.logs.action_log import ActionLog
 from pulque.storage.options import StorageOptions
 from pulque.testing.process import BrokerProcess
 from pulque.wire.requests import Acks, Send, Status

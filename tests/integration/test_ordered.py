@@ -13,7 +13,7 @@ import pytest
 
 import pulque
 from pulque import aio
-from pulque.client.window import OrderedMessage
+from pulque.client.ordered.window import OrderedMessage
 from pulque.testing.process import BrokerProcess
 
 pytestmark = pytest.mark.server

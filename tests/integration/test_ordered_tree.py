@@ -13,7 +13,7 @@ import pytest
 
 import pulque
 from pulque import aio
-from pulque.client.ordered import OrderedCore
+from pulque.client.ordered.partition_core import OrderedCore
 from pulque.model.ordered import OrderStrategy
 from pulque.wire.ordered import Locked, Ordered, OrderedReport
 from pulque.wire.requests import Pull
@@ -200,7 +200,7 @@ async def test_a_partition_is_handed_over_when_what_runs_has_ended(  # noqa: C90
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     caplog.set_level(logging.INFO, "pulque.client")
-    monkeypatch.setattr("pulque.client.aio_ordered_inlets.HAND_OVER", WITHIN)
+    monkeypatch.setattr("pulque.client.aio.ordered_pull_pool.HAND_OVER", WITHIN)
 
     async def is_logged(text: str, count: int) -> None:
         async def is_there() -> bool:

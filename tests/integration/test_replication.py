@@ -15,8 +15,8 @@ import httpx
 import pytest
 
 import pulque
-from pulque.client.aio_connection import AsyncConnection
-from pulque.client.url import parse_url
+from pulque.client.aio.connection import AsyncConnection
+from pulque.client.connection.url import parse_url
 from pulque.testing.cluster import ClusterProcesses
 from pulque.testing.process import BrokerProcessError, ServerProcess
 from pulque.testing.raw import pack_batch

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import pulque
-from pulque.cli.api import AdminClient
+from pulque.cli.common.admin_client import AdminClient
 from pulque.testing.cluster import ClusterProcesses
 from tests.robustness.brokers import wait_until
 from tests.robustness.crew import (

@@ -11,8 +11,8 @@ import pytest
 import pulque
 from pulque import aio
 from pulque.cli.app import run
-from pulque.cli.exits import ExitCode
-from pulque.cli.options import Tools
+from pulque.cli.common.exit_codes import ExitCode
+from pulque.cli.common.options import Tools
 from pulque.errors import UnknownGroupError, UnknownSubjectError, UsageError
 from pulque.testing.broker import InProcessBroker
 from pulque.testing.process import BrokerProcess

@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from pulque.client.health import (
+from pulque.client.routing.broker_health import (
     LATENCY_TABLE,
     Breaker,
     BreakerState,

@@ -5,7 +5,8 @@ from itertools import accumulate
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulque.client.kept import (
+from pulque.client.receiving.received_message import ACKED, NACKED, OPEN, ReceivedBatch
+from pulque.client.receiving.saved_positions import (
     Kept,
     KeptPosition,
     KeptRange,
@@ -14,7 +15,6 @@ from pulque.client.kept import (
     finish,
     finished_of,
 )
-from pulque.client.received import ACKED, NACKED, OPEN, ReceivedBatch
 from pulque.model.batch import seed_of
 from pulque.model.gathered import Gathered
 from pulque.model.names import PartitionName

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from pulque.client.attendance import Attendance, Leaf, difference
-from pulque.client.ordered import OrderedCore, OrderedOptions, Permit
-from pulque.client.pull_options import PullOptions
-from pulque.client.window import OrderedMessage
+from pulque.client.ordered.allotment import Attendance, Leaf, difference
+from pulque.client.ordered.partition_core import OrderedCore, OrderedOptions, Permit
+from pulque.client.ordered.window import OrderedMessage
+from pulque.client.receiving.pull_options import PullOptions
 from pulque.errors import ErrorCode, LockLostError, PulqueError, UsageError
 from pulque.model.batch import seed_of
 from pulque.model.groups import Mode

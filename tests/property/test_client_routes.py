@@ -8,10 +8,10 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from pulque.client.health import Breaker
-from pulque.client.route_table import RouteKey, RouteTable
-from pulque.client.routes import HOME, Target, Targets
-from pulque.client.url import Address
+from pulque.client.connection.url import Address
+from pulque.client.routing.broker_health import Breaker
+from pulque.client.routing.route_table import RouteKey, RouteTable
+from pulque.client.routing.targets import HOME, Target, Targets
 from pulque.errors import DisconnectedError
 from pulque.model.names import PartitionName, Pattern
 from pulque.model.routes import ALL_SLOTS, PartitionRoute, Route, RouteKind, Slots

@@ -5,7 +5,7 @@ from collections import Counter
 import hypothesis.strategies as st
 from hypothesis import given
 
-from pulque.client.shares import Shares
+from pulque.client.receiving.fair_scheduling import Shares
 
 MOST = 50
 _amounts = st.lists(st.integers(1, MOST), min_size=1, max_size=8)

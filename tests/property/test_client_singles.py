@@ -5,9 +5,9 @@ from contextlib import suppress
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulque.client.delivered import batches_of
-from pulque.client.received import ReceivedBatch
-from pulque.client.records import read_record, read_single
+from pulque.client.receiving.delivery_decoder import batches_of
+from pulque.client.receiving.log_records import read_record, read_single
+from pulque.client.receiving.received_message import ReceivedBatch
 from pulque.errors import CorruptionError, InvalidBatchError, RemoteProtocolError
 from pulque.model.batch import Codec, seal
 from pulque.model.message import Message, StoredBatch

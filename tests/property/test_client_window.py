@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulque.client.received import ReceivedBatch
-from pulque.client.window import BlocksName, OrderedMessage, Window
+from pulque.client.ordered.window import BlocksName, OrderedMessage, Window
+from pulque.client.receiving.received_message import ReceivedBatch
 from pulque.model.batch import seed_of
 from pulque.model.names import PartitionName
 from pulque.model.pack import BatchPacker

@@ -38,7 +38,7 @@ from pulque.rules.consumption_state import encode_changes, load_state
 from pulque.rules.dedup import Dedup
 from pulque.rules.lease import Leases
 from pulque.rules.subscription import Subscription
-from pulque.storage.action_log import decode_action, encode_action
+from pulque.storage.logs.action_log import decode_action, encode_action
 from tests.property.consumption_model import (
     Book,
     Did,

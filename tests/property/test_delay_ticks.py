@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulque.delay import placing
-from pulque.delay.placing import Replayed, place
-from pulque.delay.tick_index import RowState, TickIndex
+from pulque.delay.schedule import entries as placing
+from pulque.delay.schedule.entries import Replayed, place
+from pulque.delay.schedule.tick_index import RowState, TickIndex
 from pulque.model.batch import seed_of, verify_crc
 from pulque.model.message import Message, StoredBatch
 from pulque.model.names import PartitionName
 from pulque.model.pack import BatchPacker
 from pulque.model.positions import ConsumeSequence
 from pulque.storage.message_table import MessageTable, Scratch
-from pulque.storage.schedule_log import Entry
+from pulque.storage.schedule.schedule_log import Entry
 
 START = 1_794_820_200_000
 TICK_MS = 300_000

@@ -5,8 +5,8 @@ from struct import pack
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from pulque.client.delivered import batches_of
-from pulque.client.received import ReceivedBatch
+from pulque.client.receiving.delivery_decoder import batches_of
+from pulque.client.receiving.received_message import ReceivedBatch
 from pulque.errors import CorruptionError, InvalidBatchError, RemoteProtocolError
 from pulque.model.gathered import Gathered, pack_gathered, read_gathered
 from pulque.model.message import Message, StoredBatch

@@ -17,7 +17,7 @@ from tests.property.batch_values import Draft, drafts, packed
 
 pytest.importorskip("pyarrow")
 from pulque.pipeline.columns import ALL_COLUMNS
-from pulque.pipeline.decode import PLACE, Placed, decode
+from pulque.pipeline.reading.batch_decoder import PLACE, Placed, decode
 
 NAMES = tuple(map(PartitionName, ("orders", "orders#p7", "%retry%orders%billing", "pay")))
 LATEST_MS = 253_402_300_799_999

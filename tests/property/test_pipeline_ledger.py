@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("pyarrow")
 
-from pulque.pipeline.ledger import Break, Fact, Flaw, Ledger, Span, State, Turn
+from pulque.pipeline.audit.ledger import Break, Fact, Flaw, Ledger, Span, State, Turn
 
 MESSAGES = 60
 STEPS = st.lists(

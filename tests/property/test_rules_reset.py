@@ -33,7 +33,7 @@ from pulque.model.positions import (
 )
 from pulque.rules.consumption import Consumption
 from pulque.rules.consumption_state import encode_changes, load_state
-from pulque.storage.action_log import decode_action, encode_action
+from pulque.storage.logs.action_log import decode_action, encode_action
 from pulque.testing.files import MemoryFileSystem
 from tests.property.test_consumption_machine import shown
 from tests.unit.storage.storing import opened, store

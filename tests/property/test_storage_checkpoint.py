@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from pulque.model.names import PartitionName
 from pulque.model.positions import ConsumeSequence, PartitionId
 from pulque.storage.checkpoint import Checkpoints
-from pulque.storage.listener import SilentListener
-from pulque.storage.partitions import Partitions, decode_table, encode_table
+from pulque.storage.events import SilentListener
+from pulque.storage.logs.partitions import Partitions, decode_table, encode_table
 from pulque.storage.recovery import MARK_KEY, Mark
 from pulque.testing.files import MemoryFileSystem
 

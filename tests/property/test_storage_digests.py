@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from pulque.model.batch import seed_of
 from pulque.model.names import PartitionName
 from pulque.model.pack import BatchPacker
-from pulque.storage.listener import SilentListener
-from pulque.storage.schedule_log import TickFile, encode_entry
-from pulque.storage.tick_digests import TickDigests
+from pulque.storage.events import SilentListener
+from pulque.storage.schedule.message_id_index import TickDigests
+from pulque.storage.schedule.schedule_log import TickFile, encode_entry
 from pulque.testing.files import MemoryFileSystem
 
 TICK = 1_794_819_600_000

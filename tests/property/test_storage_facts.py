@@ -33,7 +33,7 @@ from pulque.model.positions import (
     StartCount,
     Tenure,
 )
-from pulque.storage.action_log import decode_action, encode_action
+from pulque.storage.logs.action_log import decode_action, encode_action
 from pulque.testing.files import MemoryFileSystem
 from tests.crash.opening import OWN, open_engine
 from tests.crash.workload import SMALL

@@ -11,9 +11,9 @@ from pulque.model.message import Message
 from pulque.model.positions import ConsumeSequence
 from pulque.model.record import ENVELOPE_SIZE, pack_batch_envelope
 from pulque.storage.engine import Engine
+from pulque.storage.logs.partitions import Partition
 from pulque.storage.options import StorageOptions
-from pulque.storage.partitions import Partition
-from pulque.storage.search import Budget, TagTest
+from pulque.storage.reading.tag_search import Budget, TagTest
 from pulque.testing.files import MemoryFileSystem
 from pulque.testing.raw import messages_in
 from tests.crash.opening import open_engine

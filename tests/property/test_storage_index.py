@@ -6,7 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulque.model.positions import ConsumeSequence, MessageOffset, PartitionId
-from pulque.storage.index import ENTRY_SIZE, Entry, OpenIndex, SealedIndex, write_sealed_index
+from pulque.storage.indexes.segment_index import (
+    ENTRY_SIZE,
+    Entry,
+    OpenIndex,
+    SealedIndex,
+    write_sealed_index,
+)
 from pulque.testing.files import MemoryFileSystem
 
 PATH = "00000000000000001000.index"

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from pulque.model.batch import Codec, read_header, seed_of
 from pulque.model.names import PartitionName, subject_of
 from pulque.model.pack import BatchPacker
-from pulque.storage import key_index, key_rows
 from pulque.storage.engine import Engine
-from pulque.storage.key_index import EVERYTHING, KeyIndex, Wanted
-from pulque.storage.key_rows import hash_of_id, hash_of_key
-from pulque.storage.listener import SilentListener
+from pulque.storage.events import SilentListener
+from pulque.storage.indexes import key_index, key_rows
+from pulque.storage.indexes.key_index import EVERYTHING, KeyIndex, Wanted
+from pulque.storage.indexes.key_rows import hash_of_id, hash_of_key
 from pulque.testing.files import MemoryFileSystem
 from tests.unit.storage.storing import opened
 

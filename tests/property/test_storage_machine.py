@@ -19,7 +19,7 @@ from pulque.model.names import PartitionName
 from pulque.model.positions import ConsumeSequence
 from pulque.model.record import ENVELOPE_SIZE, Envelope, read_envelope
 from pulque.storage.engine import Engine
-from pulque.storage.message_log import Appended
+from pulque.storage.logs.message_log import Appended
 from pulque.testing.files import MemoryFileSystem
 from tests.crash.opening import open_engine
 from tests.crash.workload import SMALL, make_batch

@@ -16,7 +16,7 @@ from pulque.errors import PositionLostError, UsageError
 from pulque.storage.checkpoint import decode_checkpoint
 from pulque.storage.engine import Engine
 from pulque.storage.recovery import Mark
-from pulque.storage.replica import ReplicaLogs
+from pulque.storage.replication.replica_logs import ReplicaLogs
 from pulque.testing.files import Cut, MemoryFileSystem
 from tests.crash.opening import Heard, Opened, open_engine
 from tests.crash.workload import SMALL, Workload

@@ -13,7 +13,7 @@ from pulque.model.pack import BatchPacker
 from pulque.model.positions import ConsumeSequence
 from pulque.storage.engine import Engine
 from pulque.storage.options import StorageOptions
-from pulque.storage.search import Budget, Found, TagTest
+from pulque.storage.reading.tag_search import Budget, Found, TagTest
 from pulque.testing.files import MemoryFileSystem
 from pulque.testing.raw import messages_in
 from tests.crash.opening import open_engine

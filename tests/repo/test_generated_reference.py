@@ -5,7 +5,7 @@ import re
 import pytest
 
 from pulque.broker.config import BrokerSettings
-from pulque.cli.exits import ExitCode
+from pulque.cli.common.exit_codes import ExitCode
 from pulque.delay.config import DelaySettings
 from pulque.meta.config import MetaSettings
 from pulque.settings.schema import settings_of

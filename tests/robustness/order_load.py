@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Self
 
 import pulque
-from pulque.cli.api import AdminClient
+from pulque.cli.common.admin_client import AdminClient
 from pulque.testing.cluster import ClusterProcesses
 from tests.repo.tree import ROOT
 from tests.robustness.brokers import wait_until

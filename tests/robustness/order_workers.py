@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pulque
-from pulque.client.window import OrderedMessage
+from pulque.client.ordered.window import OrderedMessage
 from pulque.errors import PulqueError, UnavailableError
 from tests.robustness.history import Event, HistoryWriter, counter_of
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from pulque.broker.pull import PART
+from pulque.broker.pulling.puller import PART
 from pulque.errors import InvalidRequestError
 from pulque.model.groups import Start, StartKind
 from pulque.model.positions import Epoch, StartCount, Tenure

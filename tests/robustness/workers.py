@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pulque
-from pulque.client.received import ReceivedMessage
+from pulque.client.receiving.received_message import ReceivedMessage
 from pulque.errors import PulqueError, RejectedError, StorageFullError, UnavailableError
 from tests.robustness.history import Event, HistoryWriter
 

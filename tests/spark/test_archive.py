@@ -22,12 +22,12 @@ from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 from pulque.cli.app import run as run_command
-from pulque.cli.options import Tools
-from pulque.pipeline.archive import Archived, Archiver, run_here, run_on_spark
-from pulque.pipeline.archive_tasks import Report, RowsDone, Work, do_work
-from pulque.pipeline.lake import view
+from pulque.cli.common.options import Tools
+from pulque.pipeline.archive.message_archiver import Archived, Archiver, run_here, run_on_spark
+from pulque.pipeline.archive.tasks import Report, RowsDone, Work, do_work
+from pulque.pipeline.lake.maintenance import compact, expire, sweep
+from pulque.pipeline.lake.table import view
 from pulque.pipeline.query import Question, ask
-from pulque.pipeline.upkeep import compact, expire, sweep
 
 SUBJECTS = ("orders", "orders.paid", "refunds")
 Sent = dict[str, bytes]
@@ -154,7 +154,7 @@ def test_a_worker_that_dies_fails_the_run_and_loses_nothing(
 
     here = sys.modules[__name__]
     cloudpickle.register_pickle_by_value(here)  # type: ignore[no-untyped-call]
-    monkeypatch.setattr("pulque.pipeline.archive.do_work", die)
+    monkeypatch.setattr("pulque.pipeline.archive.message_archiver.do_work", die)
     with pytest.raises(StorageError, match="Spark could not do the work"):
         list(Archiver(str(lake), data, "tested", lambda: run_on_spark(spark)).run())
     monkeypatch.undo()
@@ -225,7 +225,7 @@ PHASES = ("writing", "verify", "publish", "commit", "done")
 KILLED = """
 import os, signal, sys, threading, time
 from pathlib import Path
-from pulque.pipeline.archive import Archiver, run_on_spark
+from pulque.pipeline.archive.message_archiver import Archiver, run_on_spark
 from pulque.pipeline.session import spark_session
 
 lake, data, phase = sys.argv[1:]

@@ -31,12 +31,12 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 
 from pulque.cli.app import run as run_command
-from pulque.cli.options import Tools
-from pulque.pipeline.archive import Archiver, run_here
-from pulque.pipeline.archive_facts import FactsArchiver
-from pulque.pipeline.audit import Audit, audit
-from pulque.pipeline.audit_stored import Scope
-from pulque.pipeline.upkeep import expire
+from pulque.cli.common.options import Tools
+from pulque.pipeline.archive.fact_archiver import FactsArchiver
+from pulque.pipeline.archive.message_archiver import Archiver, run_here
+from pulque.pipeline.audit.stored import Scope
+from pulque.pipeline.audit.summary import Audit, audit
+from pulque.pipeline.lake.maintenance import expire
 
 pytestmark = pytest.mark.timeout(600)
 TWICE = pulque.RetryPolicy(delays=[0.1], max_attempts=2)

@@ -16,10 +16,10 @@ from pulque.testing.cluster import ClusterProcesses
 pytest.importorskip("pyspark")
 from pyspark.sql import SparkSession
 
-from pulque.pipeline.live import LiveLog
+from pulque.pipeline.data_source.source import PulqueDataSource
 from pulque.pipeline.options import Selection
-from pulque.pipeline.ranges import DataLossError
-from pulque.pipeline.source import PulqueDataSource
+from pulque.pipeline.reading.broker_log import LiveLog
+from pulque.pipeline.reading.ranges import DataLossError
 
 pytestmark = pytest.mark.server
 
@@ -146,7 +146,7 @@ def test_a_read_fails_by_name_while_all_brokers_of_a_subject_are_away(
     caplog: pytest.LogCaptureFixture,
     selected: dict[str, str],
 ) -> None:
-    monkeypatch.setattr("pulque.pipeline.source.LiveLog", Impatient)
+    monkeypatch.setattr("pulque.pipeline.data_source.source.LiveLog", Impatient)
     send(cluster, "lone.a", 40)
     options = {"url": cluster.url, **selected}
     assert planned(**options) >= 40

@@ -13,7 +13,7 @@ from pulque.testing.broker import InProcessBroker
 WORK = """
 import sys
 from pyspark.sql.utils import is_remote
-from pulque.pipeline.archive import Archived, Archiver, run_on_spark
+from pulque.pipeline.archive.message_archiver import Archived, Archiver, run_on_spark
 from pulque.pipeline.session import spark_session
 
 url, data, lake = sys.argv[1:]

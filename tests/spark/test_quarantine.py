@@ -14,9 +14,9 @@ pytest.importorskip("pyspark")
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from pulque.pipeline.archive import Archiver, run_here
-from pulque.pipeline.archive_facts import FactsArchiver
-from pulque.pipeline.audit import audit
+from pulque.pipeline.archive.fact_archiver import FactsArchiver
+from pulque.pipeline.archive.message_archiver import Archiver, run_here
+from pulque.pipeline.audit.summary import audit
 
 BAD = (torn("orders"), lying("orders"), odd("orders"), with_part("orders", key=b"\xff"))
 

@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from pulque.cli.app import run as run_command
-from pulque.cli.options import Tools
+from pulque.cli.common.options import Tools
 from tests.spark.test_audit import archive
 
 pytestmark = pytest.mark.timeout(600)

@@ -6,19 +6,19 @@ from typing import Any, cast
 from fastapi import FastAPI
 
 import pulque
-from pulque.admin.api_brokers import BrokersApi
-from pulque.admin.api_cluster import ClusterApi, HealthApi
-from pulque.admin.api_dead import DeadApi
-from pulque.admin.api_delayed import DelayedApi
-from pulque.admin.api_groups import GroupsApi
-from pulque.admin.api_messages import MessagesApi
-from pulque.admin.api_ordered import OrderedApi
-from pulque.admin.api_subjects import SubjectsApi
-from pulque.admin.brokers import Brokers
+from pulque.admin.api.broker import BrokersApi
+from pulque.admin.api.cluster import ClusterApi, HealthApi
+from pulque.admin.api.dead import DeadApi
+from pulque.admin.api.delayed import DelayedApi
+from pulque.admin.api.group import GroupsApi
+from pulque.admin.api.message import MessagesApi
+from pulque.admin.api.ordered import OrderedApi
+from pulque.admin.api.subject import SubjectsApi
+from pulque.admin.broker_requests import Brokers
 from pulque.admin.cluster import Cluster
 from pulque.admin.context import Context
-from pulque.admin.guard import Guard
-from pulque.admin.problems import PROBLEMS, install
+from pulque.admin.http.guard import Guard
+from pulque.admin.http.problems import PROBLEMS, install
 from pulque.clock import SystemClock
 
 __all__ = ["PREFIX", "create_app", "openapi"]

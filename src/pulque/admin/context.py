@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from pulque.admin.brokers import Brokers
+from pulque.admin.broker_requests import Brokers
 from pulque.admin.cluster import Cluster, KnownServer
-from pulque.admin.rates import Rates
+from pulque.admin.group_rates import Rates
 from pulque.clock import Clock
 from pulque.errors import UnknownServerError
 from pulque.model.routes import Role

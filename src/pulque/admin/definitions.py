@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 
-from pulque.admin.changes import ask_those_concerned
 from pulque.admin.cluster import KnownServer, PlacedSubject, Policies
 from pulque.admin.context import Context
-from pulque.admin.groups import retry_settings, said_by, settings_row
-from pulque.admin.models import (
+from pulque.admin.group_changes import ask_those_concerned
+from pulque.admin.group_positions import retry_settings, said_by, settings_row
+from pulque.admin.models.cluster import (
     ORDER_NAMES,
     ORDERS,
     ConfigChange,
@@ -15,7 +15,7 @@ from pulque.admin.models import (
     ImportDone,
     SubjectDefinition,
 )
-from pulque.client.wishes import changed_of, mode_of
+from pulque.client.options.group_options import changed_of, mode_of
 from pulque.errors import (
     InvalidRequestError,
     RemoteProtocolError,

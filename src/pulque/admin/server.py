@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import uvicorn
 
 from pulque.admin.app import create_app
-from pulque.admin.brokers import Brokers
+from pulque.admin.broker_requests import Brokers
 from pulque.admin.cluster import Cluster
-from pulque.admin.connection import IDLE_S, HttpConnection
 from pulque.admin.context import Context
-from pulque.admin.groups import find_positions
+from pulque.admin.group_positions import find_positions
+from pulque.admin.http.connection import IDLE_S, HttpConnection
 from pulque.clock import Clock
 from pulque.errors import ConfigError, PulqueError
 

@@ -22,13 +22,13 @@ from typing import Any, Self, TypeVar, Unpack
 from pulque.app.handler import AckName, Handler, OnAbandonName, Wishes, make_handler
 from pulque.app.serving import Plan, Serving
 from pulque.app.signature import Decode, Function, check_hook, check_middleware
-from pulque.client.aio_client import Client, connect
-from pulque.client.arguments import check_number, check_path, check_timeout
-from pulque.client.forking import forked, on_fork
-from pulque.client.identity import application_name
-from pulque.client.options import DEFAULT_TIMEOUT, AcksName, acks_of
-from pulque.client.receipt import Parts, Receipt
-from pulque.client.url import addresses_of
+from pulque.client.aio.client import Client, connect
+from pulque.client.arguments.checks import check_number, check_path, check_timeout
+from pulque.client.connection.fork_safety import forked, on_fork
+from pulque.client.connection.url import addresses_of
+from pulque.client.options.client_options import DEFAULT_TIMEOUT, AcksName, acks_of
+from pulque.client.persistence.consumer_identity import application_name
+from pulque.client.sending.outgoing_message import Parts, Receipt
 from pulque.dedup import Checker
 from pulque.errors import ForkedError, UsageError
 from pulque.model.names import Pattern, overlap

@@ -19,16 +19,14 @@ from pulque.app.signature import (
     is_async,
     name_of,
 )
-from pulque.client.arguments import (
+from pulque.client.arguments.checks import (
     check_choice,
     check_flag,
     check_number,
     check_whole,
     check_words,
 )
-from pulque.client.received import ReceivedMessage
-from pulque.client.window import BlocksName
-from pulque.client.wishes import (
+from pulque.client.options.group_options import (
     WINDOW_LENGTH,
     ModeName,
     RetryPolicy,
@@ -38,6 +36,8 @@ from pulque.client.wishes import (
     retry_of,
     start_of,
 )
+from pulque.client.ordered.window import BlocksName
+from pulque.client.receiving.received_message import ReceivedMessage
 from pulque.dedup import Checker
 from pulque.errors import UsageError
 from pulque.model.groups import Mode, tag_filter

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from pulque.client.due import instant_of
-from pulque.client.received import ReceivedMessage
+from pulque.client.arguments.due_times import instant_of
+from pulque.client.receiving.received_message import ReceivedMessage
 from pulque.errors import UsageError
 
 __all__ = [

@@ -28,9 +28,9 @@ from pulque.app.outcomes import (
 from pulque.app.payload import PayloadError
 from pulque.app.signature import Function
 from pulque.app.threads import Job, Threads
-from pulque.client.aio_consumer import Consumer
-from pulque.client.pace import HORIZON
-from pulque.client.received import ReceivedMessage, expire
+from pulque.client.aio.consumer import Consumer
+from pulque.client.receiving.prefetch import HORIZON
+from pulque.client.receiving.received_message import ReceivedMessage, expire
 from pulque.errors import PulqueError, StorageError, UsageError
 
 __all__ = ["Runner"]

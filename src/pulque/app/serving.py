@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pulque.app.handler import Handler
 from pulque.app.runner import Runner
 from pulque.app.signature import Function, name_of
-from pulque.client.aio_client import Client
+from pulque.client.aio.client import Client
 
 __all__ = ["Plan", "Serving"]
 

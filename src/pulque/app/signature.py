@@ -8,7 +8,7 @@ from inspect import Parameter
 from typing import Any, get_args, get_origin
 
 from pulque.app.payload import decoder_of
-from pulque.client.received import ReceivedMessage
+from pulque.client.receiving.received_message import ReceivedMessage
 from pulque.errors import UsageError
 
 __all__ = [

@@ -1,1 +1,1 @@
-"""The data path, one file per step: receive, commit, pull, settle, retry."""
+"""The broker: server, settings and state; one package per step of a message's path."""

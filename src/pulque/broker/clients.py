@@ -17,7 +17,7 @@ from pulque.model.names import (
 )
 from pulque.net.server import Connection
 from pulque.rules.consumption import Consumption
-from pulque.storage.partitions import Partitions
+from pulque.storage.logs.partitions import Partitions
 from pulque.wire.clients import ConnectedClient, ConnectedConsumer
 from pulque.wire.requests import Clients, Pull
 from pulque.wire.responses import ClientsListed

@@ -4,8 +4,8 @@ import asyncio
 from dataclasses import dataclass
 from itertools import pairwise
 
-from pulque.broker.parts import Parts
-from pulque.broker.sealing import opened_in_steps
+from pulque.broker.components import Parts
+from pulque.broker.segment_openings import opened_in_steps
 from pulque.broker.state import BrokerState, Surroundings
 from pulque.errors import CorruptionError, PulqueError, StorageFullError
 from pulque.rules.consumption_state import encode_changes

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from pulque.broker.config import BrokerSettings
-from pulque.broker.replicated import ReplicatedBroker
+from pulque.broker.replicated_server import ReplicatedBroker
 from pulque.broker.server import Broker
 from pulque.net.garbage import ShortCollections
 from pulque.net.process import allow_descriptors, loop_factory, stop_on_signals

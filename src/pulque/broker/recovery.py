@@ -6,7 +6,7 @@ yet (retries) is handed to the live code afterwards.
 
 from contextlib import suppress
 
-from pulque.broker.retry import origins_of
+from pulque.broker.settling.retry import origins_of
 from pulque.errors import StorageFullError
 from pulque.model.actions import DeadPurged
 from pulque.model.batch import Flag, read_header
@@ -20,11 +20,11 @@ from pulque.rules.dead import DeadLetters
 from pulque.rules.dedup import Dedup
 from pulque.rules.schedule import Schedule
 from pulque.storage.engine import Engine
+from pulque.storage.events import Listener
 from pulque.storage.files import FileSystem
-from pulque.storage.index import Entry
-from pulque.storage.listener import Listener
+from pulque.storage.indexes.segment_index import Entry
+from pulque.storage.logs.partitions import Partition
 from pulque.storage.options import StorageOptions
-from pulque.storage.partitions import Partition
 
 __all__ = ["Recovered", "recover"]
 

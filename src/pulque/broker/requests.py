@@ -4,17 +4,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import assert_never
 
-from pulque.broker.answering import Answerer
-from pulque.broker.belonging import ClusterSide
-from pulque.broker.find import Finder
-from pulque.broker.parts import Parts
-from pulque.broker.places import Place
-from pulque.broker.receive import BATCHES_PER_STEP
-from pulque.broker.routes import LocalRoutes, parse_asked
-from pulque.broker.sealing import opened_in_steps
+from pulque.broker.cluster.local_routes import LocalRoutes, parse_asked
+from pulque.broker.cluster.membership import ClusterSide
+from pulque.broker.cluster.partition_coverage import Place
+from pulque.broker.cluster.route_watches import Watcher
+from pulque.broker.components import Parts
+from pulque.broker.receiving.receiver import BATCHES_PER_STEP
+from pulque.broker.replication.log_streams import Streams
+from pulque.broker.responses import Answerer
+from pulque.broker.search.search_thread import Finder
+from pulque.broker.segment_openings import opened_in_steps
 from pulque.broker.state import BrokerState
-from pulque.broker.streams import Streams
-from pulque.broker.watch import Watcher
 from pulque.clock import Clock
 from pulque.errors import (
     NotLeaderError,

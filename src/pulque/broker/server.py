@@ -13,24 +13,18 @@ from typing import Protocol
 
 import structlog
 
-from pulque.broker.adopt import Adopter, AdoptionRules
-from pulque.broker.appending import Appender
-from pulque.broker.attendance import LoneAttendance
-from pulque.broker.belonging import ClusterSide, advertised, join_cluster, register_of
 from pulque.broker.clients import ClientTable
+from pulque.broker.cluster.membership import ClusterSide, advertised, join_cluster, register_of
+from pulque.broker.cluster.partition_coverage import Places
+from pulque.broker.components import Parts
 from pulque.broker.config import BrokerSettings
-from pulque.broker.dead import DeadLetterOffice
-from pulque.broker.find import Finder
-from pulque.broker.groups import Registrar
+from pulque.broker.groups.group_reset import Resetter
+from pulque.broker.groups.ordered_groups import Steward
+from pulque.broker.groups.partition_allotment import LoneAttendance
+from pulque.broker.groups.pull_locks import Locker
+from pulque.broker.groups.subscriptions import Registrar
 from pulque.broker.housekeeping import Housekeeper
-from pulque.broker.indexing import Indexer
-from pulque.broker.leading import Leading, Rule
-from pulque.broker.locks import Locker
-from pulque.broker.newcomers import Newcomers
-from pulque.broker.ordered import Steward
-from pulque.broker.parts import Parts
-from pulque.broker.places import Places
-from pulque.broker.plain import (
+from pulque.broker.parameters import (
     READERS,
     connection_limits,
     in_ms,
@@ -41,19 +35,25 @@ from pulque.broker.plain import (
     send_limits,
     storage_options,
 )
-from pulque.broker.pull import Puller
-from pulque.broker.read import Browser
-from pulque.broker.receive import Receiver
+from pulque.broker.pulling.partition_reads import Browser
+from pulque.broker.pulling.puller import Puller
+from pulque.broker.receiving.internal_appends import Appender
+from pulque.broker.receiving.new_subjects import Newcomers
+from pulque.broker.receiving.receiver import Receiver
 from pulque.broker.recovery import Recovered, recover
+from pulque.broker.replication.leader import Leading, Rule
+from pulque.broker.replication.log_streams import Streams
 from pulque.broker.requests import RequestHandler
-from pulque.broker.reset import Resetter
-from pulque.broker.retry import Policies, Redeliverer
-from pulque.broker.settle import Settler
+from pulque.broker.search.key_index_writer import Indexer
+from pulque.broker.search.search_thread import Finder
+from pulque.broker.settling.adopted_nacks import Adopter, AdoptionRules
+from pulque.broker.settling.dead_letters import DeadLetterOffice
+from pulque.broker.settling.due_retries import Releaser
+from pulque.broker.settling.retry import Policies, Redeliverer
+from pulque.broker.settling.settler import Settler
 from pulque.broker.state import BrokerState, Surroundings
 from pulque.broker.status import cluster_report, status_report
-from pulque.broker.streams import Streams
-from pulque.broker.waiting import Releaser
-from pulque.client.url import Address
+from pulque.client.connection.url import Address
 from pulque.clock import Clock, SystemClock
 from pulque.errors import ConfigError, PulqueError, StorageError
 from pulque.model.positions import Epoch, Tenure
@@ -66,8 +66,8 @@ from pulque.serving.commit import Committer
 from pulque.serving.listener import LoggingListener
 from pulque.serving.supervised import Supervised
 from pulque.storage.files import FileSystem, OsFileSystem
-from pulque.storage.key_index import KeyIndex
-from pulque.storage.partitions import Partition
+from pulque.storage.indexes.key_index import KeyIndex
+from pulque.storage.logs.partitions import Partition
 from pulque.wire.frame import MAX_PAYLOAD
 from pulque.wire.registration import Register, ServerState
 from pulque.wire.responses import Welcome

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
-from pulque.broker.places import Places
+from pulque.broker.cluster.partition_coverage import Places
 from pulque.clock import Clock
 from pulque.errors import NotAllowedError, PulqueError
 from pulque.model.actions import Action, DeadPurged
@@ -21,7 +21,7 @@ from pulque.rules.locks import LockTimes, can_be_locked
 from pulque.rules.schedule import Schedule
 from pulque.serving.batches import SendLimits
 from pulque.storage.engine import Engine
-from pulque.storage.partitions import Partition
+from pulque.storage.logs.partitions import Partition
 
 __all__ = ["BrokerState", "PullLimits", "SendLimits", "Surroundings"]
 

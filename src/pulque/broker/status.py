@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-from pulque.broker.belonging import ClusterSide
-from pulque.broker.parts import Parts
+from pulque.broker.cluster.membership import ClusterSide
+from pulque.broker.components import Parts
 from pulque.broker.state import BrokerState
 from pulque.model.names import is_retry
 from pulque.net.steps import Steps, in_slices

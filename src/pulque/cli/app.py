@@ -10,30 +10,20 @@ from typing import cast
 import typer
 
 import pulque
-from pulque.cli import (
-    bench,
-    broker,
-    client,
-    cluster,
-    dead,
-    delay,
-    delayed,
-    group,
-    inspect,
-    message,
-    pipeline,
-    serve,
-    settings,
-    subject,
-)
-from pulque.cli.config_set import set_values
-from pulque.cli.exits import ExitCode, exit_code_of
-from pulque.cli.meta import meta
-from pulque.cli.options import Tools
-from pulque.cli.output import forget_stdout
+from pulque.cli import bench, broker, client, cluster, dead, delayed, group, message, subject
+from pulque.cli import config as settings
+from pulque.cli import log as inspect
+from pulque.cli.cluster_settings import set_values
+from pulque.cli.common.exit_codes import ExitCode, exit_code_of
+from pulque.cli.common.options import Tools
+from pulque.cli.common.output import forget_stdout
+from pulque.cli.pipeline import commands as pipeline
 from pulque.cli.pull import pull
 from pulque.cli.run import run as run_application
 from pulque.cli.send import send
+from pulque.cli.servers import commands as serve
+from pulque.cli.servers import delay
+from pulque.cli.servers.meta import meta
 from pulque.cli.status import status, version
 from pulque.cli.tail import tail
 from pulque.errors import PulqueError

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pulque.cli.exits import ExitCode
-from pulque.cli.options import Acks, AcksOption, OutputOption, Timeout, Url, open_client
-from pulque.cli.output import Output, print_json, print_table, print_warning
+from pulque.cli.common.exit_codes import ExitCode
+from pulque.cli.common.options import Acks, AcksOption, OutputOption, Timeout, Url, open_client
+from pulque.cli.common.output import Output, print_json, print_table, print_warning
 from pulque.errors import PulqueError, RequestTimeoutError, error_from_wire
 
 if TYPE_CHECKING:

@@ -5,9 +5,16 @@ from typing import Annotated, Any
 
 import typer
 
-from pulque.cli.api import DEFAULT_ADMIN, Admin, open_admin, path_of
-from pulque.cli.options import OutputOption, Timeout
-from pulque.cli.output import Output, nothing_there, print_json, print_line, print_table, rows_of
+from pulque.cli.common.admin_client import DEFAULT_ADMIN, Admin, open_admin, path_of
+from pulque.cli.common.options import OutputOption, Timeout
+from pulque.cli.common.output import (
+    Output,
+    nothing_there,
+    print_json,
+    print_line,
+    print_table,
+    rows_of,
+)
 
 __all__ = ["add_commands"]
 

@@ -7,9 +7,16 @@ from typing import Annotated, Any
 
 import typer
 
-from pulque.cli.api import DEFAULT_ADMIN, Admin, open_admin
-from pulque.cli.options import OutputOption, Timeout, opened
-from pulque.cli.output import Output, print_json, print_line, print_table, print_warning, rows_of
+from pulque.cli.common.admin_client import DEFAULT_ADMIN, Admin, open_admin
+from pulque.cli.common.options import OutputOption, Timeout, opened
+from pulque.cli.common.output import (
+    Output,
+    print_json,
+    print_line,
+    print_table,
+    print_warning,
+    rows_of,
+)
 from pulque.errors import UsageError
 
 __all__ = ["app"]

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pulque.cli.api import DEFAULT_ADMIN, Admin, open_admin
-from pulque.cli.exits import ExitCode
-from pulque.cli.messages import MessageOutput, message_fields, print_message
-from pulque.cli.options import OutputOption, Timeout, Url, open_client, opened
-from pulque.cli.output import (
+from pulque.cli.common.admin_client import DEFAULT_ADMIN, Admin, open_admin
+from pulque.cli.common.exit_codes import ExitCode
+from pulque.cli.common.message_output import MessageOutput, message_fields, print_message
+from pulque.cli.common.options import OutputOption, Timeout, Url, open_client, opened
+from pulque.cli.common.output import (
     Output,
     instant,
     nothing_there,
@@ -24,7 +24,7 @@ from pulque.errors import UsageError
 from pulque.model.message import Message
 
 if TYPE_CHECKING:
-    from pulque.client.dead import DeadLetters
+    from pulque.client.inspecting.dead_letters import DeadLetters
 
 __all__ = ["app"]
 

@@ -7,11 +7,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pulque.cli.exits import ExitCode
-from pulque.cli.messages import MessageOutput, message_fields, message_line, print_message
-from pulque.cli.options import OutputOption, Timeout, Url, open_client
-from pulque.cli.output import Output, instant, nothing_there, print_json, print_line, print_table
-from pulque.cli.times import ahead_of_now, before_now, parse_span
+from pulque.cli.common.durations import ahead_of_now, before_now, parse_span
+from pulque.cli.common.exit_codes import ExitCode
+from pulque.cli.common.message_output import (
+    MessageOutput,
+    message_fields,
+    message_line,
+    print_message,
+)
+from pulque.cli.common.options import OutputOption, Timeout, Url, open_client
+from pulque.cli.common.output import (
+    Output,
+    instant,
+    nothing_there,
+    print_json,
+    print_line,
+    print_table,
+)
 from pulque.errors import UsageError
 from pulque.settings.foreign import quoted
 

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from pulque.cli.api import DEFAULT_ADMIN, Admin, open_admin, path_of
-from pulque.cli.options import OutputOption, Timeout, Url, open_client
-from pulque.cli.ordered import ordered, skip
-from pulque.cli.output import (
+from pulque.cli.common.admin_client import DEFAULT_ADMIN, Admin, open_admin, path_of
+from pulque.cli.common.options import OutputOption, Timeout, Url, open_client
+from pulque.cli.common.output import (
     Output,
     nothing_there,
     print_broker_table,
@@ -19,14 +18,15 @@ from pulque.cli.output import (
     print_table,
     print_warning,
 )
-from pulque.client.filters import parse_filter
+from pulque.cli.ordered import ordered, skip
+from pulque.client.arguments.filter_expressions import parse_filter
 from pulque.errors import UnknownGroupError, UsageError
 from pulque.settings.foreign import quoted
 from pulque.settings.units import parse_duration
 
 if TYPE_CHECKING:
     from pulque import Client, GroupState, PartitionReset
-    from pulque.client.wishes import ModeName, StartAt
+    from pulque.client.options.group_options import ModeName, StartAt
 
 __all__ = ["app", "parse_place"]
 

@@ -7,7 +7,7 @@ command too, and is told what it lacks.
 import signal
 import sys
 
-from pulque.cli.interrupts import INTERRUPTED, importing
+from pulque.cli.common.interrupts import INTERRUPTED, importing
 
 __all__ = ["main"]
 

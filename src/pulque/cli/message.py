@@ -5,11 +5,10 @@ from typing import Annotated
 
 import typer
 
-from pulque.cli.delayed import parse_instant
-from pulque.cli.exits import ExitCode
-from pulque.cli.messages import MessageOutput, message_fields, print_message
-from pulque.cli.options import Timeout, Url, open_client
-from pulque.cli.output import (
+from pulque.cli.common.exit_codes import ExitCode
+from pulque.cli.common.message_output import MessageOutput, message_fields, print_message
+from pulque.cli.common.options import Timeout, Url, open_client
+from pulque.cli.common.output import (
     instant,
     nothing_there,
     print_broker_table,
@@ -17,6 +16,7 @@ from pulque.cli.output import (
     print_table,
     print_warning,
 )
+from pulque.cli.delayed import parse_instant
 from pulque.errors import UnknownMessageError, UsageError
 from pulque.model.message import Message
 from pulque.model.positions import ConsumeSequence, Position

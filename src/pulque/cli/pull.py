@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pulque.cli.exits import ExitCode
+from pulque.cli.common.durations import parse_seconds
+from pulque.cli.common.exit_codes import ExitCode
+from pulque.cli.common.message_output import MessageOutput, print_message
+from pulque.cli.common.options import Url, open_client
+from pulque.cli.common.output import flush
 from pulque.cli.group import parse_place
-from pulque.cli.messages import MessageOutput, print_message
-from pulque.cli.options import Url, open_client
-from pulque.cli.output import flush
-from pulque.cli.times import parse_seconds
-from pulque.client.filters import parse_filter
+from pulque.client.arguments.filter_expressions import parse_filter
 from pulque.errors import UsageError
 
 if TYPE_CHECKING:

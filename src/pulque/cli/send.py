@@ -10,9 +10,17 @@ from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
 
+from pulque.cli.common.options import (
+    Acks,
+    AcksOption,
+    OutputOption,
+    Timeout,
+    Url,
+    open_client,
+    opened,
+)
+from pulque.cli.common.output import Output, instant, print_json, print_line
 from pulque.cli.delayed import AtOption, DelayOption, LevelOption, parse_delay, parse_instant
-from pulque.cli.options import Acks, AcksOption, OutputOption, Timeout, Url, open_client, opened
-from pulque.cli.output import Output, instant, print_json, print_line
 from pulque.errors import UsageError
 from pulque.model.names import DEFAULT_LEVEL, MAX_LEVEL
 from pulque.settings.foreign import quoted

@@ -7,8 +7,8 @@ from typing import Any
 
 import typer
 
-from pulque.cli.options import OutputOption, Timeout, Url, open_client
-from pulque.cli.output import Output, print_json, print_line, print_table, rows_of
+from pulque.cli.common.options import OutputOption, Timeout, Url, open_client
+from pulque.cli.common.output import Output, print_json, print_line, print_table, rows_of
 
 __all__ = ["status", "version"]
 

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from pulque.cli.api import DEFAULT_ADMIN, Admin, open_admin, path_of
-from pulque.cli.options import OutputOption, Timeout
-from pulque.cli.output import Output, nothing_there, print_json, print_line, print_table
+from pulque.cli.common.admin_client import DEFAULT_ADMIN, Admin, open_admin, path_of
+from pulque.cli.common.options import OutputOption, Timeout
+from pulque.cli.common.output import Output, nothing_there, print_json, print_line, print_table
 from pulque.model.names import parse_subject
 
 __all__ = ["app"]

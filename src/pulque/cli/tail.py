@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from pulque.cli.messages import MessageOutput, print_message
-from pulque.cli.options import Timeout, Url, open_client
-from pulque.cli.output import flush
+from pulque.cli.common.message_output import MessageOutput, print_message
+from pulque.cli.common.options import Timeout, Url, open_client
+from pulque.cli.common.output import flush
 from pulque.errors import UsageError
 from pulque.settings.foreign import quoted
 

@@ -1,1 +1,1 @@
-"""The library that applications import: one core without I/O, and two thin shells around it."""
+"""The library that applications import: cores without I/O, and two thin shells around them."""

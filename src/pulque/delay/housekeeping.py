@@ -4,14 +4,14 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
-from pulque.delay.around import Around
-from pulque.delay.dispatch import Dispatcher
-from pulque.delay.extent import Extent
-from pulque.delay.looking import Looker
-from pulque.delay.lull import Lull
-from pulque.delay.notebook import Notebook
+from pulque.delay.context import Around
+from pulque.delay.dispatch.dispatcher import Dispatcher
+from pulque.delay.idle_detector import Lull
+from pulque.delay.pending_queries import Looker
 from pulque.delay.recovery import Recovered, encode_closed, encode_sequences
-from pulque.delay.replay import Replayer
+from pulque.delay.schedule.checkpoint import Extent
+from pulque.delay.schedule.dispatch_log_writer import Notebook
+from pulque.delay.schedule.replay import Replayer
 from pulque.errors import PulqueError, StorageFullError
 from pulque.rules.ticks import LONGEST_TICK_MS
 from pulque.serving.commit import Committer

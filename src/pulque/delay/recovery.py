@@ -7,19 +7,19 @@ were then. What is beyond that is looked at; the rest, however much it is, is no
 from dataclasses import dataclass, field
 from struct import Struct
 
-from pulque.delay.extent import Extent
-from pulque.delay.placing import MOVED_PREFIX
-from pulque.delay.replay import replay_rest
-from pulque.delay.store import ScheduleStore, next_sequences, open_intents
+from pulque.delay.schedule.checkpoint import Extent
+from pulque.delay.schedule.entries import MOVED_PREFIX
+from pulque.delay.schedule.replay import replay_rest
+from pulque.delay.schedule.store import ScheduleStore, next_sequences, open_intents
 from pulque.model.batch import read_header
 from pulque.model.positions import StartCount
 from pulque.rules.dedup import Dedup
 from pulque.storage.engine import Engine
+from pulque.storage.events import Listener
 from pulque.storage.files import FileSystem
-from pulque.storage.index import Entry
-from pulque.storage.listener import Listener
+from pulque.storage.indexes.segment_index import Entry
+from pulque.storage.logs.partitions import Partition
 from pulque.storage.options import StorageOptions
-from pulque.storage.partitions import Partition
 
 __all__ = ["Recovered", "encode_closed", "encode_sequences", "recover"]
 

@@ -5,10 +5,10 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from weakref import WeakKeyDictionary
 
-from pulque.delay.changing import Changer
-from pulque.delay.joining import Joining
-from pulque.delay.looking import Looker
-from pulque.delay.receive import Receiver
+from pulque.delay.pending_changes import Changer
+from pulque.delay.pending_queries import Looker
+from pulque.delay.receiver import Receiver
+from pulque.delay.registration import Joining
 from pulque.errors import (
     OverloadedError,
     ProtocolError,

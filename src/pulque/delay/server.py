@@ -11,22 +11,22 @@ from typing import Any, Protocol
 
 import structlog
 
-from pulque.client.url import Address, parse_address
+from pulque.client.connection.url import Address, parse_address
 from pulque.clock import Clock, SystemClock
-from pulque.delay.around import Around
-from pulque.delay.brokers import Brokers, Taker
-from pulque.delay.changing import Changer
 from pulque.delay.config import DelaySettings
-from pulque.delay.dispatch import Dispatcher
+from pulque.delay.context import Around
+from pulque.delay.dispatch.broker_connections import Brokers, Taker
+from pulque.delay.dispatch.dispatcher import Dispatcher
+from pulque.delay.dispatch.due_batches import Delivery
 from pulque.delay.housekeeping import Housekeeper
-from pulque.delay.joining import Joining
-from pulque.delay.looking import Looker
-from pulque.delay.notebook import Notebook
-from pulque.delay.parcels import Delivery
-from pulque.delay.receive import DueLimits, Receiver
+from pulque.delay.pending_changes import Changer
+from pulque.delay.pending_queries import Looker
+from pulque.delay.receiver import DueLimits, Receiver
 from pulque.delay.recovery import Recovered, recover
-from pulque.delay.replay import Replayer
+from pulque.delay.registration import Joining
 from pulque.delay.requests import DelayHandler
+from pulque.delay.schedule.dispatch_log_writer import Notebook
+from pulque.delay.schedule.replay import Replayer
 from pulque.errors import ConfigError, StorageError
 from pulque.model.positions import Epoch, Tenure
 from pulque.model.routes import Role

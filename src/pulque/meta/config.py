@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from pulque.errors import ConfigError, InvalidNameError
-from pulque.meta.database import parse_database_url
+from pulque.meta.database.connection import parse_database_url
 from pulque.model.names import parse_group, parse_pattern
 from pulque.settings.sections import ListenSection, LogSection, Section, ServerSettings
 from pulque.settings.units import Duration, Listed, Number

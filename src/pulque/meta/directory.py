@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterable
 
 from pulque.clock import Clock
-from pulque.meta.attending import NOTHING_ALLOTTED, Allotment, OrderKey
-from pulque.meta.store import Changes
+from pulque.meta.database.allotment_store import NOTHING_ALLOTTED, Allotment, OrderKey
+from pulque.meta.database.store import Changes
 from pulque.model.cluster import GroupMarks, Placement, Server, Serving
 from pulque.model.leadership import Leadership
 from pulque.model.names import (

@@ -10,12 +10,12 @@ from pulque.errors import (
     RemoteProtocolError,
     UnsupportedError,
 )
-from pulque.meta.attendance import Attendance
-from pulque.meta.leading import Leading
-from pulque.meta.parts import Parts
-from pulque.meta.refresh import Refresher
-from pulque.meta.registrar import Registrar
-from pulque.meta.subjects import Subjects
+from pulque.meta.components import Parts
+from pulque.meta.directory_refresh import Refresher
+from pulque.meta.leadership.leases import Leading
+from pulque.meta.ordered.partition_allotment import Attendance
+from pulque.meta.registration import Registrar
+from pulque.meta.subject_creation import Subjects
 from pulque.model.names import Pattern, Subject, parse_owner, parse_pattern, parse_subject
 from pulque.model.routes import RouteKind
 from pulque.net.server import Connection, Work

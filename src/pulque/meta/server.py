@@ -10,27 +10,27 @@ import structlog
 
 from pulque.clock import Clock, SystemClock
 from pulque.errors import ConfigError, UnavailableError
-from pulque.meta.administered import AdministeredCluster
-from pulque.meta.administration import Administration
-from pulque.meta.attendance import Attendance
-from pulque.meta.attending import AttendingStore
+from pulque.meta.admin_cluster import AdministeredCluster
+from pulque.meta.cluster_commands import Administration
+from pulque.meta.components import Background, Parts
 from pulque.meta.config import MetaSettings
-from pulque.meta.database import Database, check_directory, parse_database_url
+from pulque.meta.database.allotment_store import AttendingStore
+from pulque.meta.database.connection import Database, check_directory, parse_database_url
+from pulque.meta.database.leadership_store import LeadershipStore
+from pulque.meta.database.store import Store
 from pulque.meta.directory import Directory
-from pulque.meta.drains import Drains
-from pulque.meta.elections import Elections
-from pulque.meta.leaderships import LeadershipStore
-from pulque.meta.leading import Leading
-from pulque.meta.online import OnlineClients
-from pulque.meta.parts import Background, Parts
-from pulque.meta.recollection import FILE
-from pulque.meta.refresh import Refresher
-from pulque.meta.registrar import Registrar
+from pulque.meta.directory_refresh import Refresher
+from pulque.meta.leadership.elections import Elections
+from pulque.meta.leadership.leases import Leading
+from pulque.meta.online_clients import OnlineClients
+from pulque.meta.ordered.closed_partitions import Drains
+from pulque.meta.ordered.partition_allotment import Attendance
+from pulque.meta.registration import Registrar
 from pulque.meta.requests import MetaHandler
+from pulque.meta.route_watches import Watches
+from pulque.meta.saved_directory import FILE
 from pulque.meta.status import status_report
-from pulque.meta.store import Store
-from pulque.meta.subjects import Subjects
-from pulque.meta.watches import Watches
+from pulque.meta.subject_creation import Subjects
 from pulque.model.positions import Epoch, StartCount, Tenure
 from pulque.model.routes import Role
 from pulque.net.garbage import ShortCollections

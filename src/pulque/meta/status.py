@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from pulque.meta.elections import Elections
-from pulque.meta.leading import Leading
-from pulque.meta.parts import Parts
-from pulque.meta.refresh import Refresher
-from pulque.meta.registrar import Registrar
+from pulque.meta.components import Parts
+from pulque.meta.directory_refresh import Refresher
+from pulque.meta.leadership.elections import Elections
+from pulque.meta.leadership.leases import Leading
+from pulque.meta.registration import Registrar
 from pulque.model.cluster import GroupMarks, Server
 from pulque.model.leadership import Leadership
 

@@ -9,9 +9,9 @@ import functools
 import os
 import secrets
 
-from pulque.client.calls import Calls
-from pulque.client.routes import HOME, place_of, route_of
-from pulque.client.url import Address, addresses_of
+from pulque.client.blocking.connection_pool import Calls
+from pulque.client.connection.url import Address, addresses_of
+from pulque.client.routing.targets import HOME, place_of, route_of
 from pulque.errors import UnavailableError
 from pulque.model.names import EVERYTHING, PartitionName
 from pulque.model.routes import PartitionRoute, Route, RouteKind

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NoReturn, cast
 
-from pulque.client.options import AcksName, acks_of
+from pulque.client.options.client_options import AcksName, acks_of
 from pulque.errors import UsageError
 from pulque.model.names import (
     PartitionName,

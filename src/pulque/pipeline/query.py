@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from pulque.errors import UsageError
 from pulque.pipeline.columns import ALL_COLUMNS
-from pulque.pipeline.lake import MESSAGES, QUARANTINE, Table, bucket_of
+from pulque.pipeline.lake.table import MESSAGES, QUARANTINE, Table, bucket_of
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

@@ -19,8 +19,8 @@ from pulque.errors import PulqueError, StorageError, StorageFullError, Unavailab
 from pulque.model.positions import ActionOffset, MessageOffset
 from pulque.serving.sync_thread import SyncThread
 from pulque.storage.engine import Engine
-from pulque.storage.message_log import Appended, SyncJob
-from pulque.storage.partitions import Partition
+from pulque.storage.logs.message_log import Appended, SyncJob
+from pulque.storage.logs.partitions import Partition
 
 __all__ = ["Committer", "Copying", "Synced"]
 

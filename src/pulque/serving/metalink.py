@@ -8,8 +8,8 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from pulque.client.aio_connection import AsyncConnection
-from pulque.client.url import Address
+from pulque.client.aio.connection import AsyncConnection
+from pulque.client.connection.url import Address
 from pulque.errors import FencedError, PulqueError, RejectedError, RemoteProtocolError
 from pulque.wire.registration import Register, Registered, ServerState
 from pulque.wire.responses import Response

@@ -5,7 +5,7 @@ from typing import Protocol, cast
 
 from pulque.errors import ErrorCode, NotAllowedError, PulqueError
 from pulque.model.positions import ConsumeSequence
-from pulque.storage.message_log import Appended
+from pulque.storage.logs.message_log import Appended
 from pulque.wire.requests import Acks
 from pulque.wire.responses import Outcome, Sent
 

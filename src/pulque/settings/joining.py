@@ -2,7 +2,7 @@
 
 from pydantic import field_validator
 
-from pulque.client.url import META_PORT, Address, parse_address
+from pulque.client.connection.url import META_PORT, Address, parse_address
 from pulque.errors import ConfigError, InvalidNameError
 from pulque.model.names import parse_group
 from pulque.settings.sections import Section

@@ -1,1 +1,1 @@
-"""Where things rest: files, synchronous, without network."""
+"""Store messages and facts in files. Synchronous, without network."""

@@ -16,9 +16,9 @@ from struct import Struct
 
 import google_crc32c
 
+from pulque.storage.directory.layout import CHECKPOINTS, base_of
+from pulque.storage.events import Listener
 from pulque.storage.files import FileSystem, replace
-from pulque.storage.layout import CHECKPOINTS, base_of
-from pulque.storage.listener import Listener
 
 __all__ = ["DIRECTORY", "Checkpoints", "checkpoint_path", "decode_checkpoint", "read_checkpoint"]
 

@@ -17,27 +17,27 @@ from pulque.model.batch import BatchHeader
 from pulque.model.names import PartitionName
 from pulque.model.positions import ActionOffset, ConsumeSequence, MessageOffset, StartCount
 from pulque.model.record import ENVELOPE_SIZE
-from pulque.storage.action_log import ActionLog
-from pulque.storage.archived import read_archived
 from pulque.storage.checkpoint import Checkpoints
-from pulque.storage.consume_log import ConsumeLogs, Span
-from pulque.storage.copyable import Copyable
-from pulque.storage.damage import Damages
+from pulque.storage.directory.archive_progress import read_archived
+from pulque.storage.directory.disk_space import Room
+from pulque.storage.directory.identity import Identity
+from pulque.storage.directory.layout import CHECKPOINTS, DIRECTORIES, segment_path
+from pulque.storage.disk_jobs import CheckpointJob, Health, IndexJob, RemovalJob, Step, SyncJob
+from pulque.storage.events import Listener
 from pulque.storage.files import Buffer, FileSystem
-from pulque.storage.identity import Identity
-from pulque.storage.index import OpenIndex
-from pulque.storage.jobs import CheckpointJob, Health, IndexJob, RemovalJob, Step, SyncJob
-from pulque.storage.layout import CHECKPOINTS, DIRECTORIES, segment_path
-from pulque.storage.listener import Listener
-from pulque.storage.message_log import Appended, MessageLog
-from pulque.storage.open_file import OpenFile
+from pulque.storage.indexes.consume_log import ConsumeLogs, Span
+from pulque.storage.indexes.open_entries import OpenFile
+from pulque.storage.indexes.segment_index import OpenIndex
+from pulque.storage.logs.action_log import ActionLog
+from pulque.storage.logs.message_log import Appended, MessageLog
+from pulque.storage.logs.partitions import Partition, Partitions
+from pulque.storage.logs.segment import Segment
 from pulque.storage.options import StorageOptions
-from pulque.storage.partitions import Partition, Partitions
-from pulque.storage.reader import RecordReader
+from pulque.storage.reading.damaged_batches import Damages
+from pulque.storage.reading.record_reader import RecordReader
+from pulque.storage.reading.tag_search import Search
 from pulque.storage.recovery import MARK_KEY, Mark, Observer, RecoveredLog, recover_message_log
-from pulque.storage.room import Room
-from pulque.storage.search import Search
-from pulque.storage.segment import Segment
+from pulque.storage.replication.copy_source import Copyable
 
 __all__ = ["Engine"]
 

@@ -23,9 +23,7 @@ from pulque.model.batch import HEADER, BatchHeader, verify_crc
 from pulque.model.names import PartitionName
 from pulque.model.positions import ConsumeSequence, MessageOffset, PartitionId
 from pulque.model.record import ENVELOPE_SIZE, Envelope, RecordType
-from pulque.storage.files import FileSystem
-from pulque.storage.index import ENTRY_SIZE, Entry, OpenIndex, write_sealed_index
-from pulque.storage.layout import (
+from pulque.storage.directory.layout import (
     LARGEST,
     MESSAGES,
     base_of,
@@ -33,10 +31,12 @@ from pulque.storage.layout import (
     segment_path,
     write_oldest,
 )
-from pulque.storage.listener import Listener
-from pulque.storage.partitions import Partition, Partitions, TableRow, decode_table
-from pulque.storage.rebuild import BAD_TABLE, entries_of, entry_of
-from pulque.storage.segment import Damage, Segment, open_segment, record_at, walk
+from pulque.storage.events import Listener
+from pulque.storage.files import FileSystem
+from pulque.storage.indexes.index_rebuild import BAD_TABLE, entries_of, entry_of
+from pulque.storage.indexes.segment_index import ENTRY_SIZE, Entry, OpenIndex, write_sealed_index
+from pulque.storage.logs.partitions import Partition, Partitions, TableRow, decode_table
+from pulque.storage.logs.segment import Damage, Segment, open_segment, record_at, walk
 
 __all__ = ["Mark", "Observer", "RecoveredLog", "recover_message_log"]
 

@@ -30,10 +30,10 @@ import structlog
 
 from pulque.broker.config import BrokerSettings
 from pulque.broker.server import Broker, DataDirectory
-from pulque.client.url import Address, parse_address
+from pulque.client.connection.url import Address, parse_address
 from pulque.clock import SystemClock, put_back, stand_in
-from pulque.delay.brokers import Brokers
 from pulque.delay.config import DelaySettings
+from pulque.delay.dispatch.broker_connections import Brokers
 from pulque.delay.recovery import Recovered
 from pulque.delay.server import DelayServer
 from pulque.errors import PulqueError, UnavailableError, UsageError

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from pulque.client.client import connect
+from pulque.client.blocking.client import connect
 from pulque.errors import UsageError
 from pulque.testing.process import BrokerProcessError, ServerProcess
 

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from pulque.client.records import read_gathered_record, read_record
-from pulque.client.url import parse_url
+from pulque.client.connection.url import parse_url
+from pulque.client.receiving.log_records import read_gathered_record, read_record
 from pulque.errors import DisconnectedError, PulqueError
 from pulque.model.batch import Codec, seed_of
 from pulque.model.gathered import GATHERED_MAGIC

@@ -12,7 +12,7 @@ import pytest
 
 import pulque
 from pulque.admin.app import create_app
-from pulque.admin.brokers import Brokers
+from pulque.admin.broker_requests import Brokers
 from pulque.admin.context import Context
 from pulque.admin.server import AdminServer
 from pulque.clock import SystemClock

@@ -14,7 +14,7 @@ import pytest
 import pulque
 from pulque.admin.cluster import WatchingClient
 from pulque.cli.app import run
-from pulque.cli.options import Tools
+from pulque.cli.common.options import Tools
 from pulque.testing.broker import InProcessBroker
 from tests.unit.admin.conftest import serving
 from tests.unit.admin.fakes import FakeCluster, FakeLeader, led_group, server

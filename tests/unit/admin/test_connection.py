@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 import httpx
 import pytest
 
-from pulque.admin import connection
-from pulque.admin.guard import MAX_AT_ONCE
+from pulque.admin.http import connection
+from pulque.admin.http.guard import MAX_AT_ONCE
 from tests.unit.admin.conftest import serving
 from tests.unit.admin.fakes import FakeCluster
 

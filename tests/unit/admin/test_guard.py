@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from pulque.admin.guard import MAX_BODY, MAX_BRACKETS, MAX_DEPTH, Refusal, check_json
+from pulque.admin.http.guard import MAX_BODY, MAX_BRACKETS, MAX_DEPTH, Refusal, check_json
 from tests.unit.admin.conftest import Api
 
 JSON = {"content-type": "application/json"}

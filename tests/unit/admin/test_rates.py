@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulque.admin.rates import Rates, Seen
+from pulque.admin.group_rates import Rates, Seen
 
 KEY = ("b1", "orders", "billing")
 

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from pulque.admin.guard import Guard
-from pulque.admin.turns import Turns
+from pulque.admin.http.guard import Guard
+from pulque.admin.http.round_robin import Turns
 
 LOCAL = (b"host", b"localhost")
 GET = {"type": "http", "method": "GET", "path": "/api/v1/subjects", "headers": [LOCAL]}

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 
 from pulque.app.payload import PayloadError, decoder_of
-from pulque.client.payload import encode_payload
+from pulque.client.sending.body_encoding import encode_payload
 from pulque.errors import UsageError
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pulque import aio
-from pulque.broker.cold import ColdReads
+from pulque.broker.pulling.cold_reads import ColdReads
 from pulque.broker.requests import RequestHandler
 from pulque.errors import ErrorCode, OverloadedError, RequestTimeoutError
 from pulque.model.names import Group
@@ -240,7 +240,7 @@ async def test_a_pull_is_not_read_for_after_its_time(start: Start, tmp_path: Pat
 async def test_more_than_can_wait_for_the_disk_is_refused_for_now(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pulque.broker.pull._MOST_COLD", 2)
+    monkeypatch.setattr("pulque.broker.pulling.puller._MOST_COLD", 2)
     files = ColdDirectory(tmp_path / "data")
     running = await start(files=files, storage=NO_CACHE)
     raw = await running.connect()

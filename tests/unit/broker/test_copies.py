@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pulque.client.url import parse_url
+from pulque.client.connection.url import parse_url
 from pulque.net.process import loop_factory
 from pulque.testing.raw import RawConnection
 from pulque.wire.requests import EARLIEST, FROM_SETTLED, Hello, Pull, Wanted

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from pulque.broker.copying import Copier
-from pulque.client.url import parse_url
+from pulque.broker.replication.log_copier import Copier
+from pulque.client.connection.url import parse_url
 from pulque.errors import ErrorCode, NotAllowedError, PulqueError, StaleEpochError, StorageError
 from pulque.model.leadership import EpochStart
 from pulque.model.positions import ActionOffset, Epoch, MessageOffset
@@ -18,7 +18,7 @@ from pulque.rules.replication import LogPoint
 from pulque.serving.listener import LoggingListener
 from pulque.storage.files import FileSystem, OsFileSystem
 from pulque.storage.options import StorageOptions
-from pulque.storage.replica import ReplicaLogs
+from pulque.storage.replication.replica_logs import ReplicaLogs
 from pulque.testing.files import Cut, MemoryFileSystem
 from pulque.testing.raw import expect, pack_batch
 from pulque.wire.leadership import Led

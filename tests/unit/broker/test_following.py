@@ -2,17 +2,17 @@
 
 from typing import cast
 
-from pulque.broker.authority import Authority
-from pulque.broker.belonging import ClusterSide
 from pulque.broker.clients import ClientTable
+from pulque.broker.cluster.membership import ClusterSide
 from pulque.broker.config import BrokerSettings
-from pulque.broker.following import FollowerHandler
-from pulque.broker.plain import connection_limits
+from pulque.broker.parameters import connection_limits
+from pulque.broker.replication.follower import FollowerHandler
+from pulque.broker.replication.leadership_client import Authority
 from pulque.clock import SystemClock
 from pulque.model.positions import Epoch, StartCount, Tenure
 from pulque.net.server import FrameServer
 from pulque.rules.consumption import Consumption
-from pulque.storage.partitions import Partitions
+from pulque.storage.logs.partitions import Partitions
 from pulque.testing.raw import RawConnection
 from pulque.wire.requests import Hello
 from pulque.wire.responses import Welcome

@@ -7,27 +7,27 @@ from dataclasses import dataclass
 
 import pytest
 
-from pulque.broker.adopt import Adopter, AdoptionRules
-from pulque.broker.appending import Appender
-from pulque.broker.attendance import LoneAttendance
 from pulque.broker.clients import ClientTable
-from pulque.broker.dead import DeadLetterOffice
-from pulque.broker.gate import Gate
-from pulque.broker.groups import Registrar
+from pulque.broker.components import Parts
+from pulque.broker.groups.group_reset import Resetter
+from pulque.broker.groups.ordered_groups import Steward
+from pulque.broker.groups.partition_allotment import LoneAttendance
+from pulque.broker.groups.pull_locks import Locker
+from pulque.broker.groups.subscriptions import Registrar
 from pulque.broker.housekeeping import Housekeeper, Rhythm
-from pulque.broker.locks import Locker
-from pulque.broker.newcomers import Newcomers
-from pulque.broker.ordered import Steward
-from pulque.broker.parts import Parts
-from pulque.broker.pull import Puller
-from pulque.broker.read import Browser
-from pulque.broker.receive import Receiver
+from pulque.broker.pulling.partition_reads import Browser
+from pulque.broker.pulling.puller import Puller
+from pulque.broker.receiving.admission import Gate
+from pulque.broker.receiving.internal_appends import Appender
+from pulque.broker.receiving.new_subjects import Newcomers
+from pulque.broker.receiving.receiver import Receiver
 from pulque.broker.recovery import recover
-from pulque.broker.reset import Resetter
-from pulque.broker.retry import Redeliverer
-from pulque.broker.settle import Settler
+from pulque.broker.settling.adopted_nacks import Adopter, AdoptionRules
+from pulque.broker.settling.dead_letters import DeadLetterOffice
+from pulque.broker.settling.due_retries import Releaser
+from pulque.broker.settling.retry import Redeliverer
+from pulque.broker.settling.settler import Settler
 from pulque.broker.state import BrokerState, PullLimits, SendLimits, Surroundings
-from pulque.broker.waiting import Releaser
 from pulque.errors import PulqueError, StorageFullError
 from pulque.model.actions import (
     GroupOpened,
@@ -44,8 +44,8 @@ from pulque.rules.lease import Leases
 from pulque.rules.retry import RetryPolicy
 from pulque.serving.attended import Authorisation
 from pulque.serving.commit import Committer
-from pulque.storage.listener import SilentListener
-from pulque.storage.message_log import Appended
+from pulque.storage.events import SilentListener
+from pulque.storage.logs.message_log import Appended
 from pulque.storage.options import StorageOptions
 from pulque.testing.clock import ManualClock
 from pulque.testing.files import MemoryFileSystem

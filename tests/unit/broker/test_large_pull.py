@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from pulque.broker.lines import WaitingPull, WholePull
-from pulque.broker.pull import PART
+from pulque.broker.pulling.puller import PART
+from pulque.broker.pulling.waiting_pulls import WaitingPull, WholePull
 from pulque.errors import ErrorCode, FencedError, InvalidNameError, NotAllowedError
 from pulque.testing.raw import Handed, RawConnection, expect, pack_batch
 from pulque.wire.requests import EARLIEST, FROM_SETTLED, LATEST, Acks, Pull, Send, Wanted

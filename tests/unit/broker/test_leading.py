@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from pulque.broker.authority import Authority
-from pulque.broker.belonging import ClusterSide
+from pulque.broker.cluster.membership import ClusterSide
 from pulque.broker.config import BrokerSettings
-from pulque.broker.gate import Gate
-from pulque.broker.leading import Rule
+from pulque.broker.receiving.admission import Gate
+from pulque.broker.replication.leader import Rule
+from pulque.broker.replication.leadership_client import Authority
 from pulque.broker.server import Broker, Reign
 from pulque.errors import (
     ErrorCode,
@@ -29,9 +29,9 @@ from pulque.model.leadership import EpochStart, Leadership
 from pulque.model.pack import ProducedBy
 from pulque.model.positions import ActionOffset, Epoch, MessageOffset
 from pulque.serving.listener import LoggingListener
-from pulque.storage.epochs import begin_epoch
+from pulque.storage.directory.identity import Identity
 from pulque.storage.files import OsFileSystem
-from pulque.storage.identity import Identity
+from pulque.storage.replication.leadership_epochs import begin_epoch
 from pulque.testing.clock import ManualClock
 from pulque.testing.raw import RawConnection, expect, pack_batch
 from pulque.wire.leadership import ChangeInSync, HandedOver, HandOver, InSyncChanged, Lead, Led

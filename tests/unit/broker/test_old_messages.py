@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from pulque.storage.archived import ArchivedUpTo, write_archived
+from pulque.storage.directory.archive_progress import ArchivedUpTo, write_archived
 from pulque.storage.files import OsFileSystem
 from pulque.testing.clock import ManualClock
 from pulque.testing.files import MemoryFileSystem

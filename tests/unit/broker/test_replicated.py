@@ -8,18 +8,18 @@ from random import Random
 import pytest
 
 from pulque.broker.config import BrokerSettings
-from pulque.broker.replicated import ReplicatedBroker, open_logs
-from pulque.client.url import parse_url
+from pulque.broker.replicated_server import ReplicatedBroker, open_logs
+from pulque.client.connection.url import parse_url
 from pulque.errors import PulqueError, UnavailableError
 from pulque.model.leadership import EpochStart, Leadership
 from pulque.model.positions import ActionOffset, Epoch, MessageOffset
 from pulque.net.server import FrameServer
 from pulque.serving.listener import LoggingListener
-from pulque.storage.epochs import write_epochs
+from pulque.storage.directory.identity import Identity
 from pulque.storage.files import OsFileSystem
-from pulque.storage.identity import Identity
-from pulque.storage.known import Known, write_known
 from pulque.storage.options import StorageOptions
+from pulque.storage.replication.leadership_epochs import write_epochs
+from pulque.storage.replication.synced_bounds import Known, write_known
 from pulque.testing.clock import ManualClock
 from pulque.testing.files import Cut, MemoryFileSystem
 from pulque.wire.frame import FrameReader

@@ -11,8 +11,8 @@ from pulque.broker.config import BrokerSettings
 from pulque.broker.recovery import recover
 from pulque.errors import ErrorCode
 from pulque.model.pack import ProducedBy
+from pulque.storage.events import SilentListener
 from pulque.storage.files import File, OsFileSystem
-from pulque.storage.listener import SilentListener
 from pulque.storage.options import StorageOptions
 from pulque.testing.files import Cut, MemoryFileSystem
 from pulque.testing.raw import RawConnection, expect, pack_batch

@@ -1,11 +1,11 @@
 """A new segment of facts begins with the subscriptions of the instant at which it begins."""
 
-from pulque.broker.sealing import opened_in_steps
+from pulque.broker.segment_openings import opened_in_steps
 from pulque.model.actions import Action, SubscriptionId, SubscriptionOpened
 from pulque.model.names import ConsumerId, Group
 from pulque.model.positions import PartitionId
 from pulque.rules.consumption import Consumption
-from pulque.storage.facts import decode_action
+from pulque.storage.logs.fact_codec import decode_action
 
 MANY = 300
 

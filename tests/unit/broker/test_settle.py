@@ -8,7 +8,7 @@ import pytest
 from pulque.errors import InvalidRequestError, StaleSettleError, StorageError
 from pulque.model.actions import Pulled, Settled
 from pulque.model.positions import Epoch, StartCount, Tenure
-from pulque.storage.action_log import decode_action, walk_actions
+from pulque.storage.logs.action_log import decode_action, walk_actions
 from pulque.testing.clock import ManualClock
 from pulque.testing.files import MemoryFileSystem
 from pulque.testing.raw import RawConnection

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pulque.broker.pull import PART
+from pulque.broker.pulling.puller import PART
 from pulque.errors import InvalidRequestError
 from pulque.model.groups import Mode, StartKind
 from pulque.model.groups import Start as StartAt

@@ -6,10 +6,10 @@ from pulque.broker.recovery import recover
 from pulque.model.actions import GroupOpened, SubscriptionId, SubscriptionOpened
 from pulque.model.names import ConsumerId, Group, PartitionName
 from pulque.model.positions import ConsumeSequence
-from pulque.storage.action_log import DIRECTORY, walk_actions
 from pulque.storage.engine import Engine
-from pulque.storage.facts import decode_action
-from pulque.storage.listener import SilentListener
+from pulque.storage.events import SilentListener
+from pulque.storage.logs.action_log import DIRECTORY, walk_actions
+from pulque.storage.logs.fact_codec import decode_action
 from pulque.storage.options import StorageOptions
 from pulque.testing.files import MemoryFileSystem
 

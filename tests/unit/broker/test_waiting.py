@@ -11,9 +11,9 @@ from pulque.model.groups import Filter, Mode, RetrySettings
 from pulque.model.groups import Start as StartOf
 from pulque.model.message import Message
 from pulque.model.pack import NOBODY, BatchPacker, ProducedBy
-from pulque.storage.consume_log import Span
 from pulque.storage.engine import Engine
-from pulque.storage.partitions import Partition
+from pulque.storage.indexes.consume_log import Span
+from pulque.storage.logs.partitions import Partition
 from pulque.testing.clock import ManualClock
 from pulque.testing.raw import RawConnection, Run
 from pulque.wire.groups import Subscribe, Subscribed

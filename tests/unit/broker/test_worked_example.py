@@ -20,9 +20,9 @@ from pulque.model.positions import ConsumeSequence, Epoch, PullSequence, StartCo
 from pulque.rules.consumption import Consumption
 from pulque.rules.subscription import Subscription
 from pulque.storage.engine import Engine
-from pulque.storage.listener import SilentListener
+from pulque.storage.events import SilentListener
+from pulque.storage.logs.partitions import Partition
 from pulque.storage.options import StorageOptions
-from pulque.storage.partitions import Partition
 from pulque.testing.files import MemoryFileSystem
 from pulque.testing.raw import pack_batch
 

@@ -17,8 +17,8 @@ from pulque import (
     UsageError,
 )
 from pulque.cli.app import run
-from pulque.cli.exits import ExitCode, exit_code_of
-from pulque.cli.options import Tools
+from pulque.cli.common.exit_codes import ExitCode, exit_code_of
+from pulque.cli.common.options import Tools
 from tests.unit.cli.fakes import FakeClient, stored
 
 URL = "pulque://127.0.0.1:1"

@@ -6,8 +6,8 @@ import pytest
 
 import pulque
 from pulque.cli.app import run
-from pulque.cli.options import Tools
-from pulque.cli.pipeline_options import parse_instant
+from pulque.cli.common.options import Tools
+from pulque.cli.pipeline.options import parse_instant
 from pulque.errors import UsageError
 
 TOOLS = Tools(connect=pulque.connect)

@@ -8,7 +8,7 @@ import pytest
 
 import pulque
 from pulque.cli.app import run
-from pulque.cli.options import Tools
+from pulque.cli.common.options import Tools
 from tests.unit.client.fake_cluster import FakeCluster
 from tests.unit.client.fake_delay import FakeDelay, delayed_routes
 

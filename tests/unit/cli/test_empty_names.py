@@ -4,7 +4,7 @@ import pytest
 
 import pulque
 from pulque.cli.app import run
-from pulque.cli.options import Tools
+from pulque.cli.common.options import Tools
 
 TOOLS = Tools(connect=pulque.connect)
 

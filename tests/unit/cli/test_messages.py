@@ -4,7 +4,12 @@ import json
 
 import pytest
 
-from pulque.cli.messages import MessageOutput, message_fields, message_line, print_message
+from pulque.cli.common.message_output import (
+    MessageOutput,
+    message_fields,
+    message_line,
+    print_message,
+)
 from tests.unit.cli.fakes import stored
 
 

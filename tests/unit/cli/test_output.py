@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulque.cli.output import instant, json_text, print_table, rows_of
+from pulque.cli.common.output import instant, json_text, print_table, rows_of
 from pulque.settings.foreign import escaped, quoted
 
 _JSON = st.recursive(

@@ -11,14 +11,14 @@ import pytest
 
 import pulque
 from pulque.cli.app import run
-from pulque.cli.options import Tools
+from pulque.cli.common.options import Tools
 from pulque.testing.broker import InProcessBroker
 
 FOLLOW = """
 import sys
-from pulque.cli import pipeline_archive
+from pulque.cli.pipeline import archive as pipeline_archive
 from pulque.cli.app import run_process
-from pulque.pipeline.archive import run_here
+from pulque.pipeline.archive.message_archiver import run_here
 
 pipeline_archive._runner = lambda _: lambda: run_here  # the same work, without Spark
 sys.exit(run_process(sys.argv[1:]))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pulque.cli.app import run
-from pulque.cli.options import Tools
+from pulque.cli.common.options import Tools
 from pulque.cli.run import find_application
 from pulque.errors import ConfigError, PulqueError, UsageError
 

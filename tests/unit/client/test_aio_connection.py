@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from pulque.client.aio_connection import AsyncConnection
-from pulque.client.url import Address, parse_address
+from pulque.client.aio.connection import AsyncConnection
+from pulque.client.connection.url import Address, parse_address
 from pulque.net.process import loop_factory
 from pulque.testing.broker import InProcessBroker
 

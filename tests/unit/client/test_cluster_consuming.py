@@ -102,7 +102,7 @@ def test_who_is_fast_asks_each_broker_for_more(
     wishes: dict[str, Any],
     most: int,
 ) -> None:
-    monkeypatch.setattr("pulque.client.pace.HORIZON", horizon)
+    monkeypatch.setattr("pulque.client.receiving.prefetch.HORIZON", horizon)
     for _ in range(9):
         client.send_many("orders", [b"x"] * 100)
     with client.consumer("orders", "kitchen", max_messages=10, **wishes) as consumer:
@@ -119,7 +119,7 @@ def test_who_is_fast_asks_each_broker_for_more(
 def test_one_broker_is_asked_for_no_more_than_is_wanted(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("pulque.client.pace.HORIZON", 1e9)
+    monkeypatch.setattr("pulque.client.receiving.prefetch.HORIZON", 1e9)
     with (
         FakeCluster(1) as cluster,
         pulque.connect(cluster.url, name="test", timeout=10, state_dir=tmp_path) as client,

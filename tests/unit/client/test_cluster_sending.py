@@ -13,7 +13,7 @@ import pytest
 
 import pulque
 from pulque import aio
-from pulque.client.watching import ASK_EVERY
+from pulque.client.blocking.route_watcher import ASK_EVERY
 from pulque.errors import (
     DisconnectedError,
     NotAllowedError,
@@ -83,7 +83,7 @@ def test_a_route_is_asked_for_once_and_then_watched(
 def test_routes_are_asked_for_now_and_then_where_they_cannot_be_watched(
     cluster: FakeCluster, client: pulque.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pulque.client.watching.ASK_EVERY", 0.02)
+    monkeypatch.setattr("pulque.client.blocking.route_watcher.ASK_EVERY", 0.02)
 
     def refuse(request: requests.Request) -> None:
         if isinstance(request, requests.Watch):
@@ -280,7 +280,7 @@ def test_a_producer_follows_routes_and_refusals(
 def test_a_broker_that_stands_still_keeps_nothing_for_long(
     cluster: FakeCluster, client: pulque.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pulque.client.sending.ANSWER_LIMIT", 0.3)
+    monkeypatch.setattr("pulque.client.blocking.producer_connections.ANSWER_LIMIT", 0.3)
     release = threading.Event()
 
     def stand_still(request: requests.Request) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 import pulque
 from pulque import aio
-from pulque.client.backoff import Backoff
+from pulque.client.connection.backoff import Backoff
 from pulque.errors import DisconnectedError, UsageError
 from tests.unit.client.fake_broker import FakeBroker
 

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from pulque.client.aio_connection import AsyncConnection
-from pulque.client.connection import Connection
-from pulque.client.url import Address
+from pulque.client.aio.connection import AsyncConnection
+from pulque.client.blocking.connection import Connection
+from pulque.client.connection.url import Address
 from pulque.errors import DisconnectedError, NotLeaderError, PulqueError
 from pulque.wire import requests
 from pulque.wire.responses import Response

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import pulque
 from pulque import Outgoing, UsageError
-from pulque.client.due import LEVELS, check_longest, due_of
+from pulque.client.arguments.due_times import LEVELS, check_longest, due_of
 
 NOW = datetime(2026, 11, 16, 9, 30, tzinfo=UTC)
 NOW_MS = int(NOW.timestamp() * 1000)

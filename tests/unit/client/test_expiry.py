@@ -122,7 +122,9 @@ def test_a_message_that_expires_while_others_are_handled_is_not_handed_out(
         for message in consumer:
             found.append(message.body)
             message.ack()
-            monkeypatch.setattr("pulque.client.received.wall_ms", lambda: long_after)
+            monkeypatch.setattr(
+                "pulque.client.receiving.received_message.wall_ms", lambda: long_after
+            )
             if message.body == b"three":
                 break
         consumer.settle()

@@ -10,8 +10,8 @@ import pytest
 
 import pulque
 from pulque import aio
-from pulque.client.health import Health
-from pulque.client.route_table import RouteKey, RouteTable
+from pulque.client.routing.broker_health import Health
+from pulque.client.routing.route_table import RouteKey, RouteTable
 from pulque.errors import NotAllowedError, NotLeaderError, UnsupportedError
 from pulque.model.names import PartitionName, Pattern
 from pulque.model.ordered import OrderStrategy

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulque.client.filters import parse_filter
+from pulque.client.arguments.filter_expressions import parse_filter
 from pulque.errors import UsageError
 
 tags = st.lists(st.text("abcü.-_:#%", min_size=1, max_size=5), min_size=1, max_size=5)

@@ -11,8 +11,8 @@ import pytest
 
 import pulque
 from pulque import aio
-from pulque.client.beats import Beats
-from pulque.client.pull_options import PullOptions
+from pulque.client.receiving.heartbeat_schedule import Beats
+from pulque.client.receiving.pull_options import PullOptions
 from pulque.errors import RemoteProtocolError
 from pulque.model.groups import BROKERS_CHOICE, EVERYTHING, FROM_EARLIEST, Mode
 from pulque.model.names import ConsumerId, Group, Pattern

@@ -14,7 +14,7 @@ import pytest
 
 import pulque
 from pulque import aio
-from pulque.client.lookout import _one_looks
+from pulque.client.connection.busy_poll import _one_looks
 from pulque.errors import ForkedError
 from pulque.testing.broker import InProcessBroker
 from tests.forks import PATIENCE, in_child

@@ -10,9 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
-from pulque.client.incoming import IncomingCore
-from pulque.client.pull_options import PullOptions
-from pulque.client.received import ReceivedMessage
+from pulque.client.receiving.consumer_core import IncomingCore
+from pulque.client.receiving.pull_options import PullOptions
+from pulque.client.receiving.received_message import ReceivedMessage
 from pulque.model.batch import seed_of
 from pulque.model.gathered import pack_gathered
 from pulque.model.groups import Mode, tag_filter

@@ -11,7 +11,12 @@ from pathlib import Path
 import pytest
 
 import pulque
-from pulque.client.identity import STATE_VARIABLE, Identity, application_name, state_folder
+from pulque.client.persistence.consumer_identity import (
+    STATE_VARIABLE,
+    Identity,
+    application_name,
+    state_folder,
+)
 from pulque.errors import InvalidNameError
 from pulque.testing.broker import InProcessBroker
 
@@ -153,7 +158,7 @@ def test_an_application_is_named_after_its_script(monkeypatch: pytest.MonkeyPatc
 _HOLD = """
 import sys
 from pathlib import Path
-from pulque.client.identity import Identity
+from pulque.client.persistence.consumer_identity import Identity
 identity = Identity.take(Path(sys.argv[1]), application="shop", group="g", subject="s")
 print(identity.consumer, flush=True)
 sys.stdin.read()
@@ -258,7 +263,7 @@ def test_ids_differ_where_copies_cannot_be_told_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on two snapshots of one disk, where the files have the same inodes."""
-    monkeypatch.setattr("pulque.client.identity._place_of", lambda _: "17")
+    monkeypatch.setattr("pulque.client.persistence.consumer_identity._place_of", lambda _: "17")
     take(tmp_path / "image").release()
     shutil.copytree(tmp_path / "image", tmp_path / "a")
     first, second = take(tmp_path / "image"), take(tmp_path / "a")
@@ -277,7 +282,7 @@ def test_containers_of_one_image_have_different_ids(
     def as_in(container: str, device: int) -> Identity:
         mounts = tmp_path / f"mounts-{container}"
         mounts.write_text(f"36 35 0:{device} / / rw - overlay overlay rw\n")
-        monkeypatch.setattr("pulque.client.identity._MOUNTS", mounts)
+        monkeypatch.setattr("pulque.client.persistence.consumer_identity._MOUNTS", mounts)
         real = os.fstat
 
         def fstat(descriptor: int) -> os.stat_result:

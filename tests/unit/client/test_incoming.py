@@ -13,9 +13,9 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from pulque.client.incoming import IncomingCore
-from pulque.client.pull_options import PullOptions
-from pulque.client.received import ReceivedBatch, ReceivedMessage
+from pulque.client.receiving.consumer_core import IncomingCore
+from pulque.client.receiving.pull_options import PullOptions
+from pulque.client.receiving.received_message import ReceivedBatch, ReceivedMessage
 from pulque.errors import (
     CorruptionError,
     ErrorCode,

@@ -18,7 +18,7 @@ from typing import TypeVar, cast
 import pytest
 
 import pulque
-from pulque.client.inlet import Inlet
+from pulque.client.blocking.broker_puller import Inlet
 from pulque.errors import RequestTimeoutError
 from pulque.testing.broker import InProcessBroker
 from pulque.wire.requests import Pull
@@ -65,7 +65,7 @@ def is_ours_or_threading(file: str) -> bool:
 
 
 def is_of_the_inlet(file: str) -> bool:
-    return file.endswith("/client/inlet.py")
+    return file.endswith("/client/blocking/broker_puller.py")
 
 
 def points(

@@ -6,9 +6,9 @@ from typing import cast
 
 import pytest
 
-from pulque.client.deferring import NoDeferrals
-from pulque.client.incoming import IncomingCore
-from pulque.client.keeper import Keeper
+from pulque.client.blocking.deferral import NoDeferrals
+from pulque.client.blocking.lease_keeper import Keeper
+from pulque.client.receiving.consumer_core import IncomingCore
 
 LIMIT = 20.0
 
@@ -32,7 +32,7 @@ def test_a_keeper_may_be_left_while_it_is_started(monkeypatch: pytest.MonkeyPatc
             super().start()
 
     with monkeypatch.context() as patch:
-        patch.setattr("pulque.client.keeper.threading.Thread", StartedLate)
+        patch.setattr("pulque.client.blocking.lease_keeper.threading.Thread", StartedLate)
         keeper.start(LIMIT)
     leaver.join(LIMIT)
     assert not leaver.is_alive()

@@ -10,11 +10,16 @@ import pytest
 
 import pulque
 import pulque.aio
-from pulque.client import spool
-from pulque.client.incoming import IncomingCore
-from pulque.client.kept import KeptPosition, KeptRange, decode_positions, encode_positions
-from pulque.client.local_state import LocalState
-from pulque.client.pull_options import PullOptions
+from pulque.client.persistence import nack_spool as spool
+from pulque.client.persistence.consumer_state import LocalState
+from pulque.client.receiving.consumer_core import IncomingCore
+from pulque.client.receiving.pull_options import PullOptions
+from pulque.client.receiving.saved_positions import (
+    KeptPosition,
+    KeptRange,
+    decode_positions,
+    encode_positions,
+)
 from pulque.errors import ErrorCode, PulqueError
 from pulque.model.message import Message
 from pulque.model.names import ConsumerId, Group, PartitionName

@@ -3,7 +3,7 @@
 import socket
 import threading
 
-from pulque.client.lookout import LONGEST_LOOK, Lookout
+from pulque.client.connection.busy_poll import LONGEST_LOOK, Lookout
 
 
 class Socket:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import pulque
-from pulque.client.options import CompressionName
+from pulque.client.options.client_options import CompressionName
 from pulque.errors import (
     DisconnectedError,
     MessageTooLargeError,

@@ -12,7 +12,7 @@ import pytest
 import pulque
 from pulque import aio
 from pulque.cli.app import run
-from pulque.cli.options import Tools
+from pulque.cli.common.options import Tools
 from pulque.errors import (
     DisconnectedError,
     InvalidNameError,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pulque.client.session import Session
+from pulque.client.connection.session import Session
 from pulque.errors import (
     NotAllowedError,
     PulqueError,

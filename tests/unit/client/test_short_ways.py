@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from pulque.client.receipt import as_body
+from pulque.client.sending.outgoing_message import as_body
 from pulque.errors import ErrorCode, LocalProtocolError, UsageError
 from pulque.model.pack import BatchPacker, ProducedBy
 from pulque.model.positions import ConsumeSequence

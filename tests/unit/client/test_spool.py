@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from pulque.client.spool import Spool, SpooledNack, pack_one
+from pulque.client.persistence.nack_spool import Spool, SpooledNack, pack_one
 from pulque.model.batch import seed_of
 from pulque.model.message import Message, StoredBatch
 from pulque.model.names import PartitionName

@@ -9,7 +9,7 @@ import pytest
 
 import pulque
 from pulque import aio
-from pulque.client.pull_options import PullOptions
+from pulque.client.receiving.pull_options import PullOptions
 from pulque.model.batch import Codec, count_of, seed_of
 from pulque.model.groups import EVERYTHING, tag_filter
 from pulque.model.message import Message, StoredBatch

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pulque.client.url import Address, addresses_of, parse_url
+from pulque.client.connection.url import Address, addresses_of, parse_url
 from pulque.errors import ConfigError
 
 

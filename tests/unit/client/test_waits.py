@@ -4,9 +4,9 @@ from random import Random
 
 import pytest
 
-from pulque.client.backoff import Backoff, Retries
-from pulque.client.pace import Pace
-from pulque.client.trouble import Trouble, problem_of
+from pulque.client.connection.backoff import Backoff, Retries
+from pulque.client.receiving.error_policy import Trouble, problem_of
+from pulque.client.receiving.prefetch import Pace
 from pulque.errors import (
     CorruptionError,
     DisconnectedError,

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from pulque.client.due import LEVELS
+from pulque.client.arguments.due_times import LEVELS
 from pulque.errors import DisconnectedError, ReadOnlyError, RequestTimeoutError
 from pulque.model.batch import read_header, seed_of
 from pulque.model.pack import BatchPacker, ProducedBy, encode_headers

@@ -8,10 +8,11 @@ from threading import Event
 
 import pytest
 
-from pulque.delay import housekeeping, live
+from pulque.delay import housekeeping
+from pulque.delay.dispatch import live_ticks as live
 from pulque.errors import ErrorCode, NotAllowedError
 from pulque.storage.files import File
-from pulque.storage.schedule_log import tick_named
+from pulque.storage.schedule.schedule_log import tick_named
 from pulque.testing.clock import ManualClock
 from pulque.testing.files import Cut, MemoryFileSystem
 from pulque.testing.power import DirectorySynced, Linked

@@ -1,6 +1,6 @@
 """What can wait is done when little comes."""
 
-from pulque.delay.lull import Lull
+from pulque.delay.idle_detector import Lull
 
 MIB = 1024 * 1024
 

@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Any, cast
 
-from pulque.delay.notebook import Notebook
-from pulque.delay.store import ScheduleStore
+from pulque.delay.schedule.dispatch_log_writer import Notebook
+from pulque.delay.schedule.store import ScheduleStore
 from tests.unit.delay.running import eventually
 
 

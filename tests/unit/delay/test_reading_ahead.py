@@ -4,8 +4,9 @@ from random import Random
 
 import pytest
 
-from pulque.delay import placing, shelf
-from pulque.storage.schedule_log import TickFile
+from pulque.delay.dispatch import read_ahead as shelf
+from pulque.delay.schedule import entries as placing
+from pulque.storage.schedule.schedule_log import TickFile
 from pulque.testing.clock import ManualClock
 from pulque.wire.delay import Fate
 from tests.unit.delay.running import FakeBrokers, RunningDelay, StartDelay, eventually

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pulque.delay import replay
-from pulque.delay.brokers import Brokers
+from pulque.delay.dispatch.broker_connections import Brokers
+from pulque.delay.schedule import replay
 from pulque.model.names import PartitionName
 from pulque.model.routes import PartitionRoute
 from pulque.testing.clock import ManualClock

@@ -2,7 +2,9 @@
 
 import pytest
 
-from pulque.delay import receive, replay, server
+from pulque.delay import receiver as receive
+from pulque.delay import server
+from pulque.delay.schedule import replay
 from pulque.errors import ErrorCode, StorageFullError
 from pulque.model.batch import HEADER, Codec, layout_of, read_header, seal, seed_of
 from pulque.storage.files import File

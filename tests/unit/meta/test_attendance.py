@@ -8,8 +8,8 @@ from itertools import chain
 import pytest
 
 from pulque.errors import FencedError, InvalidNameError
-from pulque.meta.attending import Allotment, AttendingConsumer, AttendingStore, Word
-from pulque.meta.database import Database, parse_database_url
+from pulque.meta.database.allotment_store import Allotment, AttendingConsumer, AttendingStore, Word
+from pulque.meta.database.connection import Database, parse_database_url
 from pulque.model.cluster import ServerState
 from pulque.model.names import ConsumerId, Group, Subject
 from pulque.model.ordered import ConsumeStrategy, OrderStrategy

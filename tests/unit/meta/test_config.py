@@ -6,7 +6,7 @@ import pytest
 
 from pulque.errors import ConfigError
 from pulque.meta.config import MetaSettings
-from pulque.meta.database import Database, parse_database_url
+from pulque.meta.database.connection import Database, parse_database_url
 from pulque.settings.schema import show_value, values_of
 from pulque.settings.sources import Given, LoadedSettings, load_settings
 

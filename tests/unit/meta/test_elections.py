@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from pulque.errors import UnavailableError
-from pulque.meta.database import Database, parse_database_url
-from pulque.meta.leaderships import LeadershipStore, Replica
-from pulque.meta.store import Store
+from pulque.meta.database.connection import Database, parse_database_url
+from pulque.meta.database.leadership_store import LeadershipStore, Replica
+from pulque.meta.database.store import Store
 from pulque.model.cluster import Server, ServerState
 from pulque.model.leadership import Leadership
 from pulque.model.positions import Epoch

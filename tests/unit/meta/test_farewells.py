@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from pulque.meta.attending import AttendingConsumer, AttendingStore, Word
+from pulque.meta.database.allotment_store import AttendingConsumer, AttendingStore, Word
 from pulque.testing.raw import RawConnection
 from pulque.wire.ordered import Attend, Attended
 from pulque.wire.requests import Status

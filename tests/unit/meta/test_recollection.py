@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pulque.errors import UnavailableError
-from pulque.meta.recollection import FILE
+from pulque.meta.saved_directory import FILE
 from pulque.wire.registration import Registered
 from tests.unit.meta.running import RunningMeta, broker, eventually, register, route
 

@@ -9,7 +9,7 @@ import pytest
 from pulque.broker.config import BrokerSettings
 from pulque.broker.server import Broker
 from pulque.errors import PulqueError, UnavailableError
-from pulque.meta.attendance import Attendance
+from pulque.meta.ordered.partition_allotment import Attendance
 from pulque.model.routes import RouteKind
 from pulque.net.server import Connection
 from pulque.serving.metalink import MOST_HELD
@@ -134,7 +134,7 @@ async def test_what_a_meta_server_did_not_answer_in_time_takes_no_place_from_oth
     home: RawConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await route(home, "orders")
-    monkeypatch.setattr("pulque.broker.relay._ROUTE_S", 0.5)
+    monkeypatch.setattr("pulque.broker.cluster.meta_relay._ROUTE_S", 0.5)
     with monkeypatch.context() as slow:
         slow.setattr(Attendance, "attend", lambda *_: None)
         asked = [await home.put(word(number)) for number in range(MANY)]

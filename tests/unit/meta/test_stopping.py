@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import pytest
 
 from pulque.errors import UnavailableError
-from pulque.meta.attending import AttendingConsumer, AttendingStore, Word
-from pulque.meta.parts import Background
+from pulque.meta.components import Background
+from pulque.meta.database.allotment_store import AttendingConsumer, AttendingStore, Word
 from pulque.wire.ordered import Attend
 from tests.unit.meta.running import Start, register, route
 

@@ -12,9 +12,9 @@ from sqlalchemy.engine import Connection
 
 from pulque.errors import ConfigError, UnavailableError
 from pulque.meta import migrations
-from pulque.meta.database import Database, parse_database_url
-from pulque.meta.store import Changes, Store
-from pulque.meta.tables import TABLES
+from pulque.meta.database.connection import Database, parse_database_url
+from pulque.meta.database.store import Changes, Store
+from pulque.meta.database.tables import TABLES
 from pulque.model.cluster import GroupMarks, Server, ServerState
 from pulque.model.names import Subject
 from pulque.model.routes import Role

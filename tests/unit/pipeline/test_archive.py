@@ -24,8 +24,15 @@ pytest.importorskip("deltalake")
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from pulque.pipeline.archive import Archived, Archiver, Failed, Outcome, broker_of, run_here
-from pulque.pipeline.archive_tasks import (
+from pulque.pipeline.archive.message_archiver import (
+    Archived,
+    Archiver,
+    Failed,
+    Outcome,
+    broker_of,
+    run_here,
+)
+from pulque.pipeline.archive.tasks import (
     CopyDone,
     CopyWork,
     NotDone,
@@ -37,10 +44,10 @@ from pulque.pipeline.archive_tasks import (
     report_from_json,
     report_to_json,
 )
-from pulque.pipeline.lake import MESSAGES, DataFile, Table
-from pulque.pipeline.lake_files import WritableTree
-from pulque.pipeline.tally import Tally
-from pulque.pipeline.upkeep import compact, sweep
+from pulque.pipeline.archive.totals import Tally
+from pulque.pipeline.lake.file_writer import WritableTree
+from pulque.pipeline.lake.maintenance import compact, sweep
+from pulque.pipeline.lake.table import MESSAGES, DataFile, Table
 
 SUBJECTS = ("orders", "orders.paid", "refunds", "orders.sent")
 STEPS = ("write", "verify", "publish", "commit", "done")
@@ -428,7 +435,7 @@ def test_an_empty_segment_is_archived_too(lake: Path, data: Path) -> None:
 
 AS_NOBODY = """
 import os, sys
-from pulque.pipeline.archive import Archiver, run_here
+from pulque.pipeline.archive.message_archiver import Archiver, run_here
 
 def outcomes(lake):
     return list(Archiver(lake, sys.argv[2], "tested", lambda: run_here).run())

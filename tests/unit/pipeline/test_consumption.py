@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 
 import pulque
-from pulque.storage.archived import read_archived
+from pulque.storage.directory.archive_progress import read_archived
 from pulque.storage.files import OsFileSystem
 from pulque.testing.broker import InProcessBroker
 
 pytest.importorskip("deltalake")
 from deltalake import DeltaTable
 
-from pulque.pipeline.archive import Archived, Archiver, Failed, confirm, run_here
-from pulque.pipeline.archive_facts import FactsArchiver
+from pulque.pipeline.archive.fact_archiver import FactsArchiver
+from pulque.pipeline.archive.message_archiver import Archived, Archiver, Failed, confirm, run_here
 
 SMALL = {"action_segment_size": "64KiB", "archive": True}
 Row = dict[str, Any]

@@ -11,8 +11,8 @@ from pulque.testing.broker import InProcessBroker
 
 pytest.importorskip("pyarrow")
 
-from pulque.pipeline.ranges import Range
-from pulque.pipeline.stored import StoredLog, read_stretch
+from pulque.pipeline.reading.ranges import Range
+from pulque.pipeline.reading.stored_log import StoredLog, read_stretch
 
 COUNT = 30
 MAGIC = 0x4C50.to_bytes(2, "little")

@@ -21,12 +21,12 @@ from pulque.testing.broker import InProcessBroker
 pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")
 from pulque.pipeline.columns import ALL_COLUMNS
-from pulque.pipeline.decode import decode
-from pulque.pipeline.live import LiveLog
+from pulque.pipeline.data_source.source import PulqueDataSource
 from pulque.pipeline.options import At, Place, Selection
-from pulque.pipeline.ranges import Bounds, DataLossError, Range, whole_range
-from pulque.pipeline.source import PulqueDataSource
-from pulque.pipeline.stored import StoredLog, read_stretch
+from pulque.pipeline.reading.batch_decoder import decode
+from pulque.pipeline.reading.broker_log import LiveLog
+from pulque.pipeline.reading.ranges import Bounds, DataLossError, Range, whole_range
+from pulque.pipeline.reading.stored_log import StoredLog, read_stretch
 
 SUBJECTS = ("orders", "orders.paid", "refunds")
 EVERYTHING = Selection(subjects=("*",))

@@ -16,13 +16,13 @@ pytest.importorskip("deltalake")
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from pulque.pipeline.archive import Archived, Archiver, Failed, run_here
-from pulque.pipeline.decode import decode_readable
-from pulque.pipeline.live import LiveLog
+from pulque.pipeline.archive.message_archiver import Archived, Archiver, Failed, run_here
+from pulque.pipeline.lake.maintenance import compact
 from pulque.pipeline.options import Selection
 from pulque.pipeline.query import Question, ask, quarantined
-from pulque.pipeline.ranges import Range
-from pulque.pipeline.upkeep import compact
+from pulque.pipeline.reading.batch_decoder import decode_readable
+from pulque.pipeline.reading.broker_log import LiveLog
+from pulque.pipeline.reading.ranges import Range
 
 BAD = (torn("orders"), torn("orders", Codec.LZ4), lying("orders"), odd("orders"))
 LOST = 3 + 3 + 3 + 4

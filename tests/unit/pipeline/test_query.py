@@ -9,14 +9,14 @@ import pytest
 
 import pulque
 from pulque.cli.app import run as run_command
-from pulque.cli.options import Tools
+from pulque.cli.common.options import Tools
 from pulque.errors import UsageError
 from pulque.testing.broker import InProcessBroker
 
 pytest.importorskip("deltalake")
 from pulque.pipeline import query
-from pulque.pipeline.archive import Archiver, run_here
-from pulque.pipeline.lake import Table
+from pulque.pipeline.archive.message_archiver import Archiver, run_here
+from pulque.pipeline.lake.table import Table
 from pulque.pipeline.query import Question, ask, candidates
 
 SUBJECTS = ("order.paid", "order.sent", "refund", "orders")

@@ -7,14 +7,14 @@ import pytest
 
 import pulque
 from pulque.cli.app import run as run_command
-from pulque.cli.options import Tools
+from pulque.cli.common.options import Tools
 from pulque.errors import UsageError
 from pulque.testing.broker import InProcessBroker
 
 pytest.importorskip("deltalake")
-from pulque.pipeline.archive import Archiver, run_here
+from pulque.pipeline.archive.message_archiver import Archiver, run_here
+from pulque.pipeline.lake.replay import ORIGIN_HEADER, count_messages, replay
 from pulque.pipeline.query import Question
-from pulque.pipeline.replay import ORIGIN_HEADER, count_messages, replay
 
 
 @pytest.fixture

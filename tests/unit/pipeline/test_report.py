@@ -8,7 +8,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 pytest.importorskip("pyarrow")
-from pulque.pipeline.report_figures import (
+from pulque.pipeline.report.figures import (
     ConsumerFigures,
     Day,
     Failures,
@@ -19,9 +19,9 @@ from pulque.pipeline.report_figures import (
     Report,
     SubjectFigures,
 )
-from pulque.pipeline.report_page import page
-from pulque.pipeline.report_plots import Column, Strip, bars, columns, strips
-from pulque.pipeline.report_tables import counted, duration, sized, tables
+from pulque.pipeline.report.html_page import page
+from pulque.pipeline.report.svg_plots import Column, Strip, bars, columns, strips
+from pulque.pipeline.report.tables import counted, duration, sized, tables
 
 NOW = datetime(2026, 11, 16, 8, tzinfo=UTC)
 HOSTILE = "</title><script>alert(1)</script>\"'&\x1b[2J\x00\u202e\ud800"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import pulque
-from pulque.client.options import acks_of
+from pulque.client.options.client_options import acks_of
 from pulque.errors import CorruptionError, MessageTooLargeError, UsageError
 from pulque.model.batch import seed_of
 from pulque.model.names import PartitionName, parse_partition
@@ -21,10 +21,10 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import BinaryType, StructField, StructType
 
+from pulque.pipeline.data_source.row_messages import check_schema, rows_of
+from pulque.pipeline.data_source.staging import PackedBatch, Staged, Staging, stage
+from pulque.pipeline.data_source.table_writer import StreamWriter, _StagedBatches
 from pulque.pipeline.options import WriteOptions
-from pulque.pipeline.rows import check_schema, rows_of
-from pulque.pipeline.staging import PackedBatch, Staged, Staging, stage
-from pulque.pipeline.writer import StreamWriter, _StagedBatches
 
 PARTITIONS = tuple(map(parse_partition, ("orders", "refunds")))
 QUERY = "4711"
@@ -98,7 +98,9 @@ def test_a_driver_that_died_while_publishing_loses_and_doubles_nothing(
     writer = writer_for(pulque_broker, tmp_path)
     commit(writer, 0, staged(tmp_path, 0, 0), staged(tmp_path, 0, 1))
     with monkeypatch.context() as patched:
-        patched.setattr("pulque.pipeline.writer._check_stored", dying(after=survived))
+        patched.setattr(
+            "pulque.pipeline.data_source.table_writer._check_stored", dying(after=survived)
+        )
         with pytest.raises(DiedError):
             commit(writer, 1, staged(tmp_path, 1, 0), staged(tmp_path, 1, 1))
     pulque_broker.kill()
@@ -123,7 +125,9 @@ def test_a_micro_batch_that_was_aborted_after_its_manifest_is_finished(
     commit(writer, 0, staged(tmp_path, 0, 0), staged(tmp_path, 0, 1))
     tasks = [staged(tmp_path, 1, 0), staged(tmp_path, 1, 1)]
     with monkeypatch.context() as patched:
-        patched.setattr("pulque.pipeline.writer._check_stored", dying(after=survived))
+        patched.setattr(
+            "pulque.pipeline.data_source.table_writer._check_stored", dying(after=survived)
+        )
         with pytest.raises(DiedError):
             commit(writer, 1, *tasks)
     writer.abort([_StagedBatches(each) for each in tasks], 1)  # as Spark does then

@@ -16,9 +16,9 @@ pytest.importorskip("pyarrow")
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import BinaryType, StringType, StructType
 
+from pulque.pipeline.data_source.source import PulqueDataSource
 from pulque.pipeline.options import ReadOptions
-from pulque.pipeline.ranges import DataLossError
-from pulque.pipeline.source import PulqueDataSource
+from pulque.pipeline.reading.ranges import DataLossError
 
 
 def stream_of(broker: InProcessBroker, **options: str) -> Any:

@@ -8,8 +8,8 @@ pytest.importorskip("pyarrow")
 import numpy as np
 import pyarrow as pa
 
-from pulque.pipeline.tally import Tally, tally_of, tally_of_entries
-from pulque.storage.index import ENTRY_TYPE
+from pulque.pipeline.archive.totals import Tally, tally_of, tally_of_entries
+from pulque.storage.indexes.segment_index import ENTRY_TYPE
 
 Message = tuple[str, int, bytes]
 ids = st.text("0123456789abcdef", min_size=32, max_size=32)

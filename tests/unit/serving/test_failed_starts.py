@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pulque.broker.config import BrokerSettings
-from pulque.broker.replicated import ReplicatedBroker
+from pulque.broker.replicated_server import ReplicatedBroker
 from pulque.broker.server import Broker
 from pulque.delay.config import DelaySettings
 from pulque.delay.server import DelayServer

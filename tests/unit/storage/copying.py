@@ -5,7 +5,7 @@ from random import Random
 from pulque.model.actions import ConsumerLost, SubscriptionId
 from pulque.storage.engine import Engine
 from pulque.storage.options import StorageOptions
-from pulque.storage.replica import ReplicaLogs
+from pulque.storage.replication.replica_logs import ReplicaLogs
 from pulque.testing.files import Cut, MemoryFileSystem
 from tests.crash.opening import Heard
 from tests.unit.storage.storing import opened, store

@@ -11,11 +11,11 @@ from pulque.model.pack import BatchPacker
 from pulque.model.positions import ConsumeSequence
 from pulque.model.record import ENVELOPE_SIZE, Envelope, read_envelope
 from pulque.storage.engine import Engine
+from pulque.storage.events import SilentListener
 from pulque.storage.files import Buffer
-from pulque.storage.index import Entry
-from pulque.storage.listener import SilentListener
+from pulque.storage.indexes.segment_index import Entry
+from pulque.storage.logs.partitions import Partition
 from pulque.storage.options import StorageOptions
-from pulque.storage.partitions import Partition
 from pulque.testing.files import MemoryFileSystem
 
 __all__ = ["Nobody", "bodies_of", "index_all", "opened", "packed", "partition_of", "store"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pulque.storage.archived import ArchivedUpTo, read_archived, write_archived
+from pulque.storage.directory.archive_progress import ArchivedUpTo, read_archived, write_archived
 from pulque.storage.files import replace
 from pulque.testing.files import MemoryFileSystem
 

@@ -12,12 +12,12 @@ from pulque.model.groups import tag_filter
 from pulque.model.names import PartitionName
 from pulque.model.pack import BatchPacker
 from pulque.model.positions import ConsumeSequence
-from pulque.storage import feed
 from pulque.storage.engine import Engine
+from pulque.storage.events import SilentListener
 from pulque.storage.files import READ_BLOCK, File, OsFileSystem, WouldBlockError
-from pulque.storage.listener import SilentListener
 from pulque.storage.options import StorageOptions
-from pulque.storage.search import Budget, TagTest
+from pulque.storage.reading import read_ahead as feed
+from pulque.storage.reading.tag_search import Budget, TagTest
 from pulque.testing.raw import messages_in
 from tests.unit.storage.storing import Nobody
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from pulque.model.names import PartitionName
 from pulque.serving.listener import LoggingListener
-from pulque.storage.damage import Damages, Hole
 from pulque.storage.files import FileSystem, OsFileSystem
-from pulque.storage.partitions import Partition, Partitions
+from pulque.storage.logs.partitions import Partition, Partitions
+from pulque.storage.reading.damaged_batches import Damages, Hole
 from pulque.testing.files import MemoryFileSystem
 
 

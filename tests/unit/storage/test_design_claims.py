@@ -18,11 +18,11 @@ from pulque.model.positions import (
     StartCount,
     Tenure,
 )
-from pulque.storage.action_log import encode_action
+from pulque.storage.directory.layout import segment_path
 from pulque.storage.engine import Engine
 from pulque.storage.files import Buffer, File, WouldBlockError
-from pulque.storage.index import SealedIndex
-from pulque.storage.layout import segment_path
+from pulque.storage.indexes.segment_index import SealedIndex
+from pulque.storage.logs.action_log import encode_action
 from pulque.testing.files import MemoryFileSystem
 from tests.unit.storage.storing import bodies_of, index_all, opened, store
 

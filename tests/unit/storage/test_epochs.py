@@ -7,8 +7,13 @@ import pytest
 from pulque.errors import DataDirectoryError, StorageError, UsageError
 from pulque.model.leadership import EpochStart
 from pulque.model.positions import ActionOffset, Epoch, MessageOffset
-from pulque.storage.epochs import begin_epoch, has_followed, read_epochs, write_epochs
 from pulque.storage.files import replace
+from pulque.storage.replication.leadership_epochs import (
+    begin_epoch,
+    has_followed,
+    read_epochs,
+    write_epochs,
+)
 from pulque.testing.files import Cut, MemoryFileSystem
 from tests.unit.storage.storing import opened, store
 

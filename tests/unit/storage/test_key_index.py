@@ -10,11 +10,11 @@ from pulque.model.batch import Codec, read_header, seed_of
 from pulque.model.names import PartitionName
 from pulque.model.pack import BatchPacker
 from pulque.storage.engine import Engine
-from pulque.storage.inspection import FileKind, data_files
-from pulque.storage.key_index import KeyIndex, Wanted
-from pulque.storage.key_rows import hash_of_id, hash_of_key
-from pulque.storage.listener import SilentListener
-from pulque.storage.verification import verify
+from pulque.storage.events import SilentListener
+from pulque.storage.indexes.key_index import KeyIndex, Wanted
+from pulque.storage.indexes.key_rows import hash_of_id, hash_of_key
+from pulque.storage.inspection.data_files import FileKind, data_files
+from pulque.storage.inspection.verification import verify
 from pulque.testing.files import MemoryFileSystem
 from tests.unit.storage.storing import opened
 

@@ -20,11 +20,11 @@ from pulque.model.positions import (
 )
 from pulque.model.record import Envelope, RecordType, read_envelope
 from pulque.rules.consumption import Consumption
-from pulque.storage.consume_log import Span
-from pulque.storage.index import ENTRY_SIZE, SealedIndex
+from pulque.storage.indexes.consume_log import Span
+from pulque.storage.indexes.segment_index import ENTRY_SIZE, SealedIndex
+from pulque.storage.logs.partitions import decode_table
+from pulque.storage.logs.segment import Damage, Segment, walk
 from pulque.storage.options import StorageOptions
-from pulque.storage.partitions import decode_table
-from pulque.storage.segment import Damage, Segment, walk
 from pulque.testing.files import MemoryFileSystem
 from tests.unit.storage.storing import bodies_of, index_all, opened, packed, partition_of, store
 

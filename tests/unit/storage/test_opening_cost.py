@@ -2,8 +2,8 @@
 
 from pulque.model.positions import ConsumeSequence
 from pulque.storage.engine import Engine
+from pulque.storage.events import SilentListener
 from pulque.storage.files import File, FileSystem
-from pulque.storage.listener import SilentListener
 from pulque.storage.options import StorageOptions
 from pulque.testing.files import MemoryFileSystem
 from tests.unit.storage.storing import Nobody, index_all, opened, partition_of, store

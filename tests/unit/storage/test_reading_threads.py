@@ -9,8 +9,8 @@ import pytest
 
 from pulque.model.positions import ConsumeSequence
 from pulque.storage.engine import Engine
+from pulque.storage.events import SilentListener
 from pulque.storage.files import OsFileSystem, WouldBlockError
-from pulque.storage.listener import SilentListener
 from pulque.storage.options import StorageOptions
 from tests.unit.storage.storing import Nobody, bodies_of, partition_of, store
 

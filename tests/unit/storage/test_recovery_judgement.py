@@ -12,7 +12,7 @@ from pulque.model.positions import PullSequence
 from pulque.model.record import ENVELOPE_SIZE
 from pulque.storage.checkpoint import Checkpoints
 from pulque.storage.engine import Engine
-from pulque.storage.listener import SilentListener
+from pulque.storage.events import SilentListener
 from pulque.storage.recovery import MARK_KEY, Mark
 from pulque.testing.files import MemoryFileSystem
 from tests.crash.opening import Opened, open_engine

@@ -3,7 +3,7 @@
 import pytest
 
 from pulque.errors import CorruptionError, UsageError
-from pulque.storage.replica import ReplicaLogs
+from pulque.storage.replication.replica_logs import ReplicaLogs
 from pulque.testing.files import Cut, MemoryFileSystem
 from tests.unit.storage.copying import (
     act,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from pulque.storage.listener import SilentListener
-from pulque.storage.schedule_log import SCHEDULE, TickFile
+from pulque.storage.events import SilentListener
+from pulque.storage.schedule.schedule_log import SCHEDULE, TickFile
 from pulque.testing.files import MemoryFileSystem
 
 WINDOW = 4 * 1024 * 1024

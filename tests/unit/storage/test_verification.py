@@ -28,9 +28,11 @@ from pulque.model.positions import (
     Tenure,
 )
 from pulque.storage.engine import Engine
+from pulque.storage.events import SilentListener
 from pulque.storage.files import OsFileSystem
-from pulque.storage.index import Entry, OpenIndex, write_sealed_index
-from pulque.storage.inspection import (
+from pulque.storage.indexes.key_index import KeyIndex
+from pulque.storage.indexes.segment_index import Entry, OpenIndex, write_sealed_index
+from pulque.storage.inspection.data_files import (
     BatchRecord,
     DamagedRange,
     DataFile,
@@ -43,11 +45,9 @@ from pulque.storage.inspection import (
     read_messages,
     refuse_if_locked,
 )
-from pulque.storage.key_index import KeyIndex
-from pulque.storage.listener import SilentListener
+from pulque.storage.inspection.verification import Verified, verify
+from pulque.storage.logs.partitions import Partition
 from pulque.storage.options import StorageOptions
-from pulque.storage.partitions import Partition
-from pulque.storage.verification import Verified, verify
 from pulque.testing.files import Cut, MemoryFileSystem
 
 NOW_MS = 1_700_000_000_000

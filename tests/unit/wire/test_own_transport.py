@@ -11,7 +11,7 @@ ALLOWED = {"pulque", "google_crc32c"}
 OPTIONAL = {
     "pulque/model/compression.py": {"lz4", "zstandard"},
     # Only for bodies that are values of theirs: what such a package writes is opaque to us.
-    "pulque/client/payload.py": {"msgspec", "pydantic"},
+    "pulque/client/sending/body_encoding.py": {"msgspec", "pydantic"},
     # Another loop for asyncio: it runs our protocol, and knows nothing of it.
     "pulque/net/process.py": {"uvloop"},
 }

@@ -2,8 +2,8 @@
 
 from alembic import context
 
+from pulque.meta.database.tables import TABLES
 from pulque.meta.migrations import VERSION_TABLE
-from pulque.meta.tables import TABLES
 
 __all__: list[str] = []
 

@@ -1,0 +1,1 @@
+"""The routes of the administration API, one module per noun."""

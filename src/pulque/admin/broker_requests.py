@@ -1,0 +1,97 @@
+"""Asking brokers, each over one connection that is kept: what they say, or why they do not."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from pulque.admin.cluster import KnownServer
+from pulque.admin.models.pagination import Unreachable
+from pulque.client.aio.connection import AsyncConnection
+from pulque.client.connection.url import Address
+from pulque.errors import DisconnectedError, UnavailableError, UnsupportedError
+from pulque.wire.requests import Request
+from pulque.wire.responses import Response
+
+__all__ = ["Answers", "Brokers"]
+
+T = TypeVar("T")
+Answers = tuple[list[tuple[KnownServer, T]], list[Unreachable]]
+"""What each broker said, and which of them said nothing."""
+_AT_ONCE = 32
+
+
+class Brokers:
+    """Connections to all brokers that were ever asked.
+
+    Args:
+        timeout: How long a broker may take to answer, in seconds.
+    """
+
+    def __init__(self, timeout: float = 5.0) -> None:
+        self._timeout = timeout
+        self._connections: dict[Address, AsyncConnection] = {}
+        self._opening: dict[Address, asyncio.Lock] = {}
+
+    async def ask(
+        self, server: KnownServer, request: Request, convert: Callable[[Response], T]
+    ) -> T:
+        """Ask one broker.
+
+        Raises:
+            UnavailableError: It does not answer.
+            PulqueError: It said no.
+        """
+        if not server.is_alive:
+            raise UnavailableError(f"broker {server.name} is {server.state}")
+        connection = await self._connected(Address(server.host, server.port))
+        try:
+            return await connection.request(request, self._timeout, convert)
+        except DisconnectedError:
+            # It may have closed an idle connection just now; what is asked here can be repeated.
+            connection = await self._connected(Address(server.host, server.port))
+            return await connection.request(request, self._timeout, convert)
+
+    async def ask_all(
+        self, servers: Sequence[KnownServer], question: Callable[[KnownServer], Awaitable[T]]
+    ) -> Answers[T]:
+        """Ask many brokers at once; those that do not answer, or do not know it, are named.
+
+        Raises:
+            PulqueError: One of them said no.
+        """
+        limit = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(server: KnownServer) -> T | Unreachable:
+            async with limit:
+                try:
+                    return await question(server)
+                except (UnavailableError, UnsupportedError) as error:
+                    return Unreachable(broker=server.name, message=str(error))
+
+        found = await asyncio.gather(*map(one, servers), return_exceptions=True)
+        answers: list[tuple[KnownServer, T]] = []
+        silent: list[Unreachable] = []
+        for server, each in zip(servers, found, strict=True):
+            if isinstance(each, BaseException):
+                raise each
+            if isinstance(each, Unreachable):
+                silent.append(each)
+            else:
+                answers.append((server, each))
+        return answers, silent
+
+    async def close(self) -> None:
+        """End all connections."""
+        connections, self._connections = self._connections, {}
+        for connection in connections.values():
+            await connection.close()
+
+    async def _connected(self, address: Address) -> AsyncConnection:
+        async with self._opening.setdefault(address, asyncio.Lock()):
+            connection = self._connections.get(address)
+            if connection is None or not connection.is_open:
+                connection = await AsyncConnection.open(
+                    address, client="pulque-admin", timeout=self._timeout
+                )
+                self._connections[address] = connection
+            return connection

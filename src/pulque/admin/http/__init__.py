@@ -1,0 +1,1 @@
+"""The HTTP layer: connection limits, request checks, error responses, turns of requests."""

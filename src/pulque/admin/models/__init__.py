@@ -1,0 +1,1 @@
+"""Requests and responses of the administration API, one module per noun."""

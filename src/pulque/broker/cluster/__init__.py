@@ -1,0 +1,1 @@
+"""Connect a broker to its cluster: registration, routes, requests relayed to meta servers."""

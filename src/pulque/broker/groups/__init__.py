@@ -1,0 +1,1 @@
+"""Manage consumer groups: subscriptions, resets, pull locks, ordered groups."""

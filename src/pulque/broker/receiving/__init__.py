@@ -1,0 +1,1 @@
+"""Check, deduplicate and append batches: sends, and the broker's own appends."""

@@ -1,0 +1,1 @@
+"""Process acks and nacks: retries, dead letters, nacks adopted from other brokers."""

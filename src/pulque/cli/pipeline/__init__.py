@@ -1,0 +1,1 @@
+"""The commands of `pulque pipeline`: archive, query, replay, audit, report, compact, expire."""

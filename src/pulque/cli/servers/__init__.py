@@ -1,0 +1,1 @@
+"""The commands that run servers: `pulque up`, `broker`, `delay`, `meta`."""

@@ -1,0 +1,1 @@
+"""The asyncio client: connections, tasks, and the public classes of `pulque.aio`."""

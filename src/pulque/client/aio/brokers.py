@@ -1,0 +1,455 @@
+"""All servers that a client for asyncio talks to: the blocking one's twin."""
+
+import asyncio
+import contextlib
+import time
+import weakref
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+from pulque.client.aio.connection import AsyncConnection, connect_any
+from pulque.client.aio.event_loop_guard import LoopGuard
+from pulque.client.aio.route_watcher import Watcher
+from pulque.client.arguments.due_times import ANY_DELAY_MS
+from pulque.client.blocking.brokers import (
+    DELAY_PATIENCE,
+    DELAY_SERVERS,
+    LOOKING,
+    NO_DELAY_SERVER,
+    NOBODY_WAIT,
+    STALE_PAUSE,
+    chosen,
+    nobody_takes,
+)
+from pulque.client.blocking.connection import Connection
+from pulque.client.blocking.route_watcher import watcher_name
+from pulque.client.connection.backoff import Retries
+from pulque.client.connection.call_outcomes import never_sent
+from pulque.client.connection.url import Address
+from pulque.client.routing.broker_health import LATENCY_TABLE, LatencyRow
+from pulque.client.routing.route_table import RouteKey, RouteTable
+from pulque.client.routing.targets import (
+    HOME,
+    Delayed,
+    Targets,
+    Way,
+    place_of,
+    places_in,
+    route_of,
+    targets_of,
+)
+from pulque.errors import (
+    DisconnectedError,
+    NoDelayServerError,
+    PulqueError,
+    RequestTimeoutError,
+    UnavailableError,
+    UsageError,
+)
+from pulque.model.names import PartitionName, parse_subject
+from pulque.model.routes import Route, RouteKind
+from pulque.wire.requests import Acks, Request
+from pulque.wire.requests import Route as AskRoute
+from pulque.wire.responses import Response, Welcome
+
+__all__ = ["Brokers", "Calls"]
+
+T = TypeVar("T")
+_ASK_LIMIT = 2.0
+
+
+class Calls:
+    """The connection of a client to one place, which all its calls share.
+
+    Args:
+        addresses: Where to connect to: any of these will do. Or what says so, each time.
+        client: What this client calls itself.
+        draw: Returns a random number in ``0.0..1.0``.
+        guard: Keeps other event loops and processes away.
+        stale: Told when nobody answers there, or who does not lead: it may be elsewhere by now.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[Address] | Callable[[], Address],
+        *,
+        client: str,
+        draw: Callable[[], float],
+        guard: LoopGuard,
+        stale: Callable[[], None] | None = None,
+    ) -> None:
+        self.cluster = ""
+        """The id of the cluster that the server belongs to; empty for a lone broker."""
+        self.server = ""
+        """What the server calls itself."""
+        self.is_closed = False
+        self._addresses = addresses if callable(addresses) else tuple(addresses)
+        self._client = client
+        self._draw = draw
+        self._connection: AsyncConnection | None = None
+        self._connecting = asyncio.Lock()
+        self._guard = guard
+        self._stale = stale
+        self._opened: weakref.WeakSet[AsyncConnection] = weakref.WeakSet()
+        self._has_moved = asyncio.Event()
+
+    async def warm_up(self, timeout: float) -> AsyncConnection:
+        """Return the connection; open one if need be."""
+        self._guard.check()
+        async with self._connecting:
+            if self._connection is None or not self._connection.is_open:
+                self._connection = await self.open(timeout)
+            return self._connection
+
+    async def open(self, timeout: float) -> AsyncConnection:
+        """Open a connection for whoever needs one."""
+        self._guard.check()
+        self.check_open()
+        found = self._addresses
+        addresses = (found(),) if callable(found) else found
+        if len(addresses) > 1:
+            # Clients spread over servers that are all the same.
+            addresses = tuple(sorted(addresses, key=lambda _: self._draw()))
+        try:
+            connection = await connect_any(addresses, client=self._client, timeout=timeout)
+        except PulqueError as error:
+            self._look_elsewhere(error)
+            raise
+        self.cluster = connection.welcome.cluster
+        self.server = connection.welcome.broker
+        connection.on_deposed = self._stale
+        self._opened.add(connection)
+        return connection
+
+    def moved(self) -> None:
+        """Take in that the place is elsewhere: nobody has to wait for who was there before."""
+        found = self._addresses
+        addresses = (found(),) if callable(found) else found
+        for connection in [each for each in self._opened if each.address not in addresses]:
+            connection.abort()
+        self._has_moved.set()
+        self._has_moved = asyncio.Event()
+
+    async def _rest(self, seconds: float) -> None:
+        """Wait before another try, but not when the place turns out to be elsewhere."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._has_moved.wait()
+
+    def _look_elsewhere(self, error: PulqueError) -> None:
+        if self._stale is not None and isinstance(error, UnavailableError):
+            self._stale()
+
+    async def ask(self, request: Request, timeout: float, convert: Callable[[Response], T]) -> T:
+        """Ask what is safe to ask again, until there is an answer or the time is up."""
+        started = time.monotonic()
+        deadline = started + timeout
+        retries = Retries(self._draw, started, deadline)
+        left = timeout
+        while True:
+            was_asked = False
+            try:
+                connection = await self.warm_up(left)
+                left = max(0.001, deadline - time.monotonic())
+                was_asked = True
+                return await connection.request(request, left, convert)
+            except PulqueError as error:
+                retries.failed(error, was_asked=was_asked)
+                self._look_elsewhere(error)
+                await self._rest(retries.next_wait(error, time.monotonic()))
+                left = max(0.001, deadline - time.monotonic())
+
+    def check_open(self) -> None:
+        """Raise ``UsageError`` if the client is closed, or is not this process's."""
+        self._guard.check_process()
+        if self.is_closed:
+            raise UsageError("this client is closed")
+
+    async def close(self) -> None:
+        """Close the connection."""
+        self.is_closed = True
+        if self._connection is not None:
+            await self._connection.close()
+
+
+class Store(NamedTuple):
+    """A broker that has messages of a subject, and its partitions of it."""
+
+    broker_group: str
+    calls: Calls
+    targets: Targets
+
+
+class Brokers:
+    """Who serves what, and the connections to them.
+
+    Args:
+        addresses: The servers of the client's URL: meta servers, or any broker.
+        client: What this client calls itself.
+        latency: What is done about slow answers.
+        tell: Called when routes have changed.
+        draw: Returns a random number in ``0.0..1.0``.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[Address],
+        *,
+        client: str,
+        latency: tuple[LatencyRow, ...] = LATENCY_TABLE,
+        tell: Callable[[list[RouteKey]], Awaitable[None]],
+        draw: Callable[[], float],
+    ) -> None:
+        self.guard = LoopGuard("client")
+        self.home = Calls(addresses, client=client, draw=draw, guard=self.guard)
+        self.table = RouteTable(latency, draw)
+        self.table.on_moved = self._moved
+        self._client = client
+        self._draw = draw
+        self._pools: dict[str, Calls] = {HOME: self.home}
+        self._stale_at = 0.0
+        self._watcher = Watcher(
+            self.table,
+            self.home.open,
+            client=watcher_name(client),
+            application=client,
+            tell=tell,
+            draw=draw,
+        )
+
+    def calls_at(self, place: str) -> Calls:
+        """Return the connection to a place that all calls share."""
+        found = self._pools.get(place)
+        if found is None:
+            found = Calls(
+                lambda: self.table.address_of(place),
+                client=self._client,
+                draw=self._draw,
+                guard=self.guard,
+                stale=self.stale,
+            )
+            found.is_closed = self.home.is_closed
+            self._pools[place] = found
+        return found
+
+    async def open_at(self, place: str, timeout: float) -> AsyncConnection:
+        """Open a connection to a place for whoever needs one."""
+        return await self.calls_at(place).open(timeout)
+
+    def open_blocking(self, place: str, timeout: float) -> Connection:
+        """Open a connection to a place for a thread that may block."""
+        address = self.table.address_of(place)
+        return Connection.open(address, client=self._client, timeout=timeout)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether anybody was connected to, so that it is known who they are."""
+        return bool(self.home.server)
+
+    @property
+    def is_cluster(self) -> bool:
+        """Whether there may be more brokers than the one that was connected to."""
+        return bool(self.home.cluster)
+
+    async def find_targets(self, way: Way, timeout: float, acks: int = Acks.DISK) -> Targets:
+        """Return where messages of one way go; ask for it if it is not known.
+
+        Raises:
+            UnavailableError: That could not be found out, or nobody takes them.
+            NoDelayServerError: There is no delay server.
+            PulqueError: The subject may not be created, or its name is none.
+        """
+        with never_sent():
+            return await self._look_for_targets(way, timeout, acks)
+
+    async def _look_for_targets(self, way: Way, timeout: float, acks: int) -> Targets:
+        deadline = time.monotonic() + timeout
+        key = RouteKey.of_way(way)
+        parse_subject(key.subject)
+        if isinstance(way, Delayed) and way not in self.table.targets:
+            # As for a send at once: the subject is created, or refused, now and not when due.
+            await self.ask_route(RouteKey(key.subject), deadline - time.monotonic())
+        give_up_at = deadline
+        if isinstance(way, Delayed) and not self.table.knew_delay_servers:
+            give_up_at = min(deadline, time.monotonic() + DELAY_PATIENCE)
+        known = self.table.targets_for(acks)
+        while (targets := known.get(way)) is None:
+            await self.ask_route(key, deadline - time.monotonic())
+            if way not in known:
+                is_lone = isinstance(way, Delayed) and not self.is_cluster
+                if is_lone or time.monotonic() + NOBODY_WAIT >= give_up_at:
+                    raise nobody_takes(way, acks)
+                await asyncio.sleep(NOBODY_WAIT)
+        if isinstance(way, Delayed) and targets.longest_delay_ms == ANY_DELAY_MS:
+            await self._find_longest(targets, deadline)
+        return targets
+
+    async def _find_longest(self, targets: Targets, deadline: float) -> None:
+        """Ask a delay server how far ahead messages may be due.
+
+        What it refuses it refuses by the batch, so that it is good to know before.
+        """
+        for target in targets:
+            left = max(0.001, min(_ASK_LIMIT, deadline - time.monotonic()))
+            try:
+                welcome = await self._ask_welcome(target.place, left)
+            except UnavailableError:
+                continue
+            targets.longest_delay_ms = welcome.max_delay_ms or ANY_DELAY_MS
+            return
+
+    async def _ask_welcome(self, place: str, timeout: float) -> Welcome:
+        connection = await self.open_at(place, timeout)
+        try:
+            return connection.welcome
+        finally:
+            await connection.close()
+
+    async def ask_route(self, key: RouteKey, timeout: float) -> Route:
+        """Ask who serves a subject or a pattern, keep the answer, and have it watched."""
+        request = AskRoute(key.subject, key.group, key.kind)
+        try:
+            route = await self.home.ask(request, max(timeout, 0.001), route_of)
+        except (DisconnectedError, RequestTimeoutError) as error:
+            raise type(error)(f"who serves {key.subject} could not be asked: {error}") from None
+        is_new = self.table.route(key) is None
+        self.table.take_in(key, route)
+        if self.is_cluster or any(each.host for each in route.partitions):
+            self._watcher.start()
+            if is_new:
+                self._watcher.look()
+        return route
+
+    async def places(self, subject: str, group: str, timeout: float) -> list[str]:
+        """Return who serves a subject or a pattern now, as places.
+
+        Raises:
+            UnavailableError: That could not be found out.
+        """
+        if not self.home.server:
+            await self.home.warm_up(timeout)
+        if not self.is_cluster:
+            return [HOME]
+        key = RouteKey(subject, group)
+        route = await self.ask_route(key, timeout)
+        self.table.want(key)
+        return places_in(route)
+
+    async def followers(self, key: RouteKey, timeout: float) -> list[str]:
+        """Return who copies what serves a subject or a pattern now, as places.
+
+        Raises:
+            UnavailableError: That could not be found out.
+            PulqueError: Nobody knows what followers are.
+        """
+        if self.table.route(key) is None:
+            await self.ask_route(key, timeout)
+            self.table.want(key)
+        return self.known_places(key)
+
+    async def open_follower(self, place: str, timeout: float) -> AsyncConnection:
+        """Open a connection to a follower; that it is away says nothing about routes."""
+        address = self.table.address_of(place)
+        return await AsyncConnection.open(address, client=self._client, timeout=timeout)
+
+    async def delay_servers(self, timeout: float) -> dict[str, Calls]:
+        """Return the connections to all delay servers, by name.
+
+        Raises:
+            NoDelayServerError: There is none.
+            UnavailableError: That could not be found out.
+        """
+        route = await self._delay_route(timeout)
+        return {
+            each.broker_group: self.calls_at(place_of(each, RouteKind.DELAYED))
+            for each in route.partitions
+        }
+
+    async def delay_places(self, timeout: float) -> list[str]:
+        """Return all delay servers, as places; raises as ``delay_servers`` does."""
+        known = self.table.route(DELAY_SERVERS)
+        if known is None or not known.partitions:
+            known = await self._delay_route(timeout)
+        return places_in(known, RouteKind.DELAYED)
+
+    async def _delay_route(self, timeout: float) -> Route:
+        route = await self.ask_route(DELAY_SERVERS, timeout)
+        if not route.partitions:
+            raise NoDelayServerError(NO_DELAY_SERVER)
+        return route
+
+    def known_places(self, key: RouteKey) -> list[str]:
+        """Return who serves a subject or a pattern, as was heard last."""
+        route = self.table.route(key)
+        return [] if route is None else places_in(route, key.kind)
+
+    async def plain_partitions(
+        self, subject: str, timeout: float, broker: str | None, partition: str | None = None
+    ) -> list[tuple[Calls, str, PartitionName]]:
+        """Return who has messages of a subject: connection, broker group, and partition.
+
+        Args:
+            subject: Whose.
+            timeout: How long to try, in seconds.
+            broker: Only this broker group's.
+            partition: Only this one, which may be for another priority.
+
+        Raises:
+            UsageError: The broker that is named is none of them.
+            UnknownSubjectError: There is no such subject.
+        """
+        name = parse_subject(subject)
+        if not self.home.server:
+            await self.home.warm_up(timeout)
+        if not self.is_cluster:
+            return [(self.home, self.home.server, PartitionName(partition or name))]
+        route = await self.ask_route(RouteKey(name, LOOKING), timeout)
+        return [
+            (self.calls_at(place_of(each)), each.broker_group, each.partition)
+            for each in chosen(route, broker, partition)
+        ]
+
+    async def stores(self, subject: str, timeout: float) -> list[Store]:
+        """Return who has messages of a subject, and in which partitions of all priorities.
+
+        Raises:
+            UnknownSubjectError: There is no such subject.
+            UnavailableError: One of them could not be asked.
+        """
+        found: dict[str, Store] = {}
+        for calls, broker_group, _ in await self.plain_partitions(subject, timeout, None):
+            if broker_group not in found:
+                request = AskRoute(subject, kind=RouteKind.LOCAL)
+                targets = await calls.ask(request, timeout, targets_of)
+                found[broker_group] = Store(broker_group, calls, targets)
+        return list(found.values())
+
+    def forget_route(self, key: RouteKey) -> None:
+        """Take in that nobody is interested in a route any more."""
+        self.table.forget(key)
+
+    def learn(self, place: str, address: Address) -> None:
+        """Take in where a broker group listens, as a meta server said."""
+        self.table.learn(place, address)
+
+    def _moved(self, place: str) -> None:
+        pool = self._pools.get(place)
+        if pool is not None:
+            pool.moved()
+
+    def stale(self) -> None:
+        """Take in that a route seems to be wrong: it is asked for again, but not all the time."""
+        now = time.monotonic()
+        if now - self._stale_at >= STALE_PAUSE:
+            self._stale_at = now
+            self._watcher.look()
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if self.guard.forked is not None:
+            return
+        self.guard.check()
+        self.home.is_closed = True
+        await self._watcher.stop()
+        for pool in list(self._pools.values()):
+            await pool.close()

@@ -1,0 +1,75 @@
+"""The consumer of an ordered group for asyncio: the blocking one's twin."""
+
+import time
+from collections.abc import AsyncIterator, Iterable
+
+from pulque.client.aio.broker_puller import FOR_EVER
+from pulque.client.aio.consumer import Consumer
+from pulque.client.aio.ordered_pull_pool import OrderedInlets
+from pulque.client.arguments.checks import check_wait, check_whole
+from pulque.client.ordered.window import OrderedMessage
+from pulque.client.receiving.received_message import ReceivedMessage
+
+__all__ = ["OrderedConsumer"]
+
+_MOST_PULLED = 1_000_000
+
+
+class OrderedConsumer(Consumer):
+    """Receives the messages of the partitions that are its own, of each order key in order.
+
+    The next message of an order key comes when the one before is acked; messages of other keys
+    come meanwhile, so that many may be handled at the same time. Used as every consumer is.
+    """
+
+    _inlets: OrderedInlets
+
+    def _make_inlets(self) -> OrderedInlets:
+        return OrderedInlets(self._plan, self._brokers, timeout=self._timeout, draw=self._draw)
+
+    async def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
+        """Yield messages as they may be handled, until the consumer is closed.
+
+        Raises:
+            DisconnectedError: Nobody could be reached within the client's timeout. The consumer
+                can go on: iterate again.
+            FencedError: Another consumer took over this id.
+        """
+        self._guard.check()
+        while found := await self._take(1, FOR_EVER):
+            yield found[0]
+            for following in self._inlets.follow(found[0]):
+                yield following
+
+    async def pull(
+        self, max_messages: int | None = None, *, timeout: float = 1.0
+    ) -> list[ReceivedMessage]:
+        """Return messages of different order keys, at most so many; none if none come in time.
+
+        Raises:
+            DisconnectedError: Nobody could be reached for the client's timeout.
+            FencedError: Another consumer took over this id.
+            UsageError: The consumer is closed.
+        """
+        self._check_open()
+        limit = self._plan.options.max_messages if max_messages is None else max_messages
+        check_whole("max_messages", limit, 1, _MOST_PULLED)
+        timeout = check_wait(timeout)
+        return list(await self._take(limit, time.monotonic() + timeout))
+
+    def ack_all(self, messages: Iterable[ReceivedMessage]) -> None:
+        """Ack many messages."""
+        for message in messages:
+            message.ack()
+
+    async def _take(self, most: int, deadline: float) -> list[OrderedMessage]:
+        self._guard.check_process()  # an iteration may go on in a child
+        want = self._plan.options.max_messages
+        while not self._is_closed:
+            messages = self._inlets.take(most, want)
+            if messages:
+                return messages
+            await self._inlets.exchange(deadline, want)
+            if time.monotonic() >= deadline and not self._inlets.has_waiting:
+                break
+        return []

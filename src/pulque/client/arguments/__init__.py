@@ -1,0 +1,1 @@
+"""Checks and conversions of the arguments that applications pass."""

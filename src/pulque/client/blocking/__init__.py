@@ -1,0 +1,1 @@
+"""The blocking client: sockets, threads, and the public classes of `pulque`."""

@@ -1,0 +1,391 @@
+"""All brokers that a blocking consumer pulls from, merged into one stream of batches.
+
+The brokers that serve the subject are those of its route. One that comes is pulled from, too; one
+that leaves the route is pulled from as long as it answers, and is dropped when it has been away
+for its lease: by then what it had delivered is no longer this consumer's.
+"""
+
+import contextlib
+import functools
+import logging
+import secrets
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from pulque.client.blocking.broker_puller import UNREACHABLE, Inlet
+from pulque.client.blocking.connection import Connection
+from pulque.client.blocking.deferral import Deferring, NoDeferrals, ThreadDeferrals
+from pulque.client.blocking.follower_heartbeats import Followers, FollowersOf
+from pulque.client.blocking.lease_keeper import Deferrals
+from pulque.client.blocking.nack_handover import Adopting
+from pulque.client.connection.url import Address
+from pulque.client.options.consumer_plan import ConsumerPlan
+from pulque.client.receiving.consumer_core import IncomingCore
+from pulque.client.receiving.error_policy import Trouble
+from pulque.client.receiving.fair_scheduling import Shares
+from pulque.client.receiving.received_message import ReceivedBatch
+from pulque.client.routing.route_table import RouteKey
+from pulque.client.routing.targets import HOME
+from pulque.errors import DisconnectedError, ProtocolError, UnavailableError
+from pulque.model.groups import Mode
+
+__all__ = ["ConsumerBrokers", "Inlets"]
+
+log = logging.getLogger("pulque.client")
+
+_NO_ROOM_WAIT = 0.02
+_LONGEST_NAP = 0.5
+"""Even if nothing wakes it, it looks after so many seconds whether brokers are to be called."""
+
+
+class ConsumerBrokers(FollowersOf, Protocol):
+    """What a consumer needs to know of the brokers behind its client."""
+
+    def open_at(self, place: str, timeout: float) -> Connection:
+        """Open a connection to a place."""
+
+    def open_blocking(self, place: str, timeout: float) -> Connection:
+        """The same, for whoever may block."""
+
+    def places(self, subject: str, group: str, timeout: float) -> list[str]:
+        """Ask who serves a subject or a pattern."""
+
+    def known_places(self, key: RouteKey) -> list[str]:
+        """Return who serves it, as was heard last."""
+
+    def delay_places(self, timeout: float) -> list[str]:
+        """Return all delay servers."""
+
+    def stale(self) -> None:
+        """Take in that a route seems to be wrong."""
+
+    def learn(self, place: str, address: Address) -> None:
+        """Take in where a broker group listens."""
+
+
+class Inlets:
+    """The brokers of one consumer. Used by one thread at a time, but for ``close``.
+
+    Args:
+        plan: Who consumes, and what.
+        brokers: Who serves it.
+        timeout: The client's.
+        draw: Returns a random number in ``0.0..1.0``.
+    """
+
+    def __init__(
+        self,
+        plan: ConsumerPlan,
+        brokers: ConsumerBrokers,
+        *,
+        timeout: float,
+        draw: Callable[[], float],
+    ) -> None:
+        self._plan = plan
+        self._brokers = brokers
+        self._timeout = timeout
+        self._draw = draw
+        self._key = RouteKey(plan.options.subject, plan.options.group)
+        self._inlets: dict[str, Inlet] = {}
+        self._only: Inlet | None = None
+        """The lone broker: nobody else is waited for."""
+        self._shares: Shares[str] = Shares()
+        self._trouble = Trouble(draw, timeout)
+        self._followers = Followers(plan.options, brokers, draw)
+        self._is_routed = False
+        self._is_served = False
+        """Whether any broker ever served the subject."""
+        self._is_closed = self._is_forgotten = False
+        self._dropped = 0
+        self._on_abandoned: Callable[[], None] | None = None
+        self._waiting = threading.Lock()
+        self._sockets: tuple[socket.socket, socket.socket] | None = None
+        """The ends of what wakes the caller's thread."""
+        if brokers.is_cluster or plan.ordered is not None:
+            self._sockets = socket.socketpair()
+            for each in self._sockets:
+                each.setblocking(False)
+        else:
+            self._only = self._add(HOME, is_late=False)
+
+    # ── what the consumer shows ────────────────────────────────────────────────────────────
+
+    @property
+    def held(self) -> int:
+        """How many deliveries are held."""
+        return sum(each.core.held for each in self._all())
+
+    @property
+    def abandoned(self) -> int:
+        """How many deliveries brokers gave to others so far."""
+        return self._dropped + sum(each.core.abandoned for each in self._all())
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a connection to any broker, or none has had the subject yet."""
+        if self._is_answered and not self._is_served:
+            return True
+        return any(each.connection is not None for each in self._all())
+
+    @property
+    def _is_answered(self) -> bool:
+        """Whether it was ever said who serves the subject."""
+        return self._is_routed
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether a batch waits to be handed out."""
+        return any(each.core.has_waiting for each in self._all())
+
+    @property
+    def may_hold_more(self) -> bool:
+        """Whether each broker may be asked for more messages than are wanted.
+
+        Several are asked for all of them anyway, and to look for those that a filter wants has
+        its price for each request. What was delivered once only must not wait here: it is lost
+        with this consumer.
+        """
+        options = self._plan.options
+        is_worth_it = len(self._inlets) > 1 or bool(options.filter.kind)
+        return is_worth_it and options.mode is not Mode.ONCE
+
+    def on_abandoned(self, callback: Callable[[], None]) -> None:
+        """Have ``callback`` called when deliveries went to others."""
+        self._on_abandoned = callback
+        for inlet in self._all():
+            inlet.core.on_abandoned = callback
+
+    def is_told(self) -> bool:
+        """Say whether all brokers have all that may be settled; raise why they never will."""
+        for inlet in self._all():
+            inlet.check()
+        return all(each.is_told() for each in self._all())
+
+    def settle_soon(self, deadline: float) -> None:
+        """Have brokers told what they have not been told."""
+        for inlet in self._all():
+            if inlet is self._only:
+                try:
+                    inlet.open_again(deadline)
+                except DisconnectedError as error:
+                    inlet.recover(error, deadline)
+            elif not inlet.is_told():
+                inlet.keep_going(0)
+            inlet.hurry()
+
+    def begin_anew(self) -> None:
+        """Abandon what is held, as the caller's thread was interrupted while it took messages."""
+        for inlet in self._all():
+            inlet.begin_anew()
+
+    def close(self) -> None:
+        """Settle what is done everywhere, and hand the rest back. Any thread may."""
+        self._is_closed = True
+        self._wake()
+        for inlet in self._all():
+            inlet.close()
+        self._followers.stop()
+        if not self._is_forgotten:
+            self._is_forgotten = True  # once, although ``close`` may be interrupted and repeated
+            self._brokers.forget_route(self._key)
+        with self._waiting:
+            for each in self._sockets or ():
+                each.close()
+            self._sockets = None
+
+    def after_fork(self) -> None:
+        """Let go of the parent's sockets in a child, which does nothing more here."""
+        self._is_closed = True
+        for each in self._sockets or ():
+            each.close()
+        self._sockets = None
+
+    def routes_changed(self, keys: Iterable[RouteKey]) -> None:
+        """Take in that other brokers may serve the subject. Any thread may."""
+        self._followers.routes_changed(keys)
+        if self._key in keys:
+            for inlet in self._all():
+                inlet.retry_now()
+            self._wake()
+
+    # ── one batch after the other ──────────────────────────────────────────────────────────
+
+    def next_batch(self) -> tuple[Inlet, ReceivedBatch] | None:
+        """Return a batch that is here and whose it is; brokers that have some take turns."""
+        only = self._only
+        if only is not None:
+            with only.lock:
+                batch = only.core.next_batch()
+            return None if batch is None else (only, batch)
+        ready = [place for place, each in self._inlets.items() if each.core.has_waiting]
+        while ready:
+            place = self._shares.next_of(ready)
+            inlet = self._inlets[place]
+            with inlet.lock:
+                batch = inlet.core.next_batch()
+            if batch is not None:
+                self._shares.took(place, batch.end - batch.start)
+                return inlet, batch
+            ready.remove(place)
+        return None
+
+    def ask_ahead(self, want: int) -> None:
+        """Have pulls on their way while the caller handles what it was handed."""
+        for inlet in self._inlets.values():
+            inlet.ask_ahead(want)
+
+    def exchange(self, deadline: float, want: int) -> None:
+        """Have pulls on their way, and take in answers that come before the deadline.
+
+        Raises:
+            DisconnectedError: No broker could be reached for the client's timeout.
+            PulqueError: There is no way to go on.
+        """
+        if self._only is None:
+            self._exchange_many(deadline, want)
+            return
+        inlet = self._only
+        inlet.check()
+        try:
+            inlet.exchange(deadline, want)
+        except UNREACHABLE as error:
+            inlet.check()
+            inlet.recover(error, deadline)
+        except ProtocolError:
+            inlet.drop_broken()
+            raise
+
+    def _exchange_many(self, deadline: float, want: int) -> None:
+        self._follow_route(deadline)
+        self._followers.start()
+        inlets = self._all()
+        has_room = [each.keep_going(want, deadline) for each in inlets]
+        for inlet in inlets:
+            inlet.check()
+        self._check_trouble(inlets, deadline)
+        nap = _LONGEST_NAP if any(has_room) or not inlets else _NO_ROOM_WAIT
+        self._wait(inlets, self._next_wake(min(deadline, time.monotonic() + nap)))
+        for inlet in inlets:
+            try:
+                inlet.take_in_all()
+            except ProtocolError:
+                inlet.drop_broken()
+                raise
+
+    def _next_wake(self, until: float) -> float:
+        """Return when there is something to do, if nothing comes until then."""
+        return until
+
+    def _wait(self, inlets: Iterable[Inlet], until: float) -> None:
+        """Wait until something came from a broker, or something else happened."""
+        with self._waiting:
+            if self._sockets is None or self.has_waiting or self._is_closed:
+                return
+            woken, _ = self._sockets
+            poller = select.poll()
+            poller.register(woken, select.POLLIN)
+            for inlet in inlets:
+                connection = inlet.connection
+                if connection is not None:
+                    poller.register(connection, select.POLLIN)
+                until = min(until, inlet.pull_due)
+            poller.poll(max(0.0, (until - time.monotonic()) * 1000))
+            with contextlib.suppress(BlockingIOError):
+                woken.recv(4096)
+
+    def _wake(self) -> None:
+        sockets = self._sockets
+        if sockets is not None:
+            with contextlib.suppress(OSError):  # it is full of such bytes, or this is the end
+                sockets[1].send(b"\0")
+
+    def _check_trouble(self, inlets: list[Inlet], deadline: float) -> None:
+        """Raise what is wrong if no broker has been reached for too long."""
+        if not inlets or any(each.connection is not None for each in inlets):
+            self._trouble.over()
+            return
+        problem = next((each.problem for each in inlets if each.problem is not None), None)
+        if problem is not None:
+            self._brokers.stale()
+            self._trouble.next_wait(problem, time.monotonic(), deadline)
+
+    # ── brokers come and go ────────────────────────────────────────────────────────────────
+
+    def _all(self) -> list[Inlet]:
+        return list(self._inlets.values())
+
+    def _follow_route(self, deadline: float) -> None:
+        """Have an inlet for every broker of the route, and drop those that are gone."""
+        if not self._is_routed:
+            self._ask_route(deadline)
+            return
+        places = self._brokers.known_places(self._key)
+        for place in places:
+            if place not in self._inlets:
+                log.info("a broker appeared: %s", place)
+                self._add(place, is_late=True)
+        for place in [each for each in self._inlets if each not in places]:
+            if self._inlets[place].is_gone():
+                self._drop(place)
+
+    def _ask_route(self, deadline: float) -> None:
+        limit = min(self._timeout, max(0.1, deadline - time.monotonic()))
+        try:
+            places = self._brokers.places(self._key.subject, self._key.group, limit)
+        except UnavailableError as error:
+            time.sleep(self._trouble.next_wait(error, time.monotonic(), deadline))
+            return
+        for place in places:
+            if place not in self._inlets:  # else an interrupt came after it was added
+                self._add(place, is_late=False)
+        self._is_routed = True
+
+    def _add(self, place: str, *, is_late: bool) -> Inlet:
+        adopting = Adopting(place, self._key, self._plan.options, self._brokers)
+        part = self._plan.part(place, is_late=is_late, refuge=None if place == HOME else adopting)
+        inlet = Inlet(
+            part,
+            connect=functools.partial(self._brokers.open_at, place),
+            timeout=self._timeout,
+            draw=self._draw,
+            wake=self._wake,
+            deferrals=self._deferrals(part.core),
+        )
+        adopting.is_away = lambda: inlet.connection is None
+        inlet.core.on_abandoned = self._on_abandoned
+        self._inlets = {**self._inlets, place: inlet}
+        self._share_room()
+        self._is_served = True
+        return inlet
+
+    def _deferrals(self, core: IncomingCore) -> Deferrals:
+        """Return what takes messages of one broker to delay servers."""
+        brokers = self._brokers
+        if not brokers.is_cluster:
+            return NoDeferrals()
+        deferring = Deferring(
+            core, brokers.open_blocking, producer_id=secrets.randbits(64) | 1, draw=self._draw
+        )
+        return ThreadDeferrals(deferring, brokers.delay_places)
+
+    def _drop(self, place: str) -> None:
+        log.info("a broker is gone: %s", place)
+        inlets = dict(self._inlets)
+        inlet = inlets.pop(place)
+        with inlet.lock:
+            inlet.core.lose_contact()
+        self._dropped += inlet.core.abandoned
+        self._inlets = inlets
+        self._shares.forget(place)
+        self._share_room()
+        inlet.close()
+
+    def _share_room(self) -> None:
+        """Divide what may be held: a busy broker does not take it all."""
+        share = self._plan.options.share_of(len(self._inlets))
+        for inlet in self._all():
+            inlet.core.max_held = share

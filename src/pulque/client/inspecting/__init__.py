@@ -1,0 +1,1 @@
+"""Requests and answers for dead letters, search, stored and delayed messages, groups."""

@@ -1,0 +1,278 @@
+"""Dead letters: what nobody could process, to be looked at, delivered again, or given up.
+
+Each of them is a conversation with the broker, without I/O: it yields what to ask and is sent
+the answers. Whoever carries it, a thread or a task, does nothing but that.
+"""
+
+import builtins
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+from pulque.client.arguments.checks import check_whole
+from pulque.client.inspecting.broker_answers import Said, of_all, of_one, with_broker
+from pulque.client.inspecting.stored_messages import read_of
+from pulque.client.sending.outgoing_message import Outgoing, as_body
+from pulque.errors import RejectedError, RemoteProtocolError, UsageError
+from pulque.model.message import Message
+from pulque.model.names import dead_partition, parse_owner, parse_partition, parse_subject
+from pulque.model.positions import ConsumeSequence
+from pulque.wire.dead import Dead, DeadListed, Resend, Resent
+from pulque.wire.requests import Read, Request
+from pulque.wire.responses import Response
+
+__all__ = ["Asker", "DeadLetters", "Letters", "ResentLetters", "Talk", "talk_to"]
+
+T = TypeVar("T")
+Messages = list[Message]
+Talk = Generator[Request, Response, T]
+"""Yields requests, is sent their answers, and returns what came of it."""
+Asker = Callable[[Request], Response]
+"""Asks one broker."""
+_LAST = 2**64 - 1
+_AT_ONCE = 1000
+_MAX_BYTES = 1024 * 1024
+
+
+class ResentLetters(NamedTuple):
+    """What became of the letters that were to be resent, by their sequences."""
+
+    resent: tuple[int, ...]
+    """They come to the group again, and are on the broker's disk."""
+    done: tuple[int, ...]
+    """They had been resent or purged before."""
+    missing: tuple[int, ...]
+    """They are not stored any more, or never were."""
+
+
+class Letters:
+    """The dead letters of one group and subject, as conversations."""
+
+    def __init__(self, subject: str, group: str) -> None:
+        self.subject = parse_subject(subject)
+        self.group = parse_owner(group)
+        self.partition = parse_partition(dead_partition(self.subject, self.group))
+
+    def count(self) -> Talk[int]:
+        """Ask how many there are."""
+        listed = yield from self._listed(0, _LAST, 0)
+        return listed.count
+
+    def some(self, first: int, limit: int) -> Talk[Messages]:
+        """Ask for letters from a sequence on."""
+        _check(first, "the first sequence")
+        check_whole("limit", limit, 1, _AT_ONCE)
+        listed = yield from self._listed(first, _LAST, limit)
+        found: Messages = []
+        for start, length in listed.ranges:
+            found += yield from self._read(start, length)
+        return found
+
+    def one(self, sequence: int) -> Talk[Message | None]:
+        """Ask for one letter."""
+        _check(sequence, "a sequence")
+        listed = yield from self._listed(sequence, sequence, 1)
+        for start, length in listed.ranges:
+            for message in (yield from self._read(start, length)):
+                return message
+        return None
+
+    def resend(
+        self,
+        sequences: Sequence[int],
+        body: object,
+        headers: Mapping[str, str] | None,
+    ) -> Talk[ResentLetters]:
+        """Have letters delivered again."""
+        for sequence in sequences:
+            _check(sequence, "a sequence")
+        if not sequences:
+            raise UsageError("which dead letters to resend? at least one sequence is wanted")
+        if (body is not None or headers is not None) and len(sequences) > 1:
+            raise UsageError(
+                f"a new body or new headers for {len(sequences)} dead letters; "
+                "they can be edited one at a time"
+            )
+        edited = Outgoing(b"" if body is None else body, headers=headers)
+        new_body = as_body(edited.body)
+        new_headers = () if headers is None else tuple((edited.headers or {}).items())
+        parts: list[Resent] = []
+        for at in range(0, len(sequences), _AT_ONCE):
+            some = tuple(sequences[at : at + _AT_ONCE])
+            answer = yield Resend(
+                self.subject,
+                self.group,
+                some,
+                replaces_body=body is not None,
+                body=new_body,
+                replaces_headers=headers is not None,
+                headers=new_headers,
+            )
+            parts.append(_resent_of(answer))
+        return ResentLetters(
+            tuple(s for part in parts for s in part.resent),
+            tuple(s for part in parts for s in part.done),
+            tuple(s for part in parts for s in part.missing),
+        )
+
+    def resend_all(self) -> Talk[int]:
+        """Have all letters delivered again that there are by now."""
+        listed = yield from self._listed(0, _LAST, _AT_ONCE)
+        last = listed.end - 1
+        count = 0
+        while listed.ranges:
+            sequences = [s for start, n in listed.ranges for s in range(start, start + n)]
+            resent = yield from self.resend(sequences, None, None)
+            count += len(resent.resent)
+            # Some may not be readable any more: they are passed over.
+            after = sequences[-1] + 1
+            if after > last:
+                break
+            listed = yield from self._listed(after, last, _AT_ONCE)
+        return count
+
+    def purge(self, until: int | None) -> Talk[int]:
+        """Have letters forgotten."""
+        if until is not None:
+            _check(until, "the last sequence")
+        last = _LAST if until is None else until
+        answer = yield Dead(self.subject, self.group, 0, last, 0, is_purge=True)
+        return _listed_of(answer).count
+
+    def _listed(self, first: int, last: int, most: int) -> Talk[DeadListed]:
+        answer = yield Dead(self.subject, self.group, first, last, most)
+        return _listed_of(answer)
+
+    def _read(self, start: ConsumeSequence, length: int) -> Talk[Messages]:
+        found: Messages = []
+        at, end = int(start), start + length
+        while at < end:
+            answer = yield Read(self.partition, at, end - at, _MAX_BYTES, 0)
+            messages, after = read_of(self.partition, answer)
+            found += [each for each in messages if each.sequence < end]
+            if after <= at:
+                break  # gone meanwhile
+            at = after  # also behind what nobody can decode
+        return found
+
+
+class DeadLetters:
+    """The dead letters of one group and subject. Made by ``client.dead(subject, group)``."""
+
+    def __init__(self, letters: Letters, find_askers: Callable[[], Mapping[str, Asker]]) -> None:
+        self._letters = letters
+        self._find_askers = find_askers
+
+    def brokers(self) -> "builtins.list[str]":
+        """Return the broker groups that may have some; that of a lone broker is empty."""
+        return [*self._find_askers()]
+
+    def count(self) -> int:
+        """Return how many nobody has dealt with."""
+        return sum(found for _, found in self._talk_to_all(self._letters.count))
+
+    def show(self, sequence: int, *, broker: str | None = None) -> Message | None:
+        """Return one letter; None if it was dealt with, or is not stored any more.
+
+        Args:
+            sequence: Which one.
+            broker: Whose, if several brokers have letters.
+        """
+        askers = self._find_askers()
+        name = of_one(askers, broker, "a dead letter")
+        found = talk_to(self._letters.one(sequence), askers[name])
+        return None if found is None else with_broker([found], name)[0]
+
+    def resend(
+        self,
+        *sequences: int,
+        body: object = None,
+        headers: Mapping[str, str] | None = None,
+        broker: str | None = None,
+    ) -> ResentLetters:
+        """Deliver letters to their group again, as first attempts; to no other group.
+
+        Each is resent once: to ask again does no harm.
+
+        Args:
+            sequences: Which ones.
+            body: In the place of its own, for a single one; what ``send`` takes. The headers
+                stay as they are, unless ``headers`` replaces them.
+            headers: In the place of its own, for a single one.
+            broker: Whose, if several brokers have letters.
+        """
+        talk = self._letters.resend(sequences, body, headers)
+        return self._talk_to_one(talk, broker, "dead letters to resend")
+
+    def resend_all(self) -> int:
+        """Deliver all letters that there are now to their group again; return how many."""
+        return sum(found for _, found in self._talk_to_all(self._letters.resend_all))
+
+    def purge(self, until: int | None = None, *, broker: str | None = None) -> int:
+        """Give up letters, up to and including a sequence, or all; return how many.
+
+        They are not shown any more, and their bytes go with their segment.
+        """
+        if until is not None:
+            talk = self._letters.purge(until)
+            return self._talk_to_one(talk, broker, "dead letters to purge")
+        found = self._talk_to_all(lambda: self._letters.purge(None), broker)
+        return sum(count for _, count in found)
+
+    def list(self, first: int = 0, limit: int = 100, *, broker: str | None = None) -> Messages:
+        """Return letters that nobody has dealt with, oldest first.
+
+        Args:
+            first: From this sequence on.
+            limit: At most so many, up to 1000.
+            broker: Only this broker group's; else those of all, as they were stored.
+        """
+        found = self._talk_to_all(lambda: self._letters.some(first, limit), broker)
+        letters = [each for name, some in found for each in with_broker(some, name)]
+        if len(found) > 1:
+            letters.sort(key=lambda letter: letter.stored_at_ms)
+        return letters[:limit]
+
+    def _talk_to_one(self, talk: Talk[T], broker: str | None, what: str) -> T:
+        askers = self._find_askers()
+        return talk_to(talk, askers[of_one(askers, broker, what)])
+
+    def _talk_to_all(
+        self, talk: Callable[[], Talk[T]], broker: str | None = None
+    ) -> "builtins.list[tuple[str, T]]":
+        askers = self._find_askers()
+        names = askers if broker is None else (of_one(askers, broker, "dead letters"),)
+        said: builtins.list[Said[T]] = []
+        for name in names:
+            try:
+                said.append((name, talk_to(talk(), askers[name])))
+            except RejectedError as error:
+                said.append((name, error))
+        return of_all(said)
+
+
+def talk_to(talk: Talk[T], ask: Asker) -> T:
+    """Carry a conversation with one broker to its end."""
+    try:
+        request = next(talk)
+        while True:
+            request = talk.send(ask(request))
+    except StopIteration as end:
+        found: T = end.value
+        return found
+
+
+def _check(sequence: object, what: str) -> None:
+    if not isinstance(sequence, int) or isinstance(sequence, bool) or not 0 <= sequence <= _LAST:
+        raise UsageError(f"{what} is {sequence!r}; a whole number from 0 is wanted")
+
+
+def _listed_of(response: Response) -> DeadListed:
+    if not isinstance(response, DeadListed):
+        raise RemoteProtocolError(f"a request for dead letters got {response!r}")
+    return response
+
+
+def _resent_of(response: Response) -> Resent:
+    if not isinstance(response, Resent):
+        raise RemoteProtocolError(f"a request to resend got {response!r}")
+    return response

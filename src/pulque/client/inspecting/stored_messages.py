@@ -1,0 +1,130 @@
+"""Looking at what is stored, without a group: the requests, and what their answers mean."""
+
+import json
+import logging
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from pulque.client.receiving.log_records import check_count, split_records
+from pulque.client.sending.outgoing_message import ms_of
+from pulque.errors import InvalidBatchError, RemoteProtocolError
+from pulque.model.groups import Start, StartKind
+from pulque.model.message import Message, StoredBatch, unreadable_in
+from pulque.model.names import PartitionName
+from pulque.model.positions import ConsumeSequence
+from pulque.wire.requests import NO_TIME, Positions
+from pulque.wire.responses import Located, ReadBack, Response, Sealed, StatusReport
+
+__all__ = [
+    "PartitionPositions",
+    "first_sequence",
+    "messages_of",
+    "positions_of",
+    "positions_request",
+    "read_of",
+    "report_of",
+    "sealed_end_of",
+]
+
+log = logging.getLogger("pulque.client")
+
+
+class PartitionPositions(NamedTuple):
+    """Where one partition begins and ends."""
+
+    partition: PartitionName
+    start: ConsumeSequence
+    """The oldest message that is stored."""
+    end: ConsumeSequence
+    """The next message to come."""
+    at: ConsumeSequence | None
+    """The first message stored at or after the instant asked for; ``end`` if there is none."""
+    broker_group: str = ""
+    """Who has it."""
+
+
+def first_sequence(start: Start, found: PartitionPositions) -> ConsumeSequence:
+    """Return where to read from; ``found`` knows of the instant, if it is one."""
+    match start.kind:
+        case StartKind.EARLIEST:
+            return found.start
+        case StartKind.SEQUENCE:
+            return ConsumeSequence(start.value)
+        case StartKind.TIME if found.at is not None:
+            return found.at
+    return found.end
+
+
+def positions_request(partition: PartitionName, at: datetime | None) -> Positions:
+    """Return the request for a partition's positions."""
+    return Positions(partition, NO_TIME if at is None else ms_of(at))
+
+
+def positions_of(
+    partition: PartitionName, at: datetime | None, broker_group: str, response: Response
+) -> PartitionPositions:
+    """Return what the answer says."""
+    if not isinstance(response, Located):
+        raise RemoteProtocolError(f"a request for positions got {response!r}")
+    found = None if at is None else response.at
+    return PartitionPositions(partition, response.start, response.end, found, broker_group)
+
+
+def messages_of(
+    partition: PartitionName, response: Response, *, broker_group: str = ""
+) -> list[Message]:
+    """Return the messages of an answer to a read; those that nobody can decode are left out."""
+    return read_of(partition, response, broker_group=broker_group)[0]
+
+
+def read_of(
+    partition: PartitionName, response: Response, *, broker_group: str = ""
+) -> tuple[list[Message], int]:
+    """Return the messages of an answer to a read, and the sequence after the last that came.
+
+    Messages that nobody can decode are left out; the sequence is 0 if nothing came at all.
+    """
+    if not isinstance(response, ReadBack) or isinstance(response.records, tuple):
+        raise RemoteProtocolError(f"a read got {response!r}")
+    messages: list[Message] = []
+    for served in split_records(
+        response.records,
+        partition=partition,
+        first_sequence=response.first_sequence,
+        count=response.count,
+    ):
+        first, indices = served.envelope.first_sequence, range(served.start, served.end)
+        try:
+            batch = StoredBatch(
+                served.data,
+                partition=partition,
+                first_sequence=first,
+                stored_at_ms=served.envelope.stored_at_ms,
+            )
+            check_count(len(batch), served.envelope.count)
+            batch.broker_group = broker_group
+            unreadable = unreadable_in(batch, served.start, served.end)
+            messages += [Message(batch, index) for index in indices if index not in unreadable]
+        except InvalidBatchError as error:
+            unreadable = dict.fromkeys(indices, str(error))
+        for index, problem in unreadable.items():
+            log.warning("not readable: %s/%d %s", partition, first + index, problem)
+    return messages, response.first_sequence + response.count if response.count else 0
+
+
+def report_of(response: Response) -> dict[str, Any]:
+    """Return how the broker is doing."""
+    if not isinstance(response, StatusReport):
+        raise RemoteProtocolError(f"a request for the status got {response!r}")
+    try:
+        report: dict[str, Any] = json.loads(response.report)
+    except ValueError as error:
+        raise RemoteProtocolError(f"a status is not JSON: {error}") from None
+    return report
+
+
+def sealed_end_of(response: Response) -> int:
+    """Return the offset at which the next segment begins."""
+    if not isinstance(response, Sealed):
+        raise RemoteProtocolError(f"a request to seal got {response!r}")
+    return response.end

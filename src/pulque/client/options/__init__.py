@@ -1,0 +1,1 @@
+"""Keyword arguments of `Client` turned into the objects that the cores need."""

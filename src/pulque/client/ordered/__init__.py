@@ -1,0 +1,1 @@
+"""Ordered consumption on top of `receiving`: allotment, lock, window. No I/O."""

@@ -1,0 +1,1 @@
+"""The consumer without I/O: pull, hold, acknowledge, prefetch, error policy."""

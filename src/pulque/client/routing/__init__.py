@@ -1,0 +1,1 @@
+"""Where messages go: routes, partition selection, broker health. No I/O."""

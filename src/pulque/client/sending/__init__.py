@@ -1,0 +1,1 @@
+"""The producer without I/O: messages, batches, dispatch, retries, receipts."""

@@ -1,0 +1,1 @@
+"""Send due messages to brokers, batch by batch, and keep those that brokers refuse."""

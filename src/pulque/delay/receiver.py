@@ -1,0 +1,283 @@
+"""Send → message log → confirmed → answer, for messages that are due later.
+
+As a broker does it: each batch is checked, deduplicated and appended on its own. What is overdue
+already is due at once.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from pulque.clock import Clock
+from pulque.delay.schedule.entries import MOVED_PREFIX
+from pulque.delay.schedule.replay import Replayer
+from pulque.errors import (
+    ErrorCode,
+    InvalidBatchError,
+    InvalidRequestError,
+    NotAllowedError,
+    OverloadedError,
+    PulqueError,
+    UnsupportedError,
+    UsageError,
+)
+from pulque.model.batch import BatchHeader, layout_of, read_header, seal, seed_of
+from pulque.model.names import (
+    PartitionName,
+    is_retry,
+    level_of,
+    owner_of,
+    parse_partition,
+)
+from pulque.model.positions import ConsumeSequence
+from pulque.net.server import Work
+from pulque.rules.dedup import Dedup
+from pulque.serving.batches import SendLimits, check_batch, check_headers
+from pulque.serving.commit import Committer
+from pulque.serving.outcomes import (
+    PendingSend,
+    Waiter,
+    outcome_of,
+    put_again,
+    refused,
+    take_in_steps,
+    tell,
+    wants_disk,
+)
+from pulque.storage.engine import Engine
+from pulque.storage.logs.message_log import Appended
+from pulque.storage.message_table import MessageTable
+from pulque.wire.requests import MAX_BATCHES, Send
+from pulque.wire.responses import Outcome, Sent
+from pulque.wire.single import SingleSend
+
+__all__ = ["DueLimits", "Receiver"]
+
+_TIMES = np.dtype("<i8")
+_SLACK_MS = 60_000
+"""A producer's clock may be ahead of ours by so much."""
+
+
+@dataclass(frozen=True, slots=True)
+class DueLimits:
+    """When messages may be due, and how many subjects there may be."""
+
+    longest_delay_ms: int
+    tick_ms: int
+    max_partitions: int
+
+
+class Receiver:
+    """Takes in what producers send."""
+
+    def __init__(  # noqa: PLR0913  # what it needs, and nothing else
+        self,
+        engine: Engine,
+        dedup: Dedup,
+        committer: Committer,
+        replayer: Replayer,
+        *,
+        clock: Clock,
+        limits: SendLimits,
+        due: DueLimits,
+    ) -> None:
+        self._engine = engine
+        self._dedup = dedup
+        self._committer = committer
+        self.replayer = replayer
+        self._clock = clock
+        self._limits = limits
+        self._due = due
+        self._unconfirmed: dict[tuple[int, int], Appended] = {}
+        self.messages = 0
+        self.batches = 0
+        self.refused = 0
+
+    def send(self, request: Send, answer: Callable[[Sent], None]) -> None:
+        """Store the batches of a send, and answer once each has its outcome."""
+        batches = request.batches
+        if not batches:
+            raise InvalidRequestError(f"a send of 0 batches; 1 to {MAX_BATCHES} are allowed")
+        pending = PendingSend(len(batches), answer)
+        to_disk = wants_disk(request.acks, has_followers=False)
+        for index, (name, batch) in enumerate(batches):
+            self._take_in(name, bytes(batch), pending, index, wants_disk=to_disk)
+
+    def send_in_steps(
+        self,
+        request: Send,
+        answer: Callable[[Sent], None],
+        refusal: Callable[[], PulqueError | None],
+    ) -> Work:
+        """Store the batches of a send, one at a time: a compressed one is opened."""
+        take_in = partial(self._take_in, wants_disk=wants_disk(request.acks, has_followers=False))
+        return take_in_steps(request.batches, take_in, answer, refusal, 1)
+
+    def send_single(self, request: SingleSend, waiter: Waiter) -> None:
+        """Store the only batch of a send; ``pause`` has to follow."""
+        acks, _, name, batch = request
+        self._take_in(name, batch, waiter, 0, wants_disk=wants_disk(acks, has_followers=False))
+
+    def _take_in(
+        self, name: str, batch: bytes, waiter: Waiter, index: int, *, wants_disk: bool
+    ) -> None:
+        """Store one batch, or say why not."""
+        try:
+            self._store(name, batch, waiter, index, wants_disk=wants_disk)
+        except PulqueError as error:
+            self.refused += 1
+            waiter.put(index, refused(error))
+
+    def pause(self, owner: object) -> None:
+        """Take note that a connection has sent all that it had."""
+        self._committer.hurry(owner)
+
+    def move(self, partition: PartitionName, batch: bytes, waiter: Waiter) -> None:
+        """Store a message that is moved to another time.
+
+        Raises:
+            StorageError: It cannot be stored.
+        """
+        name = PartitionName(f"{MOVED_PREFIX}{partition}")
+        now_ms = self._clock.now_ms()
+        found = self._engine.create_partition(name, now_ms)
+        appended = self._engine.append(
+            found, batch, read_header(batch), now_ms=now_ms, wants_disk=True
+        )
+        self._submit(appended, waiter, 0)
+        self._committer.schedule()
+
+    def _store(
+        self, name: str, batch: bytes, waiter: Waiter, index: int, *, wants_disk: bool
+    ) -> None:
+        self._check_load()
+        found = self._engine.partition(name)
+        if found is None:
+            self._check_partition(name)
+        header = check_batch(batch, seed_of(name), self._limits, is_delayed=True)
+        if name[0] != "%":  # what a consumer defers has the headers of its attempts
+            check_headers(batch, header, self._limits)
+        if header.priority != level_of(PartitionName(name)):
+            raise InvalidBatchError(
+                f"a batch of priority {header.priority} for {name}, whose messages have priority "
+                f"{level_of(PartitionName(name))}: other priorities have partitions of their own"
+            )
+        if header.codec:
+            _check_records(batch)
+        now_ms = self._clock.now_ms()
+        batch, dues_ms = self._checked_due(batch, header, name, now_ms)
+        if found is None:
+            found = self._engine.create_partition(PartitionName(name), now_ms)
+        stored = self._dedup.find(found.id, header)
+        if stored is not None:
+            self._answer_again(found.id, stored, waiter, index, wants_disk=wants_disk)
+            return
+        self._engine.promise_room(self.replayer.waiting_bytes + len(batch))
+        appended = self._engine.append(found, batch, header, now_ms=now_ms, wants_disk=wants_disk)
+        appended.remark = dues_ms
+        first = appended.entry.first_sequence
+        self._dedup.stored(found.id, header, first, now_ms)
+        self._unconfirmed[found.id, first] = appended
+        self._submit(appended, waiter, index)
+
+    def _submit(self, appended: Appended, waiter: Waiter, index: int) -> None:
+        appended.waiting.append((waiter, index))
+        self.replayer.put(appended)
+        self._committer.submit(appended, self._done)
+
+    def _check_load(self) -> None:
+        waiting = self._committer.waiting_bytes + self.replayer.waiting_bytes
+        if waiting > self._limits.max_waiting:
+            raise OverloadedError(
+                f"{waiting} bytes wait for the disk or to be put into the schedule; "
+                f"at most {self._limits.max_waiting} are allowed"
+            )
+
+    def _check_partition(self, name: str) -> None:
+        partition = parse_partition(name)
+        if owner_of(partition) is not None and not is_retry(partition):
+            raise NotAllowedError(f"partition {name} belongs to a group: nothing is sent there")
+        if len(self._engine.partitions.by_id) >= self._due.max_partitions:
+            raise NotAllowedError(
+                f"messages are delayed for {self._due.max_partitions} subjects already, and "
+                f"{name} would be one more: raise limits.max_partitions, or use fewer subjects"
+            )
+
+    def _checked_due(
+        self, batch: bytes, header: BatchHeader, name: str, now_ms: int
+    ) -> tuple[bytes, tuple[int, int]]:
+        """Return a batch none of which is due too late, nor in a tick that is long over.
+
+        Returns:
+            The batch, and when the first and the last of its messages are due.
+
+        Raises:
+            InvalidRequestError: A message is due too late.
+        """
+        at = layout_of(header.flags).column_start("due_at_ms", header.count)
+        dues = np.frombuffer(batch, _TIMES, header.count, at)
+        first, last = int(dues.min()), int(dues.max())
+        if last > now_ms + self._due.longest_delay_ms + _SLACK_MS:
+            raise InvalidRequestError(
+                f"a message is due at {last} ms, {(last - now_ms) // 1000} s ahead; at most "
+                f"{self._due.longest_delay_ms // 1000} s are allowed"
+            )
+        if first >= now_ms - self._due.tick_ms:
+            return batch, (first, last)
+        clamped = np.maximum(dues, now_ms).astype("<i8").tobytes()
+        rest = batch[4:at] + clamped + batch[at + len(clamped) :]
+        return seal(rest, seed_of(name)), (now_ms, max(last, now_ms))
+
+    def _done(self, appended: Appended, error: PulqueError | None) -> None:
+        entry = appended.entry
+        key = (entry.partition, entry.first_sequence)
+        if self._unconfirmed.get(key) is appended:
+            del self._unconfirmed[key]
+        answer = partial(tell, appended.waiting, outcome_of(appended, error))
+        if error is None:
+            self.messages += entry.count
+            self.batches += 1
+            self.replayer.pace(answer)
+        else:
+            self.refused += 1
+            self.replayer.drop(appended)
+            self._dedup.take_back(entry.partition, read_header(appended.batch))
+            answer()
+        self.replayer.wake()
+
+    def _answer_again(
+        self,
+        partition: int,
+        first: ConsumeSequence,
+        waiter: Waiter,
+        index: int,
+        *,
+        wants_disk: bool,
+    ) -> None:
+        """Answer a batch that is stored, once it is as durable as this send wants it."""
+        unconfirmed = self._unconfirmed.get((partition, first))
+        if unconfirmed is not None:
+            unconfirmed.wants_disk |= wants_disk
+            unconfirmed.waiting.append((waiter, index))
+            return
+        put_again(
+            waiter,
+            index,
+            Outcome(ErrorCode.NONE, is_duplicate=True, first_sequence=first, stored_at_ms=0),
+            self._committer.sync_facts if wants_disk else None,
+        )
+
+
+def _check_records(batch: bytes) -> None:
+    """Refuse a compressed batch that could not be put into the schedule, or delivered, later.
+
+    Raises:
+        RejectedError: It cannot be opened, or not here; or brokers would refuse its messages, as
+            these travel uncompressed.
+    """
+    try:
+        MessageTable.of([batch]).check_parts()
+    except UsageError as error:
+        raise UnsupportedError(f"the batch is compressed, and here {error}") from None

@@ -1,0 +1,1 @@
+"""Store waiting messages by the tick they are due in: schedule logs, dispatch logs, indexes."""

@@ -1,0 +1,1 @@
+"""Leases and elections of the leaders of broker groups."""

@@ -1,0 +1,1 @@
+"""Ordered groups: allot partitions to consumers, and watch closed partitions drain."""

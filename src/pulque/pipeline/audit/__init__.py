@@ -1,0 +1,1 @@
+"""The audit: check that sent = stored = settled + dead + waiting."""

@@ -1,0 +1,1 @@
+"""The Spark data source `pulque`: reads and writes, as batches and as streams."""

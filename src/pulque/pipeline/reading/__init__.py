@@ -1,0 +1,1 @@
+"""Read stored batches, from brokers or segment files, and decode them to Arrow columns."""

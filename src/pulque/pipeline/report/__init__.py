@@ -1,0 +1,1 @@
+"""The report: throughput, latency and failures, as tables or as one HTML page."""

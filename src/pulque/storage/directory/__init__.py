@@ -1,0 +1,1 @@
+"""A data directory: file names, identity, cluster membership, free space."""

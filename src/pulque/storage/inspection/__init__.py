@@ -1,0 +1,1 @@
+"""Read and verify a data directory without a broker; write nothing."""

@@ -1,0 +1,1 @@
+"""Read and verify stored batches, and search them by tag."""

@@ -1,0 +1,154 @@
+"""Copies of the leader's checkpoints, of which a follower begins when it is made the leader."""
+
+from typing import NamedTuple
+
+from pulque.errors import CorruptionError
+from pulque.storage.checkpoint import checkpoint_path, decode_checkpoint, read_checkpoint
+from pulque.storage.directory.layout import CHECKPOINTS, base_of
+from pulque.storage.events import Listener
+from pulque.storage.files import FileSystem, replace
+from pulque.storage.logs.partitions import Partitions
+from pulque.storage.recovery import Mark
+
+__all__ = ["CopiedCheckpoints", "Start", "read_mark"]
+
+_KEPT = 2
+
+
+class Start(NamedTuple):
+    """Where a follower begins to look at its logs."""
+
+    mark: Mark
+    partitions: Partitions
+    """Those that exist by then."""
+
+
+class CopiedCheckpoints:
+    """The checkpoints in a directory."""
+
+    def __init__(self, files: FileSystem, listener: Listener) -> None:
+        self._files = files
+        self._listener = listener
+        self._marks: dict[int, Mark] = {}
+        """Of those whose marks were read."""
+        self._numbers: list[int] = []
+        self._hidden: list[int] = []
+        for name in files.list(CHECKPOINTS):
+            number = base_of(name, "checkpoint")
+            if number is not None:
+                self._numbers.append(number)
+            elif name.endswith(".tmp"):
+                files.remove(f"{CHECKPOINTS}/{name}")
+
+    @property
+    def newest(self) -> int:
+        """The number of the newest one, 0 if there is none."""
+        return self._numbers[-1] if self._numbers else 0
+
+    def start(self) -> Start | None:
+        """Return where the newest one that is whole leads to; those that are not are removed."""
+        while self._numbers:
+            path = checkpoint_path(self.newest)
+            found = read_checkpoint(self._files, path)
+            try:
+                if isinstance(found, dict):
+                    partitions = Partitions()
+                    partitions.load(found)
+                    mark = self._marks[self.newest] = Mark.decode(found)
+                    return Start(mark, partitions)
+            except ValueError as problem:
+                found = str(problem)
+            self._refuse(path, found)
+        return None
+
+    def put(self, number: int, data: bytes, mark: Mark) -> None:
+        """Write a checkpoint that was looked at, durably; the last two are kept.
+
+        Raises:
+            StorageError: There is none of that number, or the one that was.
+        """
+        replace(self._files, checkpoint_path(number), [data])
+        self._files.sync_directory(CHECKPOINTS)
+        self._marks[number] = mark
+        self._numbers = sorted({*self._numbers, number})
+        # Another leader counts its own: a higher number is not newer if it reaches less far.
+        passed = [each for each in self._numbers if each > number and self._is_before(each, mark)]
+        self._drop(passed)
+        self._drop(self._numbers[:-_KEPT])
+        self._listener.checkpoint_written(checkpoint_path(number), len(data))
+
+    def hide_beyond(self, messages: int, actions: int) -> None:
+        """Go on as if those were gone that reach further than the logs will."""
+        reach = {number: self._mark_of(number) for number in self._numbers}
+        beyond = [
+            number
+            for number, mark in reach.items()
+            if mark is None or mark.message_offset > messages or mark.action_offset > actions
+        ]
+        self._hide(beyond)
+
+    def hide_all(self) -> None:
+        """Go on as if there were none."""
+        self._hide(list(self._numbers))
+
+    def carry_out(self) -> None:
+        """Remove what is hidden, durably."""
+        if self._hidden:
+            for number in self._hidden:
+                self._files.remove(checkpoint_path(number))
+            self._hidden = []
+            self._files.sync_directory(CHECKPOINTS)
+
+    def unneeded_actions(self) -> int:
+        """Return up to where no checkpoint needs the action log, should the newest be damaged."""
+        marks = [self._mark_of(number) for number in self._numbers]
+        found = [mark.action_offset for mark in marks if mark is not None]
+        return min(found) if len(found) == _KEPT else 0
+
+    def _is_before(self, number: int, mark: Mark) -> bool:
+        found = self._mark_of(number)
+        return found is None or found.message_offset <= mark.message_offset
+
+    def _mark_of(self, number: int) -> Mark | None:
+        """Return where a checkpoint leads to; None if it is not whole."""
+        if number not in self._marks:
+            found = read_checkpoint(self._files, checkpoint_path(number))
+            try:
+                if isinstance(found, dict):
+                    self._marks[number] = Mark.decode(found)
+            except ValueError:
+                return None
+        return self._marks.get(number)
+
+    def _refuse(self, path: str, reason: str) -> None:
+        self._listener.checkpoint_refused(path, reason)
+        self._drop([self.newest])
+
+    def _drop(self, numbers: list[int]) -> None:
+        for number in numbers:
+            self._files.remove(checkpoint_path(number))
+            self._forget(number)
+
+    def _hide(self, numbers: list[int]) -> None:
+        for number in numbers:
+            self._hidden.append(number)
+            self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        self._marks.pop(number, None)
+        self._numbers.remove(number)
+
+
+def read_mark(number: int, data: bytes) -> Mark:
+    """Return where a checkpoint leads to, after a look at all of it.
+
+    Raises:
+        CorruptionError: It is not what was written.
+    """
+    found = decode_checkpoint(data)
+    try:
+        if isinstance(found, dict):
+            return Mark.decode(found)
+    except ValueError as problem:
+        found = str(problem)
+    raise CorruptionError(checkpoint_path(number), 0, found)
