@@ -2,6 +2,7 @@
 
 from dataclasses import asdict
 from datetime import UTC, date, datetime
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -76,6 +77,8 @@ def report(
         from pulque.pipeline.report import report as compute
 
         Table(lake, MESSAGES).open()  # before Spark is started for nothing
+        if page is not None:
+            import_module("pulque.pipeline.report_page")  # likewise: are matplotlib, Jinja there?
         spark = start_spark(runs_on, is_verbose=verbose)
         found = compute(spark, lake, Scope(subject, group), since=begin, until=end)
         if page is not None:
