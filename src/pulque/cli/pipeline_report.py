@@ -76,9 +76,10 @@ def report(
         from pulque.pipeline.lake import MESSAGES, Table
         from pulque.pipeline.report import report as compute
 
-        Table(lake, MESSAGES).open()  # before Spark is started for nothing
+        # Before Spark is started for nothing: are matplotlib, Jinja and the archive there?
         if page is not None:
-            import_module("pulque.pipeline.report_page")  # likewise: are matplotlib, Jinja there?
+            import_module("pulque.pipeline.report_page")
+        Table(lake, MESSAGES).open()
         spark = start_spark(runs_on, is_verbose=verbose)
         found = compute(spark, lake, Scope(subject, group), since=begin, until=end)
         if page is not None:

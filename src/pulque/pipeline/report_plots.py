@@ -18,6 +18,7 @@ from matplotlib import rcParams
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from pulque.pipeline.report_tables import counted, duration
@@ -56,7 +57,7 @@ def columns(
     tops = [0.0] * len(times)
     with _axes(_AXIS, 16 + legend, _PLOT_HEIGHT) as axes:
         for _, values in series:
-            drawn = axes.bar(places, values, min(0.8, 64 / pitch), tops, label="name")
+            drawn = axes.bar(places, values, min(0.8, 64 / pitch), tops)
             for bar, time, value in zip(drawn, times, values, strict=True):
                 bar.set_visible(value > 0)
                 _explain(bar, f"{time:{form}}: {counted(value)}")
@@ -68,9 +69,11 @@ def columns(
         axes.set_ylim(bottom=0)
         axes.grid(axis="y")
         if legend:
-            texts = axes.legend(ncols=3, bbox_to_anchor=(0, 1, 1, 0), mode="expand").get_texts()
-            for text, (name, _) in zip(texts, series, strict=True):
-                text.set_text(_cut(name))  # not as a label: one that begins with _ is not shown
+            # Names are no labels: matplotlib leaves out labels that begin with an underscore.
+            marks = [Patch(color=f"C{at}", label="name") for at in range(len(series))]
+            shown = axes.legend(handles=marks, ncols=3, mode="expand", bbox_to_anchor=(0, 1, 1, 0))
+            for text, (name, _) in zip(shown.get_texts(), series, strict=True):
+                text.set_text(_cut(name))
                 _explain(text, name)
         return _svg(axes, title)
 

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
 from html.parser import HTMLParser
@@ -215,12 +216,15 @@ def test_a_page_is_the_same_whatever_the_users_style_is() -> None:
 
 def test_a_legend_names_every_series() -> None:
     names = ["_hidden", "order.paid", "x" * 50]
-    plot = columns("c", [NOW], [(name, [1]) for name in names], HOUR)
+    plot = columns("c", [NOW, NOW + HOUR], [(name, [0, 1]) for name in names], HOUR)
     legend = [each for each in parsed_plot(plot).iter("g") if each.find("text") is not None]
     assert [each.findtext("title") for each in legend if each.find("title") is not None] == names
     shown = [each.text or "" for each in parsed_plot(plot).iter("text")]
     assert {"_hidden", "order.paid"} <= set(shown)
     assert [each for each in shown if each.startswith("xxx") and "…" in each]
+    fills = Counter(each.get("fill") for each in parsed_plot(plot).iter("path"))
+    del fills["none"]
+    assert list(fills.values()) == [2, 2, 2]  # a column and a mark each
 
 
 def test_a_name_is_no_formula_and_may_be_in_any_script(recwarn: pytest.WarningsRecorder) -> None:
