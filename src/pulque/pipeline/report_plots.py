@@ -49,7 +49,7 @@ def columns(
         step: From one column to the next: an hour, or a day.
         is_size: Whether values are bytes.
     """
-    legend = 20 * math.ceil(len(series) / 3) if len(series) > 1 else 0
+    legend = 20 * math.ceil(len(series) / 2) if len(series) > 1 else 0
     form = "%m-%d %Hh" if step < timedelta(days=1) else "%Y-%m-%d"
     places = [(time - times[0]) // step for time in times]
     count = max(places, default=0) + 1
@@ -71,7 +71,7 @@ def columns(
         if legend:
             # Names are no labels: matplotlib leaves out labels that begin with an underscore.
             marks = [Patch(color=f"C{at}", label="name") for at in range(len(series))]
-            shown = axes.legend(handles=marks, ncols=3, mode="expand", bbox_to_anchor=(0, 1, 1, 0))
+            shown = axes.legend(handles=marks, ncols=2, bbox_to_anchor=(0, 1))
             for text, (name, _) in zip(shown.get_texts(), series, strict=True):
                 text.set_text(_cut(name))
                 _explain(text, name)
