@@ -32,6 +32,8 @@ sys.exit(run_process(sys.argv[1:]))
         (["query", "--lake", "lake"], "pyarrow"),
         (["compact", "--lake", "."], "deltalake"),
         (["expire", "--lake", ".", "--older-than", "7d"], "pyarrow"),
+        (["report", "--lake", "lake", "--html", "report.html"], "jinja2"),
+        (["report", "--lake", "lake", "--html", "report.html"], "matplotlib"),
     ],
 )
 def test_what_is_not_installed_is_told(arguments: list[str], missing: str) -> None:

@@ -1,6 +1,10 @@
 """Reports as tables and as a page, without Spark: what is shown, and that nothing gets out."""
 
 import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
 from html.parser import HTMLParser
 from xml.etree import ElementTree as ET
@@ -8,6 +12,8 @@ from xml.etree import ElementTree as ET
 import pytest
 
 pytest.importorskip("pyarrow")
+from matplotlib import rc_context
+
 from pulque.pipeline.report.figures import (
     ConsumerFigures,
     Day,
@@ -20,10 +26,11 @@ from pulque.pipeline.report.figures import (
     SubjectFigures,
 )
 from pulque.pipeline.report.html_page import page
-from pulque.pipeline.report.svg_plots import Column, Strip, bars, columns, strips
+from pulque.pipeline.report.svg_plots import bars, columns, strips
 from pulque.pipeline.report.tables import counted, duration, sized, tables
 
 NOW = datetime(2026, 11, 16, 8, tzinfo=UTC)
+HOUR = timedelta(hours=1)
 HOSTILE = "</title><script>alert(1)</script>\"'&\x1b[2J\x00\u202e\ud800"
 
 
@@ -59,6 +66,10 @@ def parsed(text: str) -> ET.Element:
     return ET.fromstring(text.removeprefix(start))  # noqa: S314 - our own
 
 
+def parsed_plot(text: str) -> ET.Element:
+    return ET.fromstring(text)  # noqa: S314 - our own
+
+
 class Tags(HTMLParser):
     """The tags and attributes that a browser sees."""
 
@@ -72,7 +83,7 @@ class Tags(HTMLParser):
         self.attributes |= {name for name, _ in attrs}
 
 
-@pytest.mark.parametrize("name", ["order.paid", HOSTILE, "", "x" * 500])
+@pytest.mark.parametrize("name", ["order.paid", HOSTILE, "", "_x", "x" * 500])
 def test_a_page_is_whole_and_has_no_script_whatever_names_are(name: str) -> None:
     text = page(made(name), NOW)
     parsed(text)
@@ -141,31 +152,94 @@ def test_a_long_table_is_cut_and_says_so() -> None:
     assert "The last 48 of 100 rows." in text
 
 
+def places(root: ET.Element) -> Iterator[tuple[float, float]]:
+    """Yield the points of all that is drawn, and where texts stand."""
+    for path in root.iter("path"):
+        numbers = [float(each) for each in re.findall(r"-?[\d.]+(?:e-?\d+)?", path.get("d") or "")]
+        yield from zip(numbers[::2], numbers[1::2], strict=True)
+    for text in root.iter("text"):
+        yield float(text.get("x") or ""), float(text.get("y") or "")
+
+
 @pytest.mark.parametrize("value", [0, 0.4, 1, 7, 999, 1e6, 3.2e14])
 def test_plots_stay_in_their_frame(value: float) -> None:
     drawn = [
-        columns("c", [Column("a", [value, value / 2])], ["one", "two"]),
-        columns("c", [Column("a", [value])], is_size=True),
+        columns("c", [NOW], [("one", [value]), ("two", [value / 2])], HOUR),
+        columns("c", [NOW], [("", [value])], HOUR, is_size=True),
         bars("b", [("a", value)]),
-        strips("s", [Strip("a", {"p50": value / 3, "p99": value})]),
+        strips("s", [("a", {"p50": value / 3, "p99": value})]),
     ]
     for each in drawn:
-        root = ET.fromstring(each)  # noqa: S314 - our own
+        root = parsed_plot(each)
         _, _, width, height = map(float, (root.get("viewBox") or "").split())
-        for rect in root.iter("rect"):
-            x, y, wide, high = (float(rect.get(k) or "") for k in ("x", "y", "width", "height"))
-            assert 0 <= x <= x + wide <= width
-            assert -0.1 <= y <= y + high <= height
-        for circle in root.iter("circle"):
-            assert 0 <= float(circle.get("cx") or "") <= width
-        for text in root.iter("text"):
-            assert 0 <= float(text.get("x") or "") <= width
-            assert 0 <= float(text.get("y") or "") <= height
+        found = list(places(root))
+        assert len(found) > 4
+        for x, y in found:
+            assert 0 <= x <= width
+            assert -0.1 <= y <= height
 
 
 def test_plots_of_nothing_are_pictures() -> None:
-    for each in (columns("c", []), bars("b", []), strips("s", [])):
-        ET.fromstring(each)  # noqa: S314 - our own
+    for each in (columns("c", [], [], HOUR), bars("b", []), strips("s", [])):
+        parsed_plot(each)
+
+
+def test_plots_are_read_out_and_explained() -> None:
+    root = parsed(page(made("<script>"), NOW))
+    plots = list(root.iter("svg"))
+    assert {each.get("role") for each in plots} == {"img"}
+    assert all(each.get("aria-label") for each in plots)
+    assert all(each.find("figcaption") is not None for each in root.iter("figure"))
+    tooltips = {each.text for plot in plots for each in plot.iter("title")}
+    assert {
+        "11-16 13h: 50",
+        "<script> / <script>: longest 100 ms",
+        "<script>: <script>: 6",
+    } <= tooltips
+
+
+def test_every_colour_of_a_plot_has_a_twin_for_dark_pages() -> None:
+    text = page(made(), NOW)
+    style, _, body = text.partition("</style>")
+    drawn = set(re.findall(r'(?:fill|stroke)="(#[^"]+)"', body))
+    assert drawn
+    for colour in drawn:
+        (name,) = set(re.findall(rf'svg \[(?:fill|stroke)="{colour}"\] .*var\(--(\w+)\)', style))
+        assert len(set(re.findall(rf"--{name}: (#\w+)", style))) == 2
+
+
+def test_a_page_is_the_same_whatever_the_users_style_is() -> None:
+    text = page(made(), NOW)
+    with rc_context({"font.size": 40, "text.color": "red"}):
+        assert page(made(), NOW) == text
+
+
+def test_a_legend_names_every_series() -> None:
+    names = ["_hidden", "order.paid", "x" * 50]
+    plot = columns("c", [NOW, NOW + HOUR], [(name, [0, 1]) for name in names], HOUR)
+    legend = [each for each in parsed_plot(plot).iter("g") if each.find("text") is not None]
+    assert [each.findtext("title") for each in legend if each.find("title") is not None] == names
+    shown = [each.text or "" for each in parsed_plot(plot).iter("text")]
+    assert {"_hidden", "order.paid"} <= set(shown)
+    assert [each for each in shown if each.startswith("xxx") and "…" in each]
+    fills = Counter(each.get("fill") for each in parsed_plot(plot).iter("path"))
+    del fills["none"]
+    assert list(fills.values()) == [2, 2, 2]  # a column and a mark each
+
+
+def test_a_name_is_no_formula_and_may_be_in_any_script(recwarn: pytest.WarningsRecorder) -> None:
+    drawn = parsed_plot(bars("b", [(r"$\frac$ 日本", 1)]))
+    assert r"$\frac$ 日本" in [each.text for each in drawn.iter("text")]
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize("module", ["pulque.cli.main", "pulque.pipeline.report"])
+def test_only_a_page_needs_the_packages_for_plots(module: str) -> None:
+    code = (
+        f"import sys, {module}, pulque.cli.pipeline\n"
+        "assert not {'matplotlib', 'jinja2'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_figures_are_written_for_people() -> None:

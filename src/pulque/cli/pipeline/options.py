@@ -33,7 +33,9 @@ __all__ = [
     "start_spark",
 ]
 
-_EXTRA = {"deltalake", "duckdb", "numpy", "pandas", "py4j", "pyarrow", "pyspark"}
+_EXTRA = {
+    "deltalake", "duckdb", "jinja2", "matplotlib", "numpy", "pandas", "py4j", "pyarrow", "pyspark",
+}  # fmt: skip
 
 _STDERR = 2
 

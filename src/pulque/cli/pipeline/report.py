@@ -2,6 +2,7 @@
 
 from dataclasses import asdict
 from datetime import UTC, date, datetime
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -82,7 +83,10 @@ def report(
         from pulque.pipeline.lake.table import MESSAGES, Table
         from pulque.pipeline.report.queries import report as compute
 
-        Table(lake, MESSAGES).open()  # before Spark is started for nothing
+        # Before Spark is started for nothing: are matplotlib, Jinja and the archive there?
+        if page is not None:
+            import_module("pulque.pipeline.report.html_page")
+        Table(lake, MESSAGES).open()
         spark = start_spark(runs_on, is_verbose=verbose)
         found = compute(spark, lake, Scope(subject, group), since=begin, until=end)
         if page is not None:

@@ -1,247 +1,186 @@
-"""Plots as SVG: columns over time, bars, and strips of percentiles on a scale of decades.
+"""Draw a report's plots with matplotlib: columns over time, bars, and percentiles on a log scale.
 
-Colours and sizes of text are classes that the page's style decides, so that one picture serves
-light and dark. Text that came from outside is escaped. Nothing is loaded, nothing runs.
+Matplotlib writes SVG files; `_svg` makes them parts of a page, without ids, references and inline
+styles, and with tooltips. Text stays text, so that the page's font and search apply to it. Colours
+are those of `templates/plots.mplstyle`, for which the page has darker twins.
 """
 
-import html
+import io
 import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from datetime import date, timedelta
+from xml.etree import ElementTree as ET
+
+import matplotlib.style
+from matplotlib import rcParams
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
 from pulque.pipeline.report.tables import counted, duration
 from pulque.settings.foreign import escaped
 
-__all__ = ["Column", "Strip", "bars", "columns", "strips", "text_of"]
+__all__ = ["bars", "columns", "strips"]
 
-_WIDTH = 860
-_LEFT = 78
-_NAMES = 250
-"""Room for names at the left."""
-_RIGHT = 18
-_PLOT_HEIGHT = 200
-_ROW = 26
-_LONGEST_NAME = 36
-_SERIES = 6
-"""So many colours there are."""
-
-
-def text_of(text: str) -> str:
-    """Escape text that came from outside, for HTML and SVG."""
-    return html.escape(escaped(text), quote=True)
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """What lies above one point of time: parts on top of each other, in the order of series."""
-
-    label: str
-    parts: Sequence[float]
-
-
-@dataclass(frozen=True, slots=True)
-class Strip:
-    """Percentiles of one name, rising, in milliseconds."""
-
-    name: str
-    values: Mapping[str, float]
-
-
-# ── columns ────────────────────────────────────────────────────────────────────────────────
+Series = Sequence[tuple[str, Sequence[float]]]
+_WIDTH, _RIGHT, _BOTTOM = 860, 42, 26
+_AXIS, _NAMES = 78, 250
+"""Room at the left for the labels of an axis, and for names."""
+_PLOT_HEIGHT, _ROW = 200, 26
+_LONGEST_NAME = 34
+_TOOLTIP = "tooltip:"
+_KEPT = {"fill", "stroke", "stroke-width", "stroke-linecap", "stroke-opacity", "text-anchor"}
+"""What stays of inline styles, as attributes, which the page's style can override."""
 
 
 def columns(
-    title: str, found: Sequence[Column], series: Sequence[str] = (), *, is_size: bool = False
+    title: str, times: Sequence[date], series: Series, step: timedelta, *, is_size: bool = False
 ) -> str:
-    """Draw columns over time, and a legend if there is more than one series.
+    """Draw columns over time, with holes where there is nothing.
 
     Args:
         title: What is shown; read out by screen readers.
-        found: Evenly spaced in time, without holes.
-        series: What the parts of a column are, at most six.
+        times: Where columns stand, rising.
+        series: Names and values, one for each column, stacked on top of each other; at most six.
+        step: From one column to the next: an hour, or a day.
         is_size: Whether values are bytes.
     """
-    has_legend = len(series) > 1
-    lines = list(_legend(series)) if has_legend else []
-    top = 16 + (22 * _legend_rows(series) if has_legend else 0)
-    bottom = top + _PLOT_HEIGHT
-    highest = max((sum(each.parts) for each in found), default=0)
-    ticks = _binary_ticks(highest) if is_size else _ticks(highest)
-    scale = _PLOT_HEIGHT / (ticks[-1] or 1)
-    for tick in ticks:
-        y = bottom - tick * scale
-        lines.append(_line(_LEFT, y, _WIDTH - _RIGHT, y, "grid"))
-        lines.append(_text(_LEFT - 8, y + 4, _short(tick, is_size=is_size), "axis end"))
-    pitch = (_WIDTH - _LEFT - _RIGHT) / max(len(found), 1)
-    wide = min(max(pitch * 0.8, pitch - 3, 0.6), 64)
-    for at, each in enumerate(found):
-        x = _LEFT + pitch * at + (pitch - wide) / 2
-        lines += _column(each, x, wide, bottom, scale)
-    lines += _time_labels(found, pitch, bottom)
-    return _svg(title, bottom + 26, lines)
-
-
-def _column(column: Column, x: float, wide: float, bottom: float, scale: float) -> Iterator[str]:
-    y = bottom
-    for at, part in enumerate(column.parts):
-        height = part * scale
-        if height <= 0:
-            continue
-        y -= height
-        says = f"{column.label}: {counted(part)}"
-        yield _rect(x, y, wide, height, f"s{at % _SERIES}", says)
-
-
-def _time_labels(found: Sequence[Column], pitch: float, bottom: float) -> Iterator[str]:
-    every = max(math.ceil(110 / pitch), 1) if found else 1
-    for at in range(0, len(found), every):
-        x = _LEFT + pitch * (at + 0.5)
-        yield _line(x, bottom, x, bottom + 4, "tick")
-        anchor = "axis middle" if x + 45 < _WIDTH else "axis end"
-        yield _text(x, bottom + 18, found[at].label, anchor)
-
-
-def _legend_rows(series: Sequence[str]) -> int:
-    return math.ceil(len(series) / 3)
-
-
-def _legend(series: Sequence[str]) -> Iterator[str]:
-    for at, name in enumerate(series):
-        x, y = _LEFT + (at % 3) * 255, 4 + 22 * (at // 3)
-        yield _rect(x, y, 11, 11, f"s{at % _SERIES}", name)
-        yield _text(x + 17, y + 10, _cut(name, 32), "name")
-
-
-# ── bars and strips ────────────────────────────────────────────────────────────────────────
+    legend = 20 * math.ceil(len(series) / 2) if len(series) > 1 else 0
+    form = "%m-%d %Hh" if step < timedelta(days=1) else "%Y-%m-%d"
+    places = [(time - times[0]) // step for time in times]
+    count = max(places, default=0) + 1
+    pitch = (_WIDTH - _AXIS - _RIGHT) / count
+    tops = [0.0] * len(times)
+    with _axes(_AXIS, 16 + legend, _PLOT_HEIGHT) as axes:
+        for _, values in series:
+            drawn = axes.bar(places, values, min(0.8, 64 / pitch), tops)
+            for bar, time, value in zip(drawn, times, values, strict=True):
+                bar.set_visible(value > 0)
+                _explain(bar, f"{time:{form}}: {counted(value)}")
+            tops = [top + value for top, value in zip(tops, values, strict=True)]
+        axes.set_xlim(-0.5, count - 0.5)
+        ticks = range(0, count if times else 0, math.ceil(110 / pitch))
+        axes.set_xticks(ticks, [f"{times[0] + at * step:{form}}" for at in ticks])
+        axes.set_yticks(*_scale(max(tops, default=0), is_size=is_size))
+        axes.set_ylim(bottom=0)
+        axes.grid(axis="y")
+        if legend:
+            # Names are no labels: matplotlib leaves out labels that begin with an underscore.
+            marks = [Patch(color=f"C{at}", label="name") for at in range(len(series))]
+            shown = axes.legend(handles=marks, ncols=2, bbox_to_anchor=(0, 1))
+            for text, (name, _) in zip(shown.get_texts(), series, strict=True):
+                text.set_text(_cut(name))
+                _explain(text, name)
+        return _svg(axes, title)
 
 
 def bars(title: str, found: Sequence[tuple[str, float]]) -> str:
     """Draw a bar for each name, with its count behind it."""
     highest = max((value for _, value in found), default=0) or 1
-    room = _WIDTH - _NAMES - _RIGHT - 80
-    lines = []
-    for at, (name, value) in enumerate(found):
-        y = 6 + at * _ROW
-        lines.append(_name(name, y))
-        lines.append(_rect(_NAMES, y + 4, max(value / highest * room, 1), _ROW - 10, "s0", name))
-        x = _NAMES + value / highest * room + 8
-        lines.append(_text(x, y + 17, counted(value), "axis"))
-    return _svg(title, len(found) * _ROW + 14, lines)
+    with _rows([name for name, _ in found], 4) as axes:
+        axes.set_xlim(0, highest * 1.18)
+        axes.set_xticks([])
+        drawn = axes.barh(range(len(found)), [max(each, highest / 500) for _, each in found], 0.62)
+        for bar, (name, value) in zip(drawn, found, strict=True):
+            _explain(bar, f"{name}: {counted(value)}")
+        axes.bar_label(drawn, [counted(value) for _, value in found], padding=8)
+        return _svg(axes, title)
 
 
-def strips(title: str, found: Sequence[Strip]) -> str:
-    """Draw percentiles of each name as dots on one scale of decades."""
-    values = [max(value, 1) for each in found for value in each.values.values()]
+def strips(title: str, found: Sequence[tuple[str, Mapping[str, float]]]) -> str:
+    """Draw percentiles of each name, rising, in milliseconds, as dots on a log scale."""
+    values = [max(value, 1) for _, each in found for value in each.values()]
     first = math.floor(math.log10(min(values, default=1)))
-    last = max(math.ceil(math.log10(max(values, default=10))), first + 1)
-    scale = (_WIDTH - _NAMES - _RIGHT - 40) / (last - first)
-
-    def across(value: float) -> float:
-        return _NAMES + 10 + (math.log10(max(value, 1)) - first) * scale
-
-    top, bottom = 28, 28 + len(found) * _ROW
-    lines = list(_strip_legend(next(iter(found), Strip("", {}))))
-    for decade in range(first, last + 1):
-        x = across(10.0**decade)
-        lines.append(_line(x, top, x, bottom, "grid"))
-        lines.append(_text(x, bottom + 18, _decade(decade), "axis middle"))
-    for at, each in enumerate(found):
-        lines += _strip(each, top + at * _ROW, [across(value) for value in each.values.values()])
-    return _svg(title, bottom + 28, lines)
-
-
-def _strip(strip: Strip, y: float, places: Sequence[float]) -> Iterator[str]:
-    yield _name(strip.name, y)
-    if not places:
-        return
-    middle = y + _ROW / 2
-    yield _line(places[0], middle, places[-1], middle, "strip")
-    for at, (name, value) in enumerate(strip.values.items()):
-        says = text_of(f"{strip.name}: {name} {duration(value)}")
-        place = f'cx="{places[at]:.1f}" cy="{middle:.1f}"'
-        yield f'<circle {place} r="5" class="s{at % _SERIES}"><title>{says}</title></circle>'
+    last = max(math.ceil(math.log10(max(values, default=1))), first + 1)
+    with _rows([name for name, _ in found], 28) as axes:
+        axes.set_xscale("log")
+        axes.set_xlim(10 ** (first - 0.1), 10 ** (last + 0.1))
+        decades = [10**at for at in range(first, last + 1)]
+        labels = [f"{ms} ms" if ms < 1000 else f"{ms // 1000:,} s" for ms in decades]
+        axes.set_xticks(decades, [f"≤ {each}" if each == "1 ms" else each for each in labels])
+        axes.minorticks_off()
+        axes.grid(axis="x")
+        for row, (name, percentiles) in enumerate(found):
+            places = [max(value, 1) for value in percentiles.values()]
+            axes.plot(places, [row] * len(places), "C5", alpha=0.45, linewidth=3)
+            for at, (which, value) in enumerate(percentiles.items()):
+                # A line of no length with round ends: a marker would be a reference in SVG.
+                dots = axes.plot([places[at]] * 2, [row] * 2, f"C{at}", label="" if row else which)
+                _explain(dots[0], f"{name}: {which} {duration(value)}")
+        if found:
+            axes.legend(ncols=6, handlelength=0, columnspacing=2.5, bbox_to_anchor=(0, 1))
+        return _svg(axes, title)
 
 
-def _strip_legend(strip: Strip) -> Iterator[str]:
-    for at, name in enumerate(strip.values):
-        x = _NAMES + 15 + at * 70
-        yield f'<circle cx="{x}" cy="10" r="5" class="s{at % _SERIES}"/>'
-        yield _text(x + 10, 14, name, "name")
+@contextmanager
+def _axes(left: float, top: float, height: float) -> Iterator[Axes]:
+    """Make axes at a place in pixels, in our style whatever the user's matplotlibrc says."""
+    high = top + height + _BOTTOM
+    style = matplotlib.style.context(["default", "pulque.pipeline.report.templates.plots"])
+    with style, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
+        figure = Figure((_WIDTH / 72, high / 72), dpi=72, frameon=False)
+        wide = (_WIDTH - left - _RIGHT) / _WIDTH
+        place = (left / _WIDTH, _BOTTOM / high, wide, height / high)
+        yield figure.add_axes(place, frameon=False)
 
 
-def _name(name: str, y: float) -> str:
-    return _text(_NAMES - 10, y + 17, _cut(name, _LONGEST_NAME), "name end", name)
+@contextmanager
+def _rows(names: Sequence[str], top: float) -> Iterator[Axes]:
+    """Make axes with a row for each name, the first one on top."""
+    with _axes(_NAMES, top, max(len(names), 1) * _ROW) as axes:
+        axes.set_yticks(range(len(names)), map(_cut, names), color=rcParams["text.color"])
+        axes.set_ylim(max(len(names), 1) - 0.5, -0.5)
+        for label, name in zip(axes.get_yticklabels(), names, strict=True):
+            _explain(label, name)
+        yield axes
 
 
-# ── pieces of SVG ──────────────────────────────────────────────────────────────────────────
+def _explain(artist: Artist, text: str) -> None:
+    """Give what is drawn a tooltip."""
+    artist.set_gid(_TOOLTIP + escaped(text))
 
 
-def _svg(title: str, height: float, lines: Sequence[str]) -> str:
-    label = text_of(title)
-    head = f'<svg viewBox="0 0 {_WIDTH} {height:.0f}" role="img" aria-label="{label}">'
-    return "\n".join((head, *lines, "</svg>"))
+def _svg(axes: Axes, title: str) -> str:
+    """Return a figure as an element of a page."""
+    for artist in axes.findobj():
+        artist.set_clip_on(False)
+    drawn = io.StringIO()
+    axes.figure.canvas.print_figure(drawn, format="svg")
+    root = ET.fromstring(drawn.getvalue())  # noqa: S314 - our own
+    for each in root.findall("{*}metadata") + root.findall("{*}defs"):
+        root.remove(each)
+    for each in list(root.iter()):
+        each.tag = each.tag.rpartition("}")[2]
+        rules = (rule.partition(": ") for rule in each.attrib.pop("style", "").split("; "))
+        each.attrib.update({name: value for name, _, value in rules if name in _KEPT})
+        name = each.attrib.pop("id", "")
+        if name.startswith(_TOOLTIP):
+            tooltip = ET.Element("title")
+            tooltip.text = name.removeprefix(_TOOLTIP)
+            each.insert(0, tooltip)
+    root.attrib = {"viewBox": root.attrib["viewBox"], "role": "img", "aria-label": title}
+    return ET.tostring(root, encoding="unicode")
 
 
-def _rect(x: float, y: float, wide: float, high: float, kind: str, says: str) -> str:
-    where = f'x="{x:.1f}" y="{y:.1f}" width="{wide:.1f}" height="{high:.1f}"'
-    return f'<rect {where} class="{kind}"><title>{text_of(says)}</title></rect>'
-
-
-def _line(x: float, y: float, to_x: float, to_y: float, kind: str) -> str:
-    where = f'x1="{x:.1f}" y1="{y:.1f}" x2="{to_x:.1f}" y2="{to_y:.1f}"'
-    return f'<line {where} class="{kind}"/>'
-
-
-def _text(x: float, y: float, text: str, kind: str, whole: str = "") -> str:
-    title = f"<title>{text_of(whole)}</title>" if whole and whole != text else ""
-    return f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}">{text_of(text)}{title}</text>'
-
-
-def _cut(text: str, longest: int) -> str:
-    """Leave out the middle: names of one kind often differ at their end."""
+def _cut(text: str) -> str:
+    """Shorten a name in its middle: names of one kind often differ at their end."""
     shown = escaped(text)
-    if len(shown) <= longest:
+    if len(shown) <= _LONGEST_NAME:
         return shown
-    tail = longest // 3
-    return f"{shown[: longest - tail - 1]}…{shown[-tail:]}"
+    return f"{shown[: _LONGEST_NAME * 2 // 3 - 1]}…{shown[-_LONGEST_NAME // 3 :]}"
 
 
-# ── scales ─────────────────────────────────────────────────────────────────────────────────
-
-
-def _ticks(highest: float) -> list[float]:
-    """Return round numbers from 0 to at least the highest value, at most six."""
-    if highest <= 0:
-        return [0, 1]
-    rough = max(highest / 5, 0.2)
-    decade: float = 10.0 ** math.floor(math.log10(rough))
-    step = next(each * decade for each in (1, 2, 5, 10) if each * decade >= rough)
-    step = max(step, 1)
-    return [at * step for at in range(math.ceil(highest / step) + 1)]
-
-
-def _binary_ticks(highest: float) -> list[float]:
-    """Likewise, round in units of 1,024."""
-    unit = 1.0
-    while highest / unit >= 1024:
-        unit *= 1024
-    return [tick * unit for tick in _ticks(highest / unit)]
-
-
-def _short(value: float, *, is_size: bool) -> str:
-    base, units = (1024, ("", "Ki", "Mi", "Gi", "Ti", "Pi")) if is_size else (
-        1000, ("", "k", "M", "G", "T", "P"),
-    )  # fmt: skip
-    at = 0
-    while value >= base and at < len(units) - 1:
-        value /= base
-        at += 1
-    unit = f"{units[at]}B" if is_size else units[at]
-    return f"{value:g} {unit}".strip()
-
-
-def _decade(decade: int) -> str:
-    if decade <= 0:
-        return "≤ 1 ms"
-    ms = 10**decade
-    return f"{ms} ms" if decade < 3 else f"{ms // 1000:,} s"
+def _scale(highest: float, *, is_size: bool) -> tuple[list[float], list[str]]:
+    """Return round numbers from 0 to at least the highest value, and their labels."""
+    base, units = (1024, " KMGTP") if is_size else (1000, " kMGTP")
+    power = min(int(math.log(max(highest, 1), base)), 5)
+    unit = units[power] + "iB" * is_size if power else "B" * is_size
+    locator = MaxNLocator(5, steps=[1, 2, 5, 10], integer=not power)
+    found = locator.tick_values(0, max(highest, 1) / base**power)
+    labels = [f"{each:g} {unit}".strip() if each else "0" for each in found]
+    return [tick * base**power for tick in found], labels
