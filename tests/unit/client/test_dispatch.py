@@ -504,6 +504,30 @@ def test_a_refusal_pauses_longer_each_time(clock: ManualTime) -> None:
     assert waits[-1] > 4 * waits[0]
 
 
+def test_no_refused_batch_is_repeated_when_its_answer_would_come_too_late(
+    clock: ManualTime,
+) -> None:
+    core = make_core(clock, linger=0, timeout=0.25)  # the fifth try would begin after 0.225 s
+    pending = core.add("a", b"1")
+    began = clock.now
+
+    tries = []
+    while not pending.done():
+        for _ in send_all(core, clock):
+            tries.append(clock.now - began)
+            core.dispatch.answered(1001, OverloadedError("busy"), clock.now)
+        core.dispatch.expire(clock.now)
+        for each in core.dispatch.take_finished():
+            each.tell()
+        wake = core.dispatch.next_wake()
+        clock.now = (wake or clock.now) + 0.001  # nobody wakes up in time
+
+    error = pending.exception()
+    assert tries == pytest.approx([0, 0.016, 0.047, 0.108], abs=0.001)
+    assert isinstance(error, OverloadedError)
+    assert error.outcome_known
+
+
 def test_an_expired_batch_says_whether_it_was_sent(clock: ManualTime) -> None:
     core = make_core(clock, linger=0, max_in_flight=1)
     sent = core.add("a", b"1")

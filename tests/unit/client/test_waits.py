@@ -38,6 +38,21 @@ def test_a_retry_ends_where_it_is_of_no_use_or_too_late() -> None:
         retries.next_wait(OverloadedError("busy"), 100.04)
 
 
+def test_no_refused_call_is_repeated_when_its_answer_would_come_too_late() -> None:
+    refusal = OverloadedError("busy")
+    refused = Retries(lambda: 1.0, 100.0, 101.0)
+    unreached = Retries(lambda: 1.0, 100.0, 101.0)
+
+    refused.failed(refusal)
+    unreached.failed(refusal, was_asked=False)
+
+    assert unreached.next_wait(refusal, 100.95) == pytest.approx(0.02)
+    assert refused.next_wait(refusal, 100.92) == pytest.approx(0.02)
+    with pytest.raises(OverloadedError, match="no effect") as caught:
+        refused.next_wait(refusal, 100.92)
+    assert caught.value.outcome_known
+
+
 def test_trouble_is_told_when_it_lasts() -> None:
     trouble = Trouble(lambda: 1.0, timeout=10)
     error = DisconnectedError("gone")

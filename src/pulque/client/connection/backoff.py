@@ -5,10 +5,21 @@ from collections.abc import Callable
 from pulque.client.connection.call_outcomes import NotReachedError, out_of_time
 from pulque.errors import PulqueError
 
-__all__ = ["Backoff", "Retries"]
+__all__ = ["Backoff", "Retries", "answer_room"]
 
 FIRST = 0.02
 LARGEST = 2.0
+_ROOM = 0.05
+_SHARE = 0.25
+
+
+def answer_room(timeout: float) -> float:
+    """Return how long before the end of a call no refused request is repeated, in seconds.
+
+    The answer would come too late, and a refusal that is known to have had no effect would
+    become an unknown outcome.
+    """
+    return min(_ROOM, _SHARE * timeout)
 
 
 class Backoff:
@@ -82,7 +93,8 @@ class Retries:
         wait = self._backoff.next_wait()
         if not error.retryable:
             raise self.final(error)
-        if now + wait >= self._deadline:
+        room = 0.0 if self._refusal is None else answer_room(self._deadline - self._started)
+        if now + wait >= self._deadline - room:
             found = f"tried {self._tries} times in {now - self._started:.1f} s"
             raise out_of_time(
                 found, self._refusal, error, may_be_stored=self._may_be_stored

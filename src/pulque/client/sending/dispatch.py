@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import count
 
+from pulque.client.connection.backoff import answer_room
 from pulque.client.connection.call_outcomes import ended, out_of_time, outcomes_of
 from pulque.client.routing.broker_health import Health
 from pulque.client.routing.targets import Way
@@ -537,7 +538,11 @@ class Dispatch:
     def _try_again(self, batch: OutgoingBatch, now: float) -> None:
         stream = batch.stream
         if stream.paused_until <= now:
-            stream.paused_until = now + stream.backoff.next_wait()
+            until = now + stream.backoff.next_wait()
+            room = answer_room(batch.timeout or self.options.timeout)
+            if until < batch.deadline + room and until > batch.deadline - room:
+                until = batch.deadline + room  # it fails with its refusal before
+            stream.paused_until = until
             heapq.heappush(self._paused, (stream.paused_until, next(self._pauses), stream))
         stream.put_back(batch)
 
