@@ -89,6 +89,8 @@ class Kind:
         """The letter of a number of fixed width in a ``Struct``."""
         self.convert: Callable[[int], Any] | None = None
         """Returns what such a number stands for, or refuses it."""
+        self.choices: tuple[IntEnum, ...] = ()
+        """What it may stand for."""
 
 
 class Field(NamedTuple):
@@ -190,7 +192,7 @@ def choice(kinds: type[KnownT], what: str) -> Kind:
         found = numbers.get(number)
         return known(kinds, number, what) if found is None else found
 
-    return _number("u8", "B", convert)
+    return _number("u8", "B", convert, tuple(kinds))
 
 
 def code_of(number: int) -> ErrorCode:
@@ -198,9 +200,14 @@ def code_of(number: int) -> ErrorCode:
     return _CODES.get(number, ErrorCode.UNKNOWN)
 
 
-def _number(name: str, code: str, convert: Callable[[int], Any] | None = None) -> Kind:
+def _number(
+    name: str,
+    code: str,
+    convert: Callable[[int], Any] | None = None,
+    choices: tuple[IntEnum, ...] = (),
+) -> Kind:
     kind = Kind(name, calcsize("<" + code), None, None)
-    kind.code, kind.convert = code, convert
+    kind.code, kind.convert, kind.choices = code, convert, choices
     return kind
 
 
@@ -233,7 +240,7 @@ U16 = Annotated[int, _number("u16", "H")]
 U32 = Annotated[int, _U32]
 U64 = Annotated[int, _U64]
 I64 = Annotated[int, _number("i64", "q")]
-Code = Annotated[ErrorCode, _number("u16", "H", code_of)]
+Code = Annotated[ErrorCode, _number("u16", "H", code_of, tuple(ErrorCode))]
 Blob = Annotated[bytes | memoryview, BLOB]
 """Read, a copy that may be kept."""
 View = Annotated[bytes | memoryview, Kind("blob", 4, _write_blob, Reader.blob)]
