@@ -259,7 +259,7 @@ class FollowerHandler:
                 f"authentication by {request.mechanism!r} is not known; this broker knows none"
             )
         version = agree(request.min_version, request.max_version)
-        connection.welcome()
+        connection.welcome(version)
         self._clients.greeted(connection, request.client)
         answerer.answer(replace(self._welcome(), version=version))
 

@@ -181,7 +181,7 @@ class RequestHandler:
                 f"authentication by {request.mechanism!r} is not known; this broker knows none"
             )
         version = agree(request.min_version, request.max_version)
-        connection.welcome()
+        connection.welcome(version)
         self._clients.greeted(connection, request.client)
         cluster = self._cluster.gate.standing.cluster
         answerer.answer(replace(self._welcome, version=version, cluster=cluster))

@@ -71,7 +71,8 @@ class _Answerer:
 
     def answer(self, response: Response) -> None:
         """Send the answer."""
-        self._connection.send(encode_response(response, self._request_id, 0))
+        connection = self._connection
+        connection.send(encode_response(response, self._request_id, 0, connection.version))
 
     def refuse(self, error: PulqueError) -> None:
         """Send an error."""
@@ -155,7 +156,7 @@ class DelayHandler:
                 f"authentication by {request.mechanism!r} is not known; this server knows none"
             )
         version = agree(request.min_version, request.max_version)
-        connection.welcome()
+        connection.welcome(version)
         answerer.answer(replace(self._welcome, version=version, cluster=self._joining.cluster))
 
     def _begin(self, connection: Connection, request: Request, answerer: _Answerer) -> Work | None:

@@ -27,6 +27,7 @@ from pulque.errors import OverloadedError, ProtocolError, PulqueError
 from pulque.net.sockets import prepare_socket
 from pulque.wire.frame import HANDSHAKE_LIMIT, Frame, FrameReader
 from pulque.wire.responses import encode_error
+from pulque.wire.versions import OLDEST
 
 __all__ = ["TURN_MS", "Connection", "ConnectionLimits", "FrameServer", "Handler", "Work"]
 
@@ -97,6 +98,8 @@ class Connection(asyncio.BufferedProtocol):
         self.peer = "?"
         self.is_welcome = False
         """Whether the handshake is done."""
+        self.version = OLDEST
+        """Of the protocol, as agreed in the handshake."""
         self.waiting = 0
         """Requests that are held until a message arrives."""
         self._answers: list[bytes | memoryview] = []
@@ -136,9 +139,10 @@ class Connection(asyncio.BufferedProtocol):
         """For how long nothing was heard of the client."""
         return self._server.clock.monotonic_ms() - self._received_at_ms
 
-    def welcome(self) -> None:
-        """Take note that the handshake is done, and allow larger frames."""
+    def welcome(self, version: int = OLDEST) -> None:
+        """Record that the handshake agreed on a version, and allow larger frames."""
         self.is_welcome = True
+        self.version = version
         self._reader.limit = self._server.limits.max_payload
 
     def send(self, buffers: "list[bytes | memoryview]") -> None:
