@@ -8,6 +8,7 @@ import ast
 import inspect
 import re
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from textwrap import dedent
 from typing import Any, NamedTuple, get_args
 
@@ -167,14 +168,15 @@ def _fields_of(of: Any) -> Mapping[str, str]:
     (body,) = ast.parse(dedent(inspect.getsource(of))).body
     assert isinstance(body, ast.ClassDef)  # noqa: S101  # a class
     found = {}
-    for field, words in zip(body.body, body.body[1:], strict=False):
-        match field, words:
-            case (
-                ast.AnnAssign(target=ast.Name(id=name)),
-                ast.Expr(value=ast.Constant(value=str(text))),
-            ):
-                said = " ".join(text.replace("``", "`").split()).removesuffix(".")
-                found[name] = said[:1].lower() + said[1:]
+    for field, words in pairwise(body.body):
+        if (
+            isinstance(field, ast.AnnAssign)
+            and isinstance(field.target, ast.Name)
+            and isinstance(words, ast.Expr)
+            and isinstance(words.value, ast.Constant)
+        ):
+            said = " ".join(str(words.value.value).replace("``", "`").split()).removesuffix(".")
+            found[field.target.id] = said[:1].lower() + said[1:]
     return found
 
 

@@ -91,6 +91,8 @@ class Kind:
         """Returns what such a number stands for, or refuses it."""
         self.choices: tuple[IntEnum, ...] = ()
         """What it may stand for."""
+        self.versions: tuple[int, ...] = (1,)
+        """Which versions gave it another layout."""
 
 
 class Field(NamedTuple):
@@ -120,13 +122,15 @@ class Record(Kind):
         for field in late:
             if field.default is NO_DEFAULT:
                 raise TypeError(f"{of.__name__}.{field.name} came later: it needs a default")
+        if of is tuple and any(isinstance(field.kind, Record) for field in fields):
+            raise TypeError("a part of a tuple is a record: use a named tuple")
         least = sum(field.kind.least for field in fields if field.since == 1)
         super().__init__("record", least, None, None)
         self.of = of
         self.fields = tuple(sorted(fields, key=lambda field: field.since))
         self.declared = declared or tuple(field.name for field in fields)
-        self.versions = tuple(sorted({1, *(field.since for field in late)}))
-        """At which the layout changed."""
+        inner = (version for field in fields for version in field.kind.versions)
+        self.versions = tuple(sorted({*inner, *(field.since for field in late)} | {1}))
         self.build: Callable[[Any], Any] = (
             of if of is tuple else getattr(of, "_make", None) or (lambda values: of(*values))
         )
@@ -137,6 +141,7 @@ class ListOf(Kind):
 
     def __init__(self, of: Kind, what: str, most: int, each: str) -> None:
         super().__init__("list", 2, None, None)
+        self.versions = of.versions
         self.of, self.what, self.most, self.each = of, what, most, each
 
 

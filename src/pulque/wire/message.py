@@ -258,8 +258,8 @@ def _getter(
 
 def _reader(record: Record, leaves: list[_Leaf], runs: list[_Run], version: int) -> Read:
     build = _builder(record, leaves, version)
-    if build is record.build and len(runs) == 1 and runs[0].form is not None:
-        return _run_reader(record, runs[0].middle, runs[0].form)
+    if build is record.build and is_dataclass(record.of) and len(runs) == 1 and runs[0].form:
+        return _run_reader(record.of, runs[0].middle, runs[0].form)
     takes = [_taker(run, version) for run in runs]
 
     def read(source: Reader, _version: int = OLDEST) -> Any:
@@ -271,18 +271,11 @@ def _reader(record: Record, leaves: list[_Leaf], runs: list[_Run], version: int)
     return read
 
 
-def _run_reader(record: Record, texts: int, form: Struct) -> Read:
-    """Return what reads a record of one run whose fields are in the order of its class."""
-    make: Callable[..., Any] = _of_values(record.build)
-    if is_dataclass(record.of):
-        make = record.of  # type: ignore[assignment]  # a class is called like any other
+def _run_reader(make: Any, texts: int, form: Struct) -> Read:
+    """Return what reads a message of one run whose fields are in the order of its class."""
     if texts:
         return lambda source, _version=OLDEST: make(*source.texts(texts), *source.unpack(form))
     return lambda source, _version=OLDEST: make(*source.unpack(form))
-
-
-def _of_values(build: Callable[[Any], Any]) -> Callable[..., Any]:
-    return lambda *values: build(values)
 
 
 def _taker(run: _Run, version: int) -> tuple[Callable[[Reader, Any], Sequence[Any]], Any]:

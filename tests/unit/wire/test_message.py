@@ -97,6 +97,29 @@ def test_a_frame_names_the_version_that_last_changed_its_message(
     assert Send.layout(version) == 1
 
 
+@message(Opcode.STATUS)
+class Holder(Message):
+    """Made up: only what it holds grew."""
+
+    shelves: tuple[Shelf, ...]
+
+
+def test_a_message_grows_with_what_it_holds() -> None:
+    assert Holder.record.versions == (1, 2)
+    assert written(Holder((Shelf("s", 3, 9),)), 1) == b"\1\0\3\0\1\0s"
+    assert written(Holder((Shelf("s", 3, 9),)), 2) == b"\1\0\3\0\1\0s" + pack("<q", 9)
+    reader = Reader(memoryview(b"\1\0\3\0\1\0s"))
+    assert Holder.read(reader, 1) == Holder((Shelf("s", 3, -1),))
+
+
+def test_a_tuple_holds_no_records() -> None:
+    with pytest.raises(TypeError, match="a part of a tuple is a record"):
+
+        @message(Opcode.STATUS)
+        class Bad(Message):
+            pairs: Annotated[tuple[tuple[str, Shelf], ...], many(each="name shelf")]
+
+
 def test_a_field_that_came_later_needs_a_default() -> None:
     with pytest.raises(TypeError, match=r"Bad\.late came later: it needs a default"):
 
@@ -157,15 +180,16 @@ def test_a_codec_by_hand_does_what_its_declaration_says(
     kind: type[Message], data: st.DataObject
 ) -> None:
     value = data.draw(values_of(kind.record))
-    declared = codec_of(kind.record)
+    version = data.draw(st.sampled_from(kind.record.versions))
+    declared = codec_of(kind.record, version)
     ours, theirs = Writer(), Writer()
-    value.write(ours)
+    value.write(ours, version)
     declared.write(value, theirs)
 
     assert ours.join() == theirs.join()
     payload = memoryview(ours.join())
     one, other = Reader(payload), Reader(payload)
-    found = kind.read(one)
+    found = kind.read(one, version)
     assert in_one_piece(found) == in_one_piece(declared.read(other))
     assert [type(part) for part in vars_of(found)] == [type(part) for part in vars_of(value)]
     one.end()
