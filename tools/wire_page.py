@@ -1,7 +1,7 @@
 """Makes the tables of the wire protocol's page from what the messages declare.
 
-The page keeps its prose, and what it says a field means: a field that the page does not know yet
-gets the words that stand below it in its class, and a message that it does not know a section.
+The page keeps its prose and its meanings of fields. A field that is not on the page yet gets the
+docstring below it in its class as its meaning, and a message that is not there gets a section.
 """
 
 import ast
@@ -12,8 +12,8 @@ from itertools import pairwise
 from textwrap import dedent
 from typing import Any, NamedTuple, get_args
 
-from pulque.wire.kinds import Kind, ListOf, Record
-from pulque.wire.message import ANSWERS, Message
+from pulque.wire.kinds import FieldKind, FieldsOf, ListOf
+from pulque.wire.packet import ANSWERS, Packet
 from pulque.wire.requests import Request
 
 __all__ = ["with_tables"]
@@ -51,7 +51,7 @@ class Row(NamedTuple):
         return f"| {dots}`{self.kind}` | `{self.name}` | {meaning} |"
 
 
-def with_tables(page: str, messages: tuple[type[Message], ...] = ()) -> str:
+def with_tables(page: str, messages: tuple[type[Packet], ...] = ()) -> str:
     """Return a page whose tables say what the messages declare.
 
     Args:
@@ -92,9 +92,9 @@ def _sections(lines: list[str]) -> Iterator[tuple[str, list[str]]]:
     yield heading, section
 
 
-def _section(section: list[str], kind: type[Message]) -> list[str]:
+def _section(section: list[str], kind: type[Packet]) -> list[str]:
     """Return a section with the table of a message's fields."""
-    rows = list(_rows(kind.record))
+    rows = list(_rows(kind.declared))
     said = _meanings(section)
     lines = []
     for path, row in _with_paths(rows):
@@ -138,10 +138,10 @@ def _with_paths(rows: list[Row]) -> Iterator[tuple[str, Row]]:
         yield "/".join(above), row
 
 
-def _rows(record: Record, depth: int = 0, prefix: str = "") -> Iterator[Row]:
-    words = _fields_of(record.of)
-    for name, kind, since, _ in record.fields:
-        if isinstance(kind, Record):
+def _rows(declared: FieldsOf, depth: int = 0, prefix: str = "") -> Iterator[Row]:
+    words = _fields_of(declared.of)
+    for name, kind, since, _ in declared.fields:
+        if isinstance(kind, FieldsOf):
             yield from _rows(kind, depth, f"{prefix}{name}.")
             continue
         said = words.get(name, "")
@@ -149,13 +149,13 @@ def _rows(record: Record, depth: int = 0, prefix: str = "") -> Iterator[Row]:
             said = "; ".join(filter(None, (said, _choices(kind))))
         yield Row(depth, kind.name, prefix + name, said, since)
         if isinstance(kind, ListOf):
-            if isinstance(kind.of, Record):
+            if isinstance(kind.of, FieldsOf):
                 yield from _rows(kind.of, depth + 1)
             else:
                 yield Row(depth + 1, kind.of.name, kind.each, _choices(kind.of), 1)
 
 
-def _choices(kind: Kind) -> str:
+def _choices(kind: FieldKind) -> str:
     return ", ".join(
         f"{each.value} {each.name.lower().replace('_', ' ')}" for each in kind.choices
     )
@@ -180,11 +180,11 @@ def _fields_of(of: Any) -> Mapping[str, str]:
     return found
 
 
-def _words_of(kind: type[Message]) -> list[str]:
+def _words_of(kind: type[Packet]) -> list[str]:
     return (inspect.getdoc(kind) or "").replace("``", "`").splitlines()
 
 
-def _opcodes(requests: tuple[type[Message], ...]) -> list[str]:
+def _opcodes(requests: tuple[type[Packet], ...]) -> list[str]:
     answers = {kind.opcode: kind for kind in ANSWERS.values()}
     return [
         f"| {kind.opcode.value} | `{kind.__name__}` | `{answers[kind.opcode].__name__}` |"
@@ -192,17 +192,17 @@ def _opcodes(requests: tuple[type[Message], ...]) -> list[str]:
     ]
 
 
-def _limits(requests: tuple[type[Message], ...]) -> list[str]:
+def _limits(requests: tuple[type[Packet], ...]) -> list[str]:
     return [
         f"| `{kind.__name__}` | `{path}` | {most:,} |"
         for kind in sorted(requests, key=lambda kind: kind.opcode)
-        for path, most in _limited(kind.record)
+        for path, most in _limited(kind.declared)
     ]
 
 
-def _limited(record: Record, prefix: str = "") -> Iterator[tuple[str, int]]:
-    for name, kind, *_ in record.fields:
-        if isinstance(kind, Record):
+def _limited(declared: FieldsOf, prefix: str = "") -> Iterator[tuple[str, int]]:
+    for name, kind, *_ in declared.fields:
+        if isinstance(kind, FieldsOf):
             yield from _limited(kind, f"{prefix}{name}.")
         elif isinstance(kind, ListOf) and kind.most < 0xFFFF:
             yield prefix + name, kind.most

@@ -44,7 +44,7 @@ from pulque.wire.clients import ConnectedClient, ConnectedConsumer
 from pulque.wire.delay import Fate, HourCount, Listing, Move, ScheduledMessage, Ticket
 from pulque.wire.find import FoundMessage
 from pulque.wire.groups import Subscription
-from pulque.wire.kinds import TEXT, Id, Kind, ListOf, Record, kind_of
+from pulque.wire.kinds import TEXT, FieldKind, FieldsOf, Id, ListOf, kind_of
 from pulque.wire.leadership import (
     ChangeInSync,
     HandedOver,
@@ -53,8 +53,8 @@ from pulque.wire.leadership import (
     Lead,
     Led,
 )
-from pulque.wire.message import ANSWERS, Message
 from pulque.wire.ordered import OrderedRow
+from pulque.wire.packet import ANSWERS, Packet
 from pulque.wire.registration import ServerState
 from pulque.wire.replication import (
     CheckpointPart,
@@ -171,7 +171,7 @@ __all__ = [
     "made_of",
 ]
 
-T = TypeVar("T", bound=Message)
+T = TypeVar("T", bound=Packet)
 PARTITION = PartitionName("orders")
 SEED = seed_of(PARTITION)
 CREATED_AT_MS = 1_763_000_000_000
@@ -616,10 +616,10 @@ _RESPONSES: tuple[Response, ...] = (
 )
 
 
-def made_of(kind: Kind, name: str) -> Any:
+def made_of(kind: FieldKind, name: str) -> Any:
     """Return a value of a kind that says its name: for messages that have no sample above."""
-    if isinstance(kind, Record):
-        return kind.build([made_of(by_name(kind)[each], each) for each in kind.declared])
+    if isinstance(kind, FieldsOf):
+        return kind.build([made_of(by_name(kind)[each], each) for each in kind.names])
     if isinstance(kind, ListOf):
         return tuple(made_of(kind.of, f"{name} {i}") for i in range(2))
     if kind.choices:
@@ -631,8 +631,8 @@ def made_of(kind: Kind, name: str) -> Any:
     return f"{name} é" if kind is TEXT else name.encode()
 
 
-def by_name(record: Record) -> dict[str, Kind]:
-    return {field.name: field.kind for field in record.fields}
+def by_name(declared: FieldsOf) -> dict[str, FieldKind]:
+    return {field.name: field.kind for field in declared.fields}
 
 
 def by_file(kinds: Iterable[type[T]], samples: tuple[T, ...]) -> dict[str, T]:
@@ -640,7 +640,7 @@ def by_file(kinds: Iterable[type[T]], samples: tuple[T, ...]) -> dict[str, T]:
     own = {type(sample): sample for sample in samples}
     return {
         kind.opcode.name.lower().replace("_", "-"): own.get(kind)
-        or made_of(kind.record, kind.__name__)
+        or made_of(kind.declared, kind.__name__)
         for kind in kinds
     }
 

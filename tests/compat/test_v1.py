@@ -14,7 +14,7 @@ from pulque.model.gathered import Gathered, read_gathered
 from pulque.model.message import Message, StoredBatch
 from pulque.model.positions import ConsumeSequence
 from pulque.model.record import ENVELOPE_SIZE, read_envelope
-from pulque.wire.message import ANSWERS
+from pulque.wire.packet import ANSWERS
 from pulque.wire.requests import Request, decode_request, encode_request
 from pulque.wire.responses import Response, decode_response, encode_response
 from tests.compat import generate
@@ -124,14 +124,14 @@ def test_an_answer_is_read_as_what_it_was(name: str) -> None:
 
 @pytest.mark.parametrize("kind", get_args(Request), ids=lambda kind: kind.__name__)
 def test_a_request_without_a_sample_gets_one_from_its_declaration(kind: type[Request]) -> None:
-    sample = made_of(kind.record, kind.__name__)
+    sample = made_of(kind.declared, kind.__name__)
 
     assert decode_request(frame_of(encode_request(sample, REQUEST_ID, EPOCH))) == sample
 
 
 @pytest.mark.parametrize("kind", ANSWERS.values(), ids=lambda kind: kind.__name__)
 def test_an_answer_without_a_sample_gets_one_from_its_declaration(kind: type[Response]) -> None:
-    sample = made_of(kind.record, kind.__name__)
+    sample = made_of(kind.declared, kind.__name__)
     heard = decode_response(frame_of(encode_response(sample, REQUEST_ID, EPOCH)))
 
     assert not isinstance(heard, PulqueError)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from pulque.model.routes import ALONE, PartitionRoute
 from pulque.wire.frame import Frame, FrameReader
-from pulque.wire.kinds import TEXT, Field, Id, Kind, ListOf, Record, Records, kind_of
-from pulque.wire.message import ANSWERS
+from pulque.wire.kinds import TEXT, Field, FieldKind, FieldsOf, Id, ListOf, Records, kind_of
+from pulque.wire.packet import ANSWERS
 from pulque.wire.requests import Replicate, Request
 from pulque.wire.responses import Pulled, ReadBack, Response
 
@@ -44,9 +44,9 @@ USUAL: dict[tuple[type, str], st.SearchStrategy[Any]] = {
 """Numbers of which only some mean anything."""
 
 
-def values_of(kind: Kind) -> st.SearchStrategy[Any]:
+def values_of(kind: FieldKind) -> st.SearchStrategy[Any]:
     """Return any value of a kind, as it is declared."""
-    if isinstance(kind, Record):
+    if isinstance(kind, FieldsOf):
         return _records_of(kind)
     if isinstance(kind, ListOf):
         return _few(values_of(kind.of))
@@ -57,15 +57,15 @@ def values_of(kind: Kind) -> st.SearchStrategy[Any]:
     return OTHERS.get(kind, blob)
 
 
-def _records_of(record: Record) -> st.SearchStrategy[Any]:
-    fields = {field.name: _field_of(record, field) for field in record.fields}
-    if record.of is tuple:
+def _records_of(declared: FieldsOf) -> st.SearchStrategy[Any]:
+    fields = {field.name: _field_of(declared, field) for field in declared.fields}
+    if declared.of is tuple:
         return st.tuples(*fields.values())
-    return st.builds(record.of, **fields)
+    return st.builds(declared.of, **fields)
 
 
-def _field_of(record: Record, field: Field) -> st.SearchStrategy[Any]:
-    usual = USUAL.get((record.of, field.name))
+def _field_of(declared: FieldsOf, field: Field) -> st.SearchStrategy[Any]:
+    usual = USUAL.get((declared.of, field.name))
     return values_of(field.kind) if usual is None else usual
 
 
@@ -73,16 +73,16 @@ def _few(of: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
     return st.lists(of, max_size=4).map(tuple)
 
 
-OTHERS: dict[Kind, st.SearchStrategy[Any]] = {
+OTHERS: dict[FieldKind, st.SearchStrategy[Any]] = {
     TEXT: text,
     kind_of(Id): st.binary(min_size=16, max_size=16),
     kind_of(Records): st.one_of(blob, _few(blob)),
 }
 REQUESTS: dict[type[Request], st.SearchStrategy[Request]] = {
-    kind: values_of(kind.record) for kind in get_args(Request)
+    kind: values_of(kind.declared) for kind in get_args(Request)
 }
 RESPONSES: dict[type[Response], st.SearchStrategy[Response]] = {
-    kind: values_of(kind.record) for kind in ANSWERS.values()
+    kind: values_of(kind.declared) for kind in ANSWERS.values()
 }
 requests: st.SearchStrategy[Request] = st.one_of(*REQUESTS.values())
 responses: st.SearchStrategy[Response] = st.one_of(*RESPONSES.values())

@@ -6,16 +6,16 @@ import pytest
 
 from pulque.model.groups import Mode
 from pulque.wire.kinds import U16, U64, many, since
-from pulque.wire.message import Message, message
 from pulque.wire.opcodes import Opcode
+from pulque.wire.packet import Packet, packet
 from tests.repo.tree import DOCS
 from tools.wire_page import with_tables
 
 PAGE = (DOCS / "reference" / "wire-protocol.md").read_text(encoding="utf-8")
 
 
-@message(Opcode.STATUS, first="count")
-class Brewed(Message):
+@packet(Opcode.STATUS, first="count")
+class Brewed(Packet):
     """Made up: what was brewed?
 
     On two lines.

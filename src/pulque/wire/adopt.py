@@ -5,8 +5,8 @@ from typing import NamedTuple
 from pulque.model.names import PartitionName
 from pulque.model.positions import ConsumeSequence
 from pulque.wire.kinds import I64, U16, Blob
-from pulque.wire.message import Message, Response, message
 from pulque.wire.opcodes import Opcode
+from pulque.wire.packet import Packet, Response, packet
 
 __all__ = ["Adopt", "Adopted", "Origin"]
 
@@ -19,8 +19,8 @@ class Origin(NamedTuple):
     sequence: ConsumeSequence
 
 
-@message(Opcode.ADOPT)
-class Adopt(Message):
+@packet(Opcode.ADOPT)
+class Adopt(Packet):
     """Have this message retried by you, as its own broker is away."""
 
     group: str
@@ -37,7 +37,7 @@ class Adopt(Message):
     """The whole message, as a batch of one. Decoded, a copy that may be kept."""
 
 
-@message(Opcode.ADOPT)
+@packet(Opcode.ADOPT)
 class Adopted(Response):
     """The answer to ``Adopt``: it is stored, and the origin need not hear of the nack."""
 

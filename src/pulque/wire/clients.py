@@ -4,14 +4,14 @@ from typing import NamedTuple
 
 from pulque.model.names import ConsumerId, Group, Pattern
 from pulque.wire.kinds import I64, U32, U64
-from pulque.wire.message import Message, Response, message
 from pulque.wire.opcodes import Opcode
+from pulque.wire.packet import Packet, Response, packet
 
 __all__ = ["Clients", "ClientsListed", "ConnectedClient", "ConnectedConsumer"]
 
 
-@message(Opcode.CLIENTS)
-class Clients(Message):
+@packet(Opcode.CLIENTS)
+class Clients(Packet):
     """Who is connected? One page of it."""
 
     after: U64 = 0
@@ -47,7 +47,7 @@ class ConnectedClient(NamedTuple):
     consumers: tuple[ConnectedConsumer, ...]
 
 
-@message(Opcode.CLIENTS)
+@packet(Opcode.CLIENTS)
 class ClientsListed(Response):
     """The answer to ``Clients``."""
 

@@ -5,8 +5,8 @@ from typing import Annotated
 from pulque.model.pack import MAX_HEADERS
 from pulque.model.positions import ConsumeSequence
 from pulque.wire.kinds import U32, U64, many
-from pulque.wire.message import Message, Response, message
 from pulque.wire.opcodes import Opcode
+from pulque.wire.packet import Packet, Response, packet
 
 __all__ = ["MAX_RESENT", "Dead", "DeadListed", "Resend", "Resent"]
 
@@ -14,8 +14,8 @@ MAX_RESENT = 1000
 """How many dead letters one request may resend."""
 
 
-@message(Opcode.DEAD)
-class Dead(Message):
+@packet(Opcode.DEAD)
+class Dead(Packet):
     """Which dead letters does a group have, or: forget them."""
 
     subject: str
@@ -30,8 +30,8 @@ class Dead(Message):
     """Whether they are to be forgotten, instead of named."""
 
 
-@message(Opcode.RESEND)
-class Resend(Message):
+@packet(Opcode.RESEND)
+class Resend(Packet):
     """Deliver dead letters to their group again, as first attempts."""
 
     subject: str
@@ -52,7 +52,7 @@ class Resend(Message):
     """In the place of its own."""
 
 
-@message(Opcode.DEAD)
+@packet(Opcode.DEAD)
 class DeadListed(Response):
     """The answer to ``Dead``."""
 
@@ -66,7 +66,7 @@ class DeadListed(Response):
     """The first of them, and how many follow each other from there; empty after a purge."""
 
 
-@message(Opcode.RESEND)
+@packet(Opcode.RESEND)
 class Resent(Response):
     """The answer to ``Resend``: what became of each of them."""
 

@@ -9,8 +9,8 @@ from typing import Annotated, NamedTuple
 
 from pulque.model.names import PartitionName
 from pulque.wire.kinds import I64, U32, U64, Id, choice, many
-from pulque.wire.message import Message, Response, message
 from pulque.wire.opcodes import Opcode
+from pulque.wire.packet import Packet, Response, packet
 
 __all__ = [
     "ANY_DUE",
@@ -81,14 +81,14 @@ class Move(NamedTuple):
     """When it is to be due."""
 
 
-@message(Opcode.CANCEL)
-class Cancel(Message):
+@packet(Opcode.CANCEL)
+class Cancel(Packet):
     """Never deliver these."""
 
     tickets: Annotated[tuple[Ticket, ...], many("messages to cancel", most=MAX_LISTED)]
 
 
-@message(Opcode.CANCEL)
+@packet(Opcode.CANCEL)
 class Cancelled(Response):
     """The answer to ``Cancel``: what became of each, which is on disk."""
 
@@ -96,14 +96,14 @@ class Cancelled(Response):
     """In the order of the request."""
 
 
-@message(Opcode.RESCHEDULE)
-class Reschedule(Message):
+@packet(Opcode.RESCHEDULE)
+class Reschedule(Packet):
     """Deliver these at another time."""
 
     moves: Annotated[tuple[Move, ...], many("messages to reschedule", most=MAX_LISTED)]
 
 
-@message(Opcode.RESCHEDULE)
+@packet(Opcode.RESCHEDULE)
 class Rescheduled(Response):
     """The answer to ``Reschedule``: what became of each, which is on disk."""
 
@@ -111,8 +111,8 @@ class Rescheduled(Response):
     """In the order of the request; one that was cancelled before stays so."""
 
 
-@message(Opcode.SCHEDULED, first="listing from_ms until_ms max_rows")
-class Scheduled(Message):
+@packet(Opcode.SCHEDULED, first="listing from_ms until_ms max_rows")
+class Scheduled(Packet):
     """What is due when?"""
 
     listing: Annotated[Listing, choice(Listing, "a listing of kind")]
@@ -153,7 +153,7 @@ class ScheduledMessage(NamedTuple):
     """The message itself as a batch of one, for that partition; empty if not asked for."""
 
 
-@message(Opcode.SCHEDULED)
+@packet(Opcode.SCHEDULED)
 class ScheduledListed(Response):
     """The answer to ``Scheduled``."""
 

@@ -5,8 +5,8 @@ from typing import NamedTuple
 from pulque.model.names import PartitionName
 from pulque.model.positions import ConsumeSequence
 from pulque.wire.kinds import I64, U32
-from pulque.wire.message import Message, Response, message
 from pulque.wire.opcodes import Opcode
+from pulque.wire.packet import Packet, Response, packet
 
 __all__ = ["ANY_TIME_MS", "FIND_LIMIT", "MAX_FOUND", "Find", "FoundMessage", "FoundMessages"]
 
@@ -18,8 +18,8 @@ ANY_TIME_MS = 2**63 - 1
 """As the end of a range of time: it has none."""
 
 
-@message(Opcode.FIND)
-class Find(Message):
+@packet(Opcode.FIND)
+class Find(Packet):
     """Which messages have this key, or this id, or were stored at that time?"""
 
     subject: str
@@ -55,7 +55,7 @@ class FoundMessage(NamedTuple):
     """A batch of this message alone, not compressed."""
 
 
-@message(Opcode.FIND)
+@packet(Opcode.FIND)
 class FoundMessages(Response):
     """The answer to ``Find``."""
 

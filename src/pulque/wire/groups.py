@@ -18,8 +18,8 @@ from pulque.model.groups import (
 from pulque.model.names import Group, Pattern
 from pulque.model.pack import MAX_TAGS
 from pulque.wire.kinds import I64, U8, U16, U32, U64, choice, describe, many
-from pulque.wire.message import Message, Response, message
 from pulque.wire.opcodes import Opcode
+from pulque.wire.packet import Packet, Response, packet
 
 __all__ = [
     "ChangeGroup",
@@ -39,8 +39,8 @@ describe(GroupSettings, mode=Mode, filter=Filter, retry=RetrySettings)
 describe(Start, kind=Annotated[StartKind, choice(StartKind, "start")], value=I64)
 
 
-@message(Opcode.SUBSCRIBE, first="group consumer incarnation mode")
-class Subscribe(Message):
+@packet(Opcode.SUBSCRIBE, first="group consumer incarnation mode")
+class Subscribe(Packet):
     """This is how my group wants a subject: said once on a connection, before the first pull."""
 
     group: str
@@ -57,7 +57,7 @@ class Subscribe(Message):
     """The last word of any consumer of the group counts."""
 
 
-@message(Opcode.SUBSCRIBE)
+@packet(Opcode.SUBSCRIBE)
 class Subscribed(Response):
     """The answer to ``Subscribe``: what is in force."""
 
@@ -68,8 +68,8 @@ class Subscribed(Response):
     retry: RetrySettings
 
 
-@message(Opcode.CHANGE_GROUP)
-class ChangeGroup(Message):
+@packet(Opcode.CHANGE_GROUP)
+class ChangeGroup(Packet):
     """Change on purpose what a group said, for all its consumers."""
 
     group: str
@@ -85,7 +85,7 @@ class ChangeGroup(Message):
     """What it does not say stays as it is."""
 
 
-@message(Opcode.CHANGE_GROUP)
+@packet(Opcode.CHANGE_GROUP)
 class GroupChanged(Response):
     """The answer to ``ChangeGroup``: what is in force now."""
 
@@ -94,8 +94,8 @@ class GroupChanged(Response):
     retry: RetrySettings
 
 
-@message(Opcode.SUBSCRIPTIONS)
-class Subscriptions(Message):
+@packet(Opcode.SUBSCRIPTIONS)
+class Subscriptions(Packet):
     """What did groups say about subjects and patterns?"""
 
     group: str = ""
@@ -115,7 +115,7 @@ class Subscription(NamedTuple):
     settings: GroupSettings
 
 
-@message(Opcode.SUBSCRIPTIONS)
+@packet(Opcode.SUBSCRIPTIONS)
 class SubscriptionsListed(Response):
     """The answer to ``Subscriptions``: there may be more behind the last one."""
 

@@ -1,7 +1,7 @@
-"""Kinds of fields: how each value travels, and the names under which messages declare them.
+"""Kinds of fields: how each value is written and read, and the annotations that name them.
 
 A message annotates its fields with these names, as in ``incarnation: U64``; type checkers see
-plain ``int``. A type that can travel in one way only needs no name: text, ``bool``, ``bytes``,
+plain ``int``. Types with only one layout are used as they are: ``str``, ``bool``, ``bytes``,
 sequences, epochs, enumerations, named tuples, and tuples, which are lists.
 """
 
@@ -41,30 +41,30 @@ __all__ = [
     "Blob",
     "Code",
     "Field",
+    "FieldKind",
+    "FieldsOf",
     "Id",
-    "Kind",
     "ListOf",
-    "Read",
-    "Record",
+    "ReadValue",
     "Records",
     "View",
-    "Write",
+    "WriteValue",
     "choice",
     "code_of",
     "describe",
+    "in_wire_order",
     "kind_of",
     "known",
     "many",
-    "record_fields",
     "row",
     "since",
 ]
 
 T = TypeVar("T")
 KnownT = TypeVar("KnownT", bound=IntEnum)
-Write = Callable[..., None]
+WriteValue = Callable[..., None]
 """Takes a value and the writer."""
-Read = Callable[..., Any]
+ReadValue = Callable[..., Any]
 """Takes the reader, and returns a value."""
 NO_DEFAULT = object()
 """As the default of a field: it has none."""
@@ -72,10 +72,12 @@ _ANY_COUNT = 0xFFFF
 _CODES: dict[int, ErrorCode] = {each.value: each for each in ErrorCode}
 
 
-class Kind:
-    """How one value travels."""
+class FieldKind:
+    """Describes how one value is written and read."""
 
-    def __init__(self, name: str, least: int, write: Write | None, read: Read | None) -> None:
+    def __init__(
+        self, name: str, least: int, write: WriteValue | None, read: ReadValue | None
+    ) -> None:
         """Describe a kind.
 
         Args:
@@ -96,39 +98,39 @@ class Kind:
 
 
 class Field(NamedTuple):
-    """One field of a record."""
+    """One field of a class."""
 
     name: str
-    kind: Kind
+    kind: FieldKind
     since: int = 1
     """The version that it came with."""
     default: Any = NO_DEFAULT
 
 
-class Record(Kind):
-    """Fields, one after the other. Those that came with a later version are the last ones."""
+class FieldsOf(FieldKind):
+    """The fields of a class, one after the other; those of later versions come last."""
 
     def __init__(
-        self, of: Any, fields: tuple[Field, ...], declared: tuple[str, ...] | None = None
+        self, of: Any, fields: tuple[Field, ...], names: tuple[str, ...] | None = None
     ) -> None:
         """Describe a class.
 
         Args:
             of: A dataclass, a named tuple or ``tuple``.
             fields: In the order of the wire.
-            declared: Their names in the order of the class, if that is another one.
+            names: In the order of the class, where that differs.
         """
         late = [field for field in fields if field.since > 1]
         for field in late:
             if field.default is NO_DEFAULT:
                 raise TypeError(f"{of.__name__}.{field.name} came later: it needs a default")
-        if of is tuple and any(isinstance(field.kind, Record) for field in fields):
-            raise TypeError("a part of a tuple is a record: use a named tuple")
+        if of is tuple and any(isinstance(field.kind, FieldsOf) for field in fields):
+            raise TypeError("a part of a tuple has fields: use a named tuple")
         least = sum(field.kind.least for field in fields if field.since == 1)
-        super().__init__("record", least, None, None)
+        super().__init__("fields", least, None, None)
         self.of = of
         self.fields = tuple(sorted(fields, key=lambda field: field.since))
-        self.declared = declared or tuple(field.name for field in fields)
+        self.names = names or tuple(field.name for field in fields)
         inner = (version for field in fields for version in field.kind.versions)
         self.versions = tuple(sorted({*inner, *(field.since for field in late)} | {1}))
         self.build: Callable[[Any], Any] = (
@@ -136,10 +138,10 @@ class Record(Kind):
         )
 
 
-class ListOf(Kind):
+class ListOf(FieldKind):
     """A list of values of one kind."""
 
-    def __init__(self, of: Kind, what: str, most: int, each: str) -> None:
+    def __init__(self, of: FieldKind, what: str, most: int, each: str) -> None:
         super().__init__("list", 2, None, None)
         self.versions = of.versions
         self.of, self.what, self.most, self.each = of, what, most, each
@@ -156,7 +158,7 @@ class _Since(NamedTuple):
 
 
 def many(what: str = "entries", *, most: int = _ANY_COUNT, each: str = "") -> _Many:
-    """Mark a tuple as a list that says more about itself.
+    """Annotate a list with its limit and with what its entries are called.
 
     Args:
         what: What the entries are, for whoever sent too many.
@@ -167,7 +169,7 @@ def many(what: str = "entries", *, most: int = _ANY_COUNT, each: str = "") -> _M
 
 
 def since(version: int) -> _Since:
-    """Mark a field that came with a version; from older peers, it has its default."""
+    """Annotate a field that a later version added; from older peers, it has its default."""
     return _Since(version)
 
 
@@ -184,7 +186,7 @@ def known(kinds: type[KnownT], value: int, what: str) -> KnownT:
         raise UnsupportedError(f"{what} {value} is unknown; known are {names}") from None
 
 
-def choice(kinds: type[KnownT], what: str) -> Kind:
+def choice(kinds: type[KnownT], what: str) -> FieldKind:
     """Return the kind of an enumeration whose unknown numbers are refused.
 
     Args:
@@ -210,8 +212,8 @@ def _number(
     code: str,
     convert: Callable[[int], Any] | None = None,
     choices: tuple[IntEnum, ...] = (),
-) -> Kind:
-    kind = Kind(name, calcsize("<" + code), None, None)
+) -> FieldKind:
+    kind = FieldKind(name, calcsize("<" + code), None, None)
     kind.code, kind.convert, kind.choices = code, convert, choices
     return kind
 
@@ -237,8 +239,8 @@ def _read_id(source: Reader) -> bytes:
     return found
 
 
-TEXT = Kind("text", 2, lambda text, to: to.text(text), Reader.text)
-BLOB = Kind("blob", 4, _write_blob, _read_blob)
+TEXT = FieldKind("text", 2, lambda text, to: to.text(text), Reader.text)
+BLOB = FieldKind("blob", 4, _write_blob, _read_blob)
 _U32, _U64 = _number("u32", "I"), _number("u64", "Q")
 U8 = Annotated[int, _number("u8", "B")]
 U16 = Annotated[int, _number("u16", "H")]
@@ -248,14 +250,14 @@ I64 = Annotated[int, _number("i64", "q")]
 Code = Annotated[ErrorCode, _number("u16", "H", code_of, tuple(ErrorCode))]
 Blob = Annotated[bytes | memoryview, BLOB]
 """Read, a copy that may be kept."""
-View = Annotated[bytes | memoryview, Kind("blob", 4, _write_blob, Reader.blob)]
+View = Annotated[bytes | memoryview, FieldKind("blob", 4, _write_blob, Reader.blob)]
 """Read, a view that is valid as long as its frame."""
 Records = Annotated[
     bytes | memoryview | tuple[bytes | memoryview, ...],
-    Kind("blob", 4, _write_records, Reader.blob),
+    FieldKind("blob", 4, _write_records, Reader.blob),
 ]
 """Written, maybe several buffers; read, a view."""
-Id = Annotated[bytes, Kind("blob", 4, _write_blob, _read_id)]
+Id = Annotated[bytes, FieldKind("blob", 4, _write_blob, _read_id)]
 """The id of a message."""
 
 _WHAT: dict[Any, str] = {
@@ -266,7 +268,7 @@ _WHAT: dict[Any, str] = {
     ConsumeStrategy: "strategy of consumption",
 }
 """What the numbers of these are, where the name of the class does not say it."""
-_KINDS: dict[Any, Kind] = {
+_KINDS: dict[Any, FieldKind] = {
     str: TEXT,
     bytes: BLOB,
     bool: _number("bool", "?"),
@@ -275,8 +277,12 @@ _KINDS: dict[Any, Kind] = {
 }
 
 
-def kind_of(annotation: Any) -> Kind:
-    """Return how a value of an annotated type travels."""
+def kind_of(annotation: Any) -> FieldKind:
+    """Return the kind of an annotated type.
+
+    Raises:
+        TypeError: The annotation leaves the layout open, as a plain ``int`` does.
+    """
     found = _KINDS.get(annotation)
     if found is None:
         found = _KINDS[annotation] = _derived(annotation)
@@ -284,22 +290,22 @@ def kind_of(annotation: Any) -> Kind:
 
 
 def describe(of: Any, **fields: Any) -> None:
-    """Say how a named tuple of the model travels: its fields in the order of the wire."""
+    """Declare the fields of a named tuple of the model, in the order of the wire."""
     described = tuple(Field(name, kind_of(annotation)) for name, annotation in fields.items())
-    _KINDS[of] = Record(of, described, of._fields)
+    _KINDS[of] = FieldsOf(of, described, of._fields)
 
 
 def row(*, first: str) -> Callable[[type[T]], type[T]]:
-    """Say which fields of a named tuple come first on the wire; the others follow as declared."""
+    """Declare which fields of a named tuple come first on the wire; the others follow."""
 
     def described(of: type[T]) -> type[T]:
-        _KINDS[of] = _record_of(of, first)
+        _KINDS[of] = _fields_of(of, first)
         return of
 
     return described
 
 
-def record_fields(
+def in_wire_order(
     annotations: Mapping[str, Any], defaults: Mapping[str, Any], first: str
 ) -> tuple[Field, ...]:
     """Return the fields of a class in the order of the wire."""
@@ -315,7 +321,7 @@ def record_fields(
     )
 
 
-def _derived(annotation: Any) -> Kind:
+def _derived(annotation: Any) -> FieldKind:
     origin = get_origin(annotation)
     if origin is Annotated:
         return _marked(*get_args(annotation))
@@ -324,15 +330,15 @@ def _derived(annotation: Any) -> Kind:
     if hasattr(annotation, "__supertype__"):
         return kind_of(annotation.__supertype__)
     if hasattr(annotation, "_fields") or is_dataclass(annotation):
-        return _record_of(annotation, "")
+        return _fields_of(annotation, "")
     if isinstance(annotation, type) and issubclass(annotation, IntEnum):
         return choice(annotation, _WHAT.get(annotation, annotation.__name__.lower()))
     raise TypeError(f"{annotation!r} does not say how it travels")
 
 
-def _marked(annotation: Any, *marks: object) -> Kind:
+def _marked(annotation: Any, *marks: object) -> FieldKind:
     for mark in marks:
-        if isinstance(mark, Kind):
+        if isinstance(mark, FieldKind):
             return mark
         if isinstance(mark, _Many):
             return _list_of(annotation, mark)
@@ -344,15 +350,17 @@ def _list_of(annotation: Any, said: _Many) -> ListOf:
     if get_origin(entry) is not tuple:
         return ListOf(kind_of(entry), *said)
     parts = zip(said.each.split(), get_args(entry), strict=True)
-    return ListOf(Record(tuple, tuple(Field(name, kind_of(part)) for name, part in parts)), *said)
+    return ListOf(
+        FieldsOf(tuple, tuple(Field(name, kind_of(part)) for name, part in parts)), *said
+    )
 
 
-def _record_of(of: Any, first: str) -> Record:
+def _fields_of(of: Any, first: str) -> FieldsOf:
     if is_dataclass(of):
         names, defaults = {field.name: field.type for field in dataclass_fields(of)}, {}
     else:
         names, defaults = of.__annotations__, of._field_defaults
-    return Record(of, record_fields(names, defaults, first), tuple(names))
+    return FieldsOf(of, in_wire_order(names, defaults, first), tuple(names))
 
 
 def _since_of(annotation: Any) -> int:

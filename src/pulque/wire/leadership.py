@@ -5,8 +5,8 @@ from typing import Annotated
 from pulque.model.leadership import Leadership
 from pulque.model.positions import Epoch
 from pulque.wire.kinds import U16, U32, U64, describe, many
-from pulque.wire.message import Message, Response, message
 from pulque.wire.opcodes import Opcode
+from pulque.wire.packet import Packet, Response, packet
 
 __all__ = ["ChangeInSync", "HandOver", "HandedOver", "InSyncChanged", "Lead", "Led"]
 
@@ -23,8 +23,8 @@ describe(
 )
 
 
-@message(Opcode.LEAD)
-class Lead(Message):
+@packet(Opcode.LEAD)
+class Lead(Packet):
     """Who leads my broker group? Tell me when that differs from what I know.
 
     Said by every broker of a group that has followers, again and again: who is silent is not
@@ -51,7 +51,7 @@ class Lead(Message):
     """Answer after this time at the latest, though nothing changed."""
 
 
-@message(Opcode.LEAD)
+@packet(Opcode.LEAD)
 class Led(Response):
     """The answer to ``Lead``."""
 
@@ -66,8 +66,8 @@ class Led(Response):
     """How long a leader that asked may go on as one without asking again."""
 
 
-@message(Opcode.CHANGE_IN_SYNC)
-class ChangeInSync(Message):
+@packet(Opcode.CHANGE_IN_SYNC)
+class ChangeInSync(Packet):
     """These brokers have all that was confirmed: said by the leader.
 
     Without itself among them, the leader asks for another one to be elected from them: the first
@@ -84,7 +84,7 @@ class ChangeInSync(Message):
     in_sync: InSync
 
 
-@message(Opcode.CHANGE_IN_SYNC)
+@packet(Opcode.CHANGE_IN_SYNC)
 class InSyncChanged(Response):
     """The answer to ``ChangeInSync``."""
 
@@ -94,15 +94,15 @@ class InSyncChanged(Response):
     """As it is now."""
 
 
-@message(Opcode.HAND_OVER)
-class HandOver(Message):
+@packet(Opcode.HAND_OVER)
+class HandOver(Packet):
     """Have another broker of the group lead: said to the leader, by command."""
 
     to: str = ""
     """The id of the data directory that is to lead; empty for any that has all."""
 
 
-@message(Opcode.HAND_OVER)
+@packet(Opcode.HAND_OVER)
 class HandedOver(Response):
     """The answer to ``HandOver``: another broker leads."""
 

@@ -6,8 +6,8 @@ from pulque.model.names import ConsumerId, Group, PartitionName
 from pulque.model.ordered import Allotted, ConsumeStrategy, OrderStrategy
 from pulque.model.positions import ConsumeSequence
 from pulque.wire.kinds import I64, U16, U32, U64, describe, row
-from pulque.wire.message import Message, Response, message
 from pulque.wire.opcodes import Opcode
+from pulque.wire.packet import Packet, Response, packet
 
 __all__ = [
     "NOT_STUCK",
@@ -34,8 +34,8 @@ NOT_STUCK = 0
 describe(Allotted, broker_group=str, partition=PartitionName, host=str, port=U16)
 
 
-@message(Opcode.ATTEND, first="consumer subject group")
-class Attend(Message):
+@packet(Opcode.ATTEND, first="consumer subject group")
+class Attend(Packet):
     """I consume this subject in order: tell me which partitions are mine, and when that changes.
 
     It is the consumer's heartbeat, too. Asked at home: meta servers answer, brokers relay it to
@@ -56,7 +56,7 @@ class Attend(Message):
     """Answer after this time at the latest, and at once if the answer differs."""
 
 
-@message(Opcode.ATTEND)
+@packet(Opcode.ATTEND)
 class Attended(Response):
     """The answer to ``Attend``."""
 
@@ -73,8 +73,8 @@ class Attended(Response):
     """What is the consumer's alone; nothing, if there are more consumers than partitions."""
 
 
-@message(Opcode.LOCK)
-class Lock(Message):
+@packet(Opcode.LOCK)
+class Lock(Packet):
     """Let me be the only one of my group to pull from this partition, or go on being it."""
 
     partition: str
@@ -89,7 +89,7 @@ class Lock(Message):
     """How long to wait for another consumer to give it up."""
 
 
-@message(Opcode.LOCK)
+@packet(Opcode.LOCK)
 class Locked(Response):
     """The answer to ``Lock``; a token that is new is on disk."""
 
@@ -103,8 +103,8 @@ class Locked(Response):
     """Who has it, if it is another."""
 
 
-@message(Opcode.UNLOCK)
-class Unlock(Message):
+@packet(Opcode.UNLOCK)
+class Unlock(Packet):
     """I am done with this partition: what I did not settle is the next consumer's."""
 
     partition: str
@@ -114,7 +114,7 @@ class Unlock(Message):
     token: U64
 
 
-@message(Opcode.UNLOCK)
+@packet(Opcode.UNLOCK)
 class Unlocked(Response):
     """The answer to ``Unlock``."""
 
@@ -122,8 +122,8 @@ class Unlocked(Response):
     """Whether the token was the newest; if not, there was nothing to give up."""
 
 
-@message(Opcode.SKIP, first="partition group reason")
-class Skip(Message):
+@packet(Opcode.SKIP, first="partition group reason")
+class Skip(Packet):
     """Give up the message that an ordered group waits for: it becomes a dead letter."""
 
     partition: str
@@ -134,15 +134,15 @@ class Skip(Message):
     """Why, for people."""
 
 
-@message(Opcode.SKIP)
+@packet(Opcode.SKIP)
 class Skipped(Response):
     """The answer to ``Skip``: it is on disk that the group goes on with the next one."""
 
     next_sequence: U64
 
 
-@message(Opcode.ORDERED)
-class Ordered(Message):
+@packet(Opcode.ORDERED)
+class Ordered(Packet):
     """How far are the ordered groups of a subject?"""
 
     subject: str
@@ -181,21 +181,21 @@ class OrderedRow(NamedTuple):
         return self.is_closed and self.settled >= self.end
 
 
-@message(Opcode.ORDERED)
+@packet(Opcode.ORDERED)
 class OrderedReport(Response):
     """The answer to ``Ordered``."""
 
     rows: tuple[OrderedRow, ...]
 
 
-@message(Opcode.CLOSE)
-class Close(Message):
+@packet(Opcode.CLOSE)
+class Close(Packet):
     """Take no more sends to this partition: others take its order keys from now on."""
 
     partition: str
 
 
-@message(Opcode.CLOSE)
+@packet(Opcode.CLOSE)
 class Closed(Response):
     """The answer to ``Close``: it is on disk that nothing follows."""
 

@@ -5,14 +5,14 @@ from typing import Annotated
 from pulque.model.cluster import ServerState
 from pulque.model.routes import Role
 from pulque.wire.kinds import I64, U16, U32, U64, many
-from pulque.wire.message import Message, Response, message
 from pulque.wire.opcodes import Opcode
+from pulque.wire.packet import Packet, Response, packet
 
 __all__ = ["Register", "Registered", "ServerState"]
 
 
-@message(Opcode.REGISTER, first="cluster name broker_group host directory")
-class Register(Message):
+@packet(Opcode.REGISTER, first="cluster name broker_group host directory")
+class Register(Packet):
     """Here I am: said to every meta server at the start, and then again and again."""
 
     cluster: str
@@ -39,7 +39,7 @@ class Register(Message):
     """How much its message log holds."""
 
 
-@message(Opcode.REGISTER)
+@packet(Opcode.REGISTER)
 class Registered(Response):
     """The answer to ``Register``: what holds for this server now."""
 

@@ -4,8 +4,8 @@ from typing import Annotated
 
 from pulque.model.leadership import EpochStart
 from pulque.wire.kinds import U8, U32, U64, View, many
-from pulque.wire.message import Message, Response, message
 from pulque.wire.opcodes import Opcode
+from pulque.wire.packet import Packet, Response, packet
 
 __all__ = [
     "NO_ROOM",
@@ -22,8 +22,8 @@ NO_ROOM = 3
 Epochs = Annotated[tuple[EpochStart, ...], many("epochs")]
 
 
-@message(Opcode.FOLLOW)
-class Follow(Message):
+@packet(Opcode.FOLLOW)
+class Follow(Packet):
     """I want to copy your logs; this is what I have."""
 
     broker_group: str
@@ -41,7 +41,7 @@ class Follow(Message):
     """Where its logs were when each leadership began; the oldest first."""
 
 
-@message(Opcode.FOLLOW)
+@packet(Opcode.FOLLOW)
 class Followed(Response):
     """The answer to ``Follow``: where to go on from."""
 
@@ -59,8 +59,8 @@ class Followed(Response):
     """The leader's; the follower writes them down before it copies anything."""
 
 
-@message(Opcode.REPLICATE)
-class Replicate(Message):
+@packet(Opcode.REPLICATE)
+class Replicate(Packet):
     """This is what I have by now; what comes next?"""
 
     directory: str
@@ -94,7 +94,7 @@ class Replicate(Message):
         return self.ready != NO_ROOM
 
 
-@message(Opcode.REPLICATE)
+@packet(Opcode.REPLICATE)
 class Replicated(Response):
     """The answer to ``Replicate``: bytes of both logs, none if there is nothing new.
 
@@ -126,8 +126,8 @@ class Replicated(Response):
     actions: View
 
 
-@message(Opcode.COPY_CHECKPOINT)
-class CopyCheckpoint(Message):
+@packet(Opcode.COPY_CHECKPOINT)
+class CopyCheckpoint(Packet):
     """Give me a part of your checkpoint, so that I need not replay all from the beginning."""
 
     number: U64
@@ -136,7 +136,7 @@ class CopyCheckpoint(Message):
     max_bytes: U32
 
 
-@message(Opcode.COPY_CHECKPOINT)
+@packet(Opcode.COPY_CHECKPOINT)
 class CheckpointPart(Response):
     """The answer to ``CopyCheckpoint``."""
 

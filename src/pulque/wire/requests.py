@@ -20,9 +20,9 @@ from pulque.wire.frame import Frame, pack_frame_header
 from pulque.wire.groups import ChangeGroup, Subscribe, Subscriptions
 from pulque.wire.kinds import I64, U8, U32, U64, Blob, many
 from pulque.wire.leadership import ChangeInSync, HandOver, Lead
-from pulque.wire.message import Message, message
 from pulque.wire.opcodes import Opcode
 from pulque.wire.ordered import NO_TOKEN, Attend, Close, Lock, Ordered, Skip, Unlock
+from pulque.wire.packet import Packet, packet
 from pulque.wire.registration import Register
 from pulque.wire.replication import CopyCheckpoint, Follow, Replicate
 from pulque.wire.resets import Groups, Reset
@@ -123,8 +123,8 @@ _SETTLE = Struct("<QIIQQQ")
 _NACKED = Struct("<Qq")
 
 
-@message(Opcode.HELLO)
-class Hello(Message):
+@packet(Opcode.HELLO)
+class Hello(Packet):
     """The first frame on every connection: who is there and what it understands."""
 
     min_version: U8
@@ -139,8 +139,8 @@ class Hello(Message):
     """The first message of that proof."""
 
 
-@message(Opcode.SEND)
-class Send(Message):
+@packet(Opcode.SEND)
+class Send(Packet):
     """Store these batches, each in its partition; each gets an outcome of its own."""
 
     acks: Acks
@@ -181,8 +181,8 @@ class Wanted(NamedTuple):
     """Of the lock, where the group is an ordered one."""
 
 
-@message(Opcode.PULL, first="incarnation max_messages max_bytes timeout_ms start_at")
-class Pull(Message):
+@packet(Opcode.PULL, first="incarnation max_messages max_bytes timeout_ms start_at")
+class Pull(Packet):
     """Hand me messages: first what I hold already from the expected sequence on, then new ones."""
 
     group: str
@@ -251,8 +251,8 @@ class Nacked(NamedTuple):
     reason: str
 
 
-@message(Opcode.SETTLE, first="partition group consumer incarnation tenure first last token")
-class Settle(Message):
+@packet(Opcode.SETTLE, first="partition group consumer incarnation tenure first last token")
+class Settle(Packet):
     """I am done with deliveries ``first..last``, both included, except for the nacked ones."""
 
     partition: str
@@ -291,8 +291,8 @@ class Settle(Message):
         return cls(partition, group, consumer, incarnation, tenure, first, last, nacked, token)
 
 
-@message(Opcode.HEARTBEAT)
-class Heartbeat(Message):
+@packet(Opcode.HEARTBEAT)
+class Heartbeat(Packet):
     """This consumer lives, or is leaving and hands back what it holds."""
 
     group: str
@@ -301,8 +301,8 @@ class Heartbeat(Message):
     is_leaving: bool = False
 
 
-@message(Opcode.READ)
-class Read(Message):
+@packet(Opcode.READ)
+class Read(Packet):
     """Show me messages of a partition from a sequence on, without a group and without effect."""
 
     partition: str
@@ -312,8 +312,8 @@ class Read(Message):
     timeout_ms: U32
 
 
-@message(Opcode.POSITIONS)
-class Positions(Message):
+@packet(Opcode.POSITIONS)
+class Positions(Packet):
     """Where does a partition begin and end, and what was the first message at an instant?"""
 
     partition: str
@@ -321,13 +321,13 @@ class Positions(Message):
     """Looks for the first message stored at or after this instant."""
 
 
-@message(Opcode.STATUS)
-class Status(Message):
+@packet(Opcode.STATUS)
+class Status(Packet):
     """How is the broker doing?"""
 
 
-@message(Opcode.SEAL)
-class Seal(Message):
+@packet(Opcode.SEAL)
+class Seal(Packet):
     """Close the open segment of the message log, so that it can be archived."""
 
 
@@ -404,9 +404,9 @@ def decode_request(frame: Frame, *, max_watched: int = MAX_WATCHED) -> Request:
         known = ", ".join(f"{code.value} {code.name.lower()}" for code in Opcode)
         raise UnsupportedError(f"opcode {frame.opcode} is unknown; known are {known}")
     version = frame.version
-    if version != OLDEST and version not in kind.record.versions:
+    if version != OLDEST and version not in kind.declared.versions:
         raise UnsupportedError(
-            f"version {version} of {kind.__name__} is unknown; {_known(kind.record.versions)}"
+            f"version {version} of {kind.__name__} is unknown; {_known(kind.declared.versions)}"
         )
     payload = frame.payload
     reader = LimitedReader(payload, {WATCHED: max_watched}) if kind is Watch else Reader(payload)

@@ -7,9 +7,9 @@ from pulque.model.groups import FROM_EARLIEST, Mode, Start, StartKind
 from pulque.model.names import ConsumerId, Group, PartitionName
 from pulque.model.positions import ConsumeSequence
 from pulque.wire.codec import Writer
-from pulque.wire.kinds import I64, U32, Field, Record, choice, kind_of
-from pulque.wire.message import Message, Response, codec_of, message
+from pulque.wire.kinds import I64, U32, Field, FieldsOf, choice, kind_of
 from pulque.wire.opcodes import Opcode
+from pulque.wire.packet import Packet, Response, coder_of, packet
 
 __all__ = [
     "GroupConsumer",
@@ -24,11 +24,13 @@ __all__ = [
 UNHEARD = -1
 """As the time for which a consumer was silent: it is gone."""
 _CUT = Struct("<?")
-TARGET = Record(Start, (Field("kind", choice(StartKind, "target")), Field("value", kind_of(I64))))
+TARGET = FieldsOf(
+    Start, (Field("kind", choice(StartKind, "target")), Field("value", kind_of(I64)))
+)
 
 
-@message(Opcode.RESET)
-class Reset(Message):
+@packet(Opcode.RESET)
+class Reset(Packet):
     """Have a group go on from another place."""
 
     group: str
@@ -58,18 +60,18 @@ class ResetRow(NamedTuple):
     """How many deliveries are taken from consumers."""
 
 
-@message(Opcode.RESET)
+@packet(Opcode.RESET)
 class ResetDone(Response):
     """The answer to ``Reset``: for each partition, what happened or would."""
 
     rows: tuple[ResetRow, ...]
 
-    write_row = staticmethod(codec_of(kind_of(ResetRow)).write)
+    write_row = staticmethod(coder_of(kind_of(ResetRow)).write)
     """Appends one row, of an answer that is made in steps."""
 
 
-@message(Opcode.GROUPS)
-class Groups(Message):
+@packet(Opcode.GROUPS)
+class Groups(Packet):
     """Where are the groups?"""
 
     subject: str = ""
@@ -86,10 +88,6 @@ class GroupConsumer(NamedTuple):
     """How many deliveries it has not settled."""
     silent_ms: I64
     """For how long nothing was heard of it; -1 if it is gone."""
-
-
-_CUT = Struct("<?")
-TARGET = Record(Start, (Field("kind", choice(StartKind, "target")), Field("value", kind_of(I64))))
 
 
 class GroupPosition(NamedTuple):
@@ -119,7 +117,7 @@ class GroupPosition(NamedTuple):
         return max(self.end - max(self.next_sequence, self.start), 0) + self.held + self.pending
 
 
-@message(Opcode.GROUPS)
+@packet(Opcode.GROUPS)
 class GroupsReport(Response):
     """The answer to ``Groups``."""
 
@@ -127,7 +125,7 @@ class GroupsReport(Response):
     is_cut: bool = False
     """There are more: ask for fewer."""
 
-    write_position = staticmethod(codec_of(kind_of(GroupPosition)).write)
+    write_position = staticmethod(coder_of(kind_of(GroupPosition)).write)
     """Appends one position, of an answer that is made in steps."""
 
     @staticmethod

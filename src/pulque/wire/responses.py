@@ -17,9 +17,9 @@ from pulque.wire.frame import Frame, pack_frame_header
 from pulque.wire.groups import GroupChanged, Subscribed, SubscriptionsListed
 from pulque.wire.kinds import I64, U8, U16, U32, U64, Code, Records, code_of
 from pulque.wire.leadership import HandedOver, InSyncChanged, Led
-from pulque.wire.message import ANSWER, ANSWERS, Response, message
 from pulque.wire.opcodes import Opcode
 from pulque.wire.ordered import Attended, Closed, Locked, OrderedReport, Skipped, Unlocked
+from pulque.wire.packet import ANSWER, ANSWERS, Response, packet
 from pulque.wire.registration import Registered
 from pulque.wire.replication import CheckpointPart, Followed, Replicated
 from pulque.wire.requests import VERSION
@@ -93,7 +93,7 @@ _ROUTES = Struct("<I?")
 _new = tuple.__new__
 
 
-@message(Opcode.HELLO, first="version tenure max_payload max_message lease_ms max_delay_ms role")
+@packet(Opcode.HELLO, first="version tenure max_payload max_message lease_ms max_delay_ms role")
 class Welcome(Response):
     """The answer to ``Hello``."""
 
@@ -131,7 +131,7 @@ class Outcome(NamedTuple):
     """What went wrong."""
 
 
-@message(Opcode.SEND)
+@packet(Opcode.SEND)
 class Sent(Response):
     """The answer to ``Send``: an outcome for each batch, in order."""
 
@@ -191,7 +191,7 @@ class Delivered:
     """To be written: buffers. Decoded: a view that is valid as long as its frame."""
 
 
-@message(Opcode.PULL)
+@packet(Opcode.PULL)
 class Pulled(Response):
     """The answer to ``Pull``."""
 
@@ -238,7 +238,7 @@ class Pulled(Response):
         return cls(tuple(states), tuple(deliveries), *source.unpack(_ROUTES))
 
 
-@message(Opcode.SETTLE)
+@packet(Opcode.SETTLE)
 class Settled(Response):
     """The answer to ``Settle``."""
 
@@ -246,7 +246,7 @@ class Settled(Response):
     """All deliveries before it are settled."""
 
 
-@message(Opcode.HEARTBEAT)
+@packet(Opcode.HEARTBEAT)
 class Beaten(Response):
     """The answer to ``Heartbeat``."""
 
@@ -254,7 +254,7 @@ class Beaten(Response):
     """How long the consumer may be silent from now on."""
 
 
-@message(Opcode.READ)
+@packet(Opcode.READ)
 class ReadBack(Response):
     """The answer to ``Read``: records as they are stored, see ``Delivered``."""
 
@@ -268,7 +268,7 @@ class ReadBack(Response):
     records: Records
 
 
-@message(Opcode.POSITIONS)
+@packet(Opcode.POSITIONS)
 class Located(Response):
     """The answer to ``Positions``."""
 
@@ -280,7 +280,7 @@ class Located(Response):
     """The first message stored at or after the instant asked for; ``end`` if there is none."""
 
 
-@message(Opcode.STATUS)
+@packet(Opcode.STATUS)
 class StatusReport(Response):
     """The answer to ``Status``."""
 
@@ -288,7 +288,7 @@ class StatusReport(Response):
     """A JSON object; fields are added without notice."""
 
 
-@message(Opcode.SEAL)
+@packet(Opcode.SEAL)
 class Sealed(Response):
     """The answer to ``Seal``."""
 
@@ -340,7 +340,7 @@ def decode_response(frame: Frame) -> Response | PulqueError:
         return error_from_wire(code, reader.text())
     kind = ANSWERS.get(frame.opcode)
     version = frame.version
-    if kind is None or (version != OLDEST and version not in kind.record.versions):
+    if kind is None or (version != OLDEST and version not in kind.declared.versions):
         raise RemoteProtocolError(
             f"opcode {frame.opcode:#x} version {version} is not an answer known here"
         )

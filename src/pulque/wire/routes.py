@@ -7,8 +7,8 @@ from pulque.model.ordered import OrderStrategy
 from pulque.model.routes import PartitionRoute, RouteKind, Slots
 from pulque.model.routes import Route as RouteOf
 from pulque.wire.kinds import U8, U16, U32, U64, describe, many
-from pulque.wire.message import Message, Response, message
 from pulque.wire.opcodes import Opcode
+from pulque.wire.packet import Packet, Response, packet
 
 __all__ = [
     "MAX_WATCHED",
@@ -43,8 +43,8 @@ describe(
 )
 
 
-@message(Opcode.ROUTE)
-class Route(Message):
+@packet(Opcode.ROUTE)
+class Route(Packet):
     """Who serves this subject, or all subjects of a pattern?"""
 
     subject: str
@@ -55,7 +55,7 @@ class Route(Message):
     """What the route is wanted for."""
 
 
-@message(Opcode.ROUTE)
+@packet(Opcode.ROUTE)
 class Routed(Response):
     """The answer to ``Route``."""
 
@@ -74,8 +74,8 @@ class KnownRoute(NamedTuple):
     """Of the route that the client has."""
 
 
-@message(Opcode.WATCH)
-class Watch(Message):
+@packet(Opcode.WATCH)
+class Watch(Packet):
     """Tell me when one of these routes differs from what I know; it also says that I live."""
 
     client: str
@@ -95,7 +95,7 @@ class ChangedRoute(NamedTuple):
     route: RouteOf
 
 
-@message(Opcode.WATCH)
+@packet(Opcode.WATCH)
 class Watched(Response):
     """The answer to ``Watch``: the routes that differ; none if the time was up."""
 

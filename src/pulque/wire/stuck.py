@@ -4,14 +4,14 @@ from typing import NamedTuple
 
 from pulque.model.names import PartitionName
 from pulque.wire.kinds import I64, U32, Id, row
-from pulque.wire.message import Message, Response, message
 from pulque.wire.opcodes import Opcode
+from pulque.wire.packet import Packet, Response, packet
 
 __all__ = ["StuckListed", "StuckMessage", "StuckMessages"]
 
 
-@message(Opcode.STUCK, first="max_rows")
-class StuckMessages(Message):
+@packet(Opcode.STUCK, first="max_rows")
+class StuckMessages(Packet):
     """Which messages are overdue, as brokers refuse them?"""
 
     subject: str = ""
@@ -39,7 +39,7 @@ class StuckMessage(NamedTuple):
     """What the broker said."""
 
 
-@message(Opcode.STUCK)
+@packet(Opcode.STUCK)
 class StuckListed(Response):
     """The answer to ``StuckMessages``."""
 

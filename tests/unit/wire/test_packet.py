@@ -18,8 +18,8 @@ from pulque.model.ordered import OrderStrategy
 from pulque.model.positions import Epoch, StartCount, Tenure
 from pulque.wire.codec import Reader, Writer
 from pulque.wire.kinds import I64, U8, U16, U32, many, row, since
-from pulque.wire.message import Message, Response, codec_of, message
 from pulque.wire.opcodes import Opcode
+from pulque.wire.packet import Packet, Response, coder_of, packet
 from pulque.wire.requests import Pull, Send, Settle
 from pulque.wire.responses import Pulled, Sent
 from tests.property.wire_values import copied, values_of
@@ -34,8 +34,8 @@ class Shelf(NamedTuple):
     limit: Annotated[I64, since(2)] = -1
 
 
-@message(Opcode.STATUS, first="tenure number")
-class Grown(Message):
+@packet(Opcode.STATUS, first="tenure number")
+class Grown(Packet):
     """Made up: ``reason`` came with version 2 in the middle of the class, ``mood`` with 3."""
 
     name: str
@@ -53,7 +53,7 @@ OLD = pack("<III", 5, 2, 41) + b"\1\0a" + b"\1" + b"\1\0" + b"\3\0" + b"\1\0s"
 NEW = OLD + b"\x09\0\0\0\0\0\0\0" + b"\4\0late"
 
 
-def written(value: Message, version: int) -> bytes:
+def written(value: Packet, version: int) -> bytes:
     writer = Writer()
     value.write(writer, version)
     return writer.join()
@@ -92,20 +92,20 @@ def test_a_version_has_no_fields_of_a_later_one() -> None:
 def test_a_frame_names_the_version_that_last_changed_its_message(
     version: int, layout: int
 ) -> None:
-    assert Grown.record.versions == (1, 2, 3)
+    assert Grown.declared.versions == (1, 2, 3)
     assert Grown.layout(version) == layout
     assert Send.layout(version) == 1
 
 
-@message(Opcode.STATUS)
-class Holder(Message):
+@packet(Opcode.STATUS)
+class Holder(Packet):
     """Made up: only what it holds grew."""
 
     shelves: tuple[Shelf, ...]
 
 
 def test_a_message_grows_with_what_it_holds() -> None:
-    assert Holder.record.versions == (1, 2)
+    assert Holder.declared.versions == (1, 2)
     assert written(Holder((Shelf("s", 3, 9),)), 1) == b"\1\0\3\0\1\0s"
     assert written(Holder((Shelf("s", 3, 9),)), 2) == b"\1\0\3\0\1\0s" + pack("<q", 9)
     reader = Reader(memoryview(b"\1\0\3\0\1\0s"))
@@ -113,26 +113,26 @@ def test_a_message_grows_with_what_it_holds() -> None:
 
 
 def test_a_tuple_holds_no_records() -> None:
-    with pytest.raises(TypeError, match="a part of a tuple is a record"):
+    with pytest.raises(TypeError, match="a part of a tuple has fields"):
 
-        @message(Opcode.STATUS)
-        class Bad(Message):
+        @packet(Opcode.STATUS)
+        class Bad(Packet):
             pairs: Annotated[tuple[tuple[str, Shelf], ...], many(each="name shelf")]
 
 
 def test_a_field_that_came_later_needs_a_default() -> None:
     with pytest.raises(TypeError, match=r"Bad\.late came later: it needs a default"):
 
-        @message(Opcode.STATUS)
-        class Bad(Message):
+        @packet(Opcode.STATUS)
+        class Bad(Packet):
             late: Annotated[U8, since(2)]
 
 
 def test_a_number_needs_a_width() -> None:
     with pytest.raises(TypeError, match="does not say how it travels"):
 
-        @message(Opcode.STATUS)
-        class Bad(Message):
+        @packet(Opcode.STATUS)
+        class Bad(Packet):
             number: int
 
 
@@ -158,7 +158,7 @@ def test_a_number_that_does_not_fit_is_our_own_fault() -> None:
         written(Grown("a", TENURE, 2**32), 1)
 
 
-HAND_WRITTEN: list[type[Message]] = [Send, Sent, Pull, Pulled, Settle]
+HAND_WRITTEN: list[type[Packet]] = [Send, Sent, Pull, Pulled, Settle]
 
 
 def test_no_other_message_is_written_by_hand() -> None:
@@ -167,9 +167,9 @@ def test_no_other_message_is_written_by_hand() -> None:
         kind
         for module in modules
         for kind in vars(module).values()
-        if isinstance(kind, type) and issubclass(kind, Message) and "record" in vars(kind)
+        if isinstance(kind, type) and issubclass(kind, Packet) and "declared" in vars(kind)
     }
-    own = {kind for kind in kinds if vars(kind)["write"].__module__ != "pulque.wire.message"}
+    own = {kind for kind in kinds if vars(kind)["write"].__module__ != "pulque.wire.packet"}
 
     assert own == set(HAND_WRITTEN)
 
@@ -177,41 +177,41 @@ def test_no_other_message_is_written_by_hand() -> None:
 @pytest.mark.parametrize("kind", HAND_WRITTEN)
 @given(data=st.data())
 def test_a_codec_by_hand_does_what_its_declaration_says(
-    kind: type[Message], data: st.DataObject
+    kind: type[Packet], data: st.DataObject
 ) -> None:
-    value = data.draw(values_of(kind.record))
-    version = data.draw(st.sampled_from(kind.record.versions))
-    declared = codec_of(kind.record, version)
+    value = data.draw(values_of(kind.declared))
+    version = data.draw(st.sampled_from(kind.declared.versions))
+    coder = coder_of(kind.declared, version)
     ours, theirs = Writer(), Writer()
     value.write(ours, version)
-    declared.write(value, theirs)
+    coder.write(value, theirs)
 
     assert ours.join() == theirs.join()
     payload = memoryview(ours.join())
     one, other = Reader(payload), Reader(payload)
     found = kind.read(one, version)
-    assert in_one_piece(found) == in_one_piece(declared.read(other))
+    assert in_one_piece(found) == in_one_piece(coder.read(other))
     assert [type(part) for part in vars_of(found)] == [type(part) for part in vars_of(value)]
     one.end()
     other.end()
 
 
-def in_one_piece(value: Message) -> Message:
+def in_one_piece(value: Packet) -> Packet:
     return copied(value) if isinstance(value, Response) else value
 
 
-def vars_of(value: Message) -> list[object]:
-    return [getattr(value, name) for name in value.record.declared]
+def vars_of(value: Packet) -> list[object]:
+    return [getattr(value, name) for name in value.declared.names]
 
 
 @pytest.mark.parametrize("kind", HAND_WRITTEN)
 @given(data=st.data())
-def test_both_refuse_what_was_cut(kind: type[Message], data: st.DataObject) -> None:
+def test_both_refuse_what_was_cut(kind: type[Packet], data: st.DataObject) -> None:
     writer = Writer()
-    data.draw(values_of(kind.record)).write(writer)
+    data.draw(values_of(kind.declared)).write(writer)
     payload = writer.join()
     cut = payload[: data.draw(st.integers(0, max(len(payload) - 1, 0)))]
 
-    for read in (kind.read, codec_of(kind.record).read):
+    for read in (kind.read, coder_of(kind.declared).read):
         with pytest.raises((RemoteProtocolError, ValueError)):
             read(Reader(memoryview(cut)))

@@ -1,16 +1,16 @@
-"""Messages that declare their fields once: how they are written and read follows from that.
+"""Declares a message's fields once, and derives from that how it is written and read.
 
 ::
 
-    @message(Opcode.LOCK, first="token")
+    @packet(Opcode.LOCK, first="token")
     class Locked(Response):
         holder: str
         token: U64
         waiters: Annotated[U32, since(2)] = 0
 
-A codec is put together once for each class and version: texts and the numbers behind them are one
-step, and neighbouring numbers one ``Struct``. A class that has a ``write`` and a ``read`` of its
-own keeps them.
+Each class gets one coder for each version, when it is declared. Texts with the numbers behind them
+are written in one step, and neighbouring numbers by one ``Struct``. A class that defines ``write``
+and ``read`` itself keeps them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,23 +21,32 @@ from struct import Struct, error
 from typing import Any, ClassVar, NamedTuple, Self, TypeVar, dataclass_transform
 
 from pulque.wire.codec import SHORT, Reader, Writer, encode_name, encode_text
-from pulque.wire.kinds import BLOB, TEXT, Kind, ListOf, Read, Record, Write, record_fields
+from pulque.wire.kinds import (
+    BLOB,
+    TEXT,
+    FieldKind,
+    FieldsOf,
+    ListOf,
+    ReadValue,
+    WriteValue,
+    in_wire_order,
+)
 from pulque.wire.opcodes import Opcode
 from pulque.wire.versions import OLDEST
 
-__all__ = ["ANSWER", "ANSWERS", "Codec", "Message", "Response", "codec_of", "message"]
+__all__ = ["ANSWER", "ANSWERS", "Coder", "Packet", "Response", "coder_of", "packet"]
 
 ANSWER = 0x80
 """Set in the opcode of every answer."""
-MessageT = TypeVar("MessageT", bound="Message")
+PacketT = TypeVar("PacketT", bound="Packet")
 
 
-class Message:
-    """A request or an answer."""
+class Packet:
+    """A request or an answer: what the payload of a frame holds."""
 
     __slots__ = ()
     opcode: ClassVar[Opcode]
-    record: ClassVar[Record]
+    declared: ClassVar[FieldsOf]
     """Its fields."""
 
     def write(self, to: Writer, version: int = OLDEST) -> None:
@@ -52,10 +61,10 @@ class Message:
     @classmethod
     def layout(cls, version: int) -> int:
         """Return the newest version of this message that a peer of ``version`` knows."""
-        return max(each for each in cls.record.versions if each <= version)
+        return max(each for each in cls.declared.versions if each <= version)
 
 
-class Response(Message):
+class Response(Packet):
     """An answer."""
 
     __slots__ = ()
@@ -66,80 +75,80 @@ ANSWERS: dict[int, type[Response]] = {}
 
 
 @dataclass_transform(frozen_default=True)
-def message(opcode: Opcode, *, first: str = "") -> Callable[[type[MessageT]], type[MessageT]]:
-    """Make a frozen dataclass a message.
+def packet(opcode: Opcode, *, first: str = "") -> Callable[[type[PacketT]], type[PacketT]]:
+    """Turn a class into a frozen dataclass that can be written and read.
 
     Args:
         opcode: What it asks, or answers.
         first: Which fields come first on the wire; the others follow as declared.
     """
 
-    def declared(of: type[MessageT]) -> type[MessageT]:
+    def packed(of: type[PacketT]) -> type[PacketT]:
         made: Any = dataclass(frozen=True, slots=True)(of)
         names = {field.name: field.type for field in fields(made)}
         defaults = {
             each.name: each.default for each in fields(made) if each.default is not MISSING
         }
         made.opcode = opcode
-        made.record = Record(made, record_fields(names, defaults, first), tuple(names))
-        codec = _of_any_version(made.record)
+        made.declared = FieldsOf(made, in_wire_order(names, defaults, first), tuple(names))
+        coder = _of_any_version(made.declared)
         if "write" not in vars(of):
-            made.write = codec.write
+            made.write = coder.write
         if "read" not in vars(of):
-            made.read = staticmethod(codec.read)
+            made.read = staticmethod(coder.read)
         if issubclass(made, Response):
             ANSWERS[opcode | ANSWER] = made
         return made  # type: ignore[no-any-return]  # it has what it did not have before
 
-    return declared
+    return packed
 
 
-class Codec(NamedTuple):
-    """How values of one kind are written and read. Both take the version, and need it not."""
+class Coder(NamedTuple):
+    """Writes and reads values of one kind."""
 
-    write: Write
-    read: Read
+    write: WriteValue
+    read: ReadValue
 
 
-def codec_of(kind: Kind, version: int = OLDEST) -> Codec:
+def coder_of(kind: FieldKind, version: int = OLDEST) -> Coder:
     """Return how a version of the protocol writes and reads a kind."""
-    if isinstance(kind, Record):
+    if isinstance(kind, FieldsOf):
         leaves = list(_leaves(kind, version))
         runs = list(_runs(leaves))
-        return Codec(_writer(kind, leaves, runs, version), _reader(kind, leaves, runs, version))
+        return Coder(_writer(kind, leaves, runs, version), _reader(kind, leaves, runs, version))
     if isinstance(kind, ListOf):
-        return _list_codec(kind, version)
+        return _list_coder(kind, version)
     if kind.write is None or kind.read is None:
         raise TypeError(f"{kind.name} is written and read among its neighbours")
-    return Codec(kind.write, kind.read)
+    return Coder(kind.write, kind.read)
 
 
-def _of_any_version(record: Record) -> Codec:
-    codecs = {version: codec_of(record, version) for version in record.versions}
-    if len(codecs) == 1:
-        return codecs[OLDEST]
+def _of_any_version(declared: FieldsOf) -> Coder:
+    coders = {version: coder_of(declared, version) for version in declared.versions}
+    if len(coders) == 1:
+        return coders[OLDEST]
 
     def write(value: Any, to: Writer, version: int = OLDEST) -> None:
-        codecs[value.layout(version)].write(value, to)
+        coders[value.layout(version)].write(value, to)
 
     def read(source: Reader, version: int = OLDEST) -> Any:
-        return codecs[record.of.layout(version)].read(source)
+        return coders[declared.of.layout(version)].read(source)
 
-    return Codec(write, read)
+    return Coder(write, read)
 
 
-# -- records ------------------------------------------------------------------------------------
+# -- fields -------------------------------------------------------------------------------------
 
 
 class _Leaf(NamedTuple):
-    """A value that is not a record, and where it is found."""
+    """A value without fields of its own, and where it is found."""
 
     path: str
-    kind: Kind
+    kind: FieldKind
 
 
 class _Run(NamedTuple):
-    """Neighbours that are one step: texts, and numbers behind them; or one value of its own."""
+    """Neighbours that are written in one step: texts, then numbers; or one other value."""
 
     start: int
     middle: int
@@ -147,23 +156,23 @@ class _Run(NamedTuple):
     end: int
     form: Struct | None
     """Of the numbers."""
-    other: Kind | None
-    """Of a value that is neither text nor number."""
+    other: FieldKind | None
+    """A value that is neither text nor number."""
 
 
-def _leaves(record: Record, version: int, prefix: str = "") -> Iterator[_Leaf]:
-    """Yield what a record is made of in wire order, with the parts of the records in it."""
-    for name, kind, since, _ in record.fields:
+def _leaves(declared: FieldsOf, version: int, prefix: str = "") -> Iterator[_Leaf]:
+    """Yield the values in wire order, those inside other values included."""
+    for name, kind, since, _ in declared.fields:
         if since > version:
             continue
-        if isinstance(kind, Record):
+        if isinstance(kind, FieldsOf):
             yield from _leaves(kind, version, f"{prefix}{name}.")
         else:
             yield _Leaf(prefix + name, kind)
 
 
 def _runs(leaves: list[_Leaf]) -> Iterator[_Run]:
-    """Yield the steps: a new one begins at a text behind a number, and around other values."""
+    """Yield the runs: a text after a number begins a new one, and so does any other value."""
     ranks = [0 if kind is TEXT else 1 if kind.code else 2 for _, kind in leaves]
     starts = [i for i, rank in enumerate(ranks) if not i or rank == 2 or rank < ranks[i - 1]]
     for start, end in pairwise([*starts, len(leaves)]):
@@ -173,8 +182,8 @@ def _runs(leaves: list[_Leaf]) -> Iterator[_Run]:
         yield _Run(start, middle, end, Struct("<" + codes) if codes else None, other)
 
 
-def _writer(record: Record, leaves: list[_Leaf], runs: list[_Run], version: int) -> Write:
-    puts = [_put(record, leaves, run, version) for run in runs]
+def _writer(declared: FieldsOf, leaves: list[_Leaf], runs: list[_Run], version: int) -> WriteValue:
+    puts = [_put(declared, leaves, run, version) for run in runs]
     if len(puts) == 1:
         return puts[0]
 
@@ -185,34 +194,34 @@ def _writer(record: Record, leaves: list[_Leaf], runs: list[_Run], version: int)
     return write
 
 
-def _put(record: Record, leaves: list[_Leaf], run: _Run, version: int) -> Write:
-    """Return what writes one run of a record."""
+def _put(declared: FieldsOf, leaves: list[_Leaf], run: _Run, version: int) -> WriteValue:
+    """Return what writes one run of a declared."""
     start, middle, end, form, other = run
     if other is not None:
-        return _put_other(_getter(record, leaves, start, end), codec_of(other, version).write)
+        return _put_other(_getter(declared, leaves, start, end), coder_of(other, version).write)
     if form is None:
-        return _put_texts(_getter(record, leaves, start, middle))
-    if end - start == 1 and record.of is not tuple:
+        return _put_texts(_getter(declared, leaves, start, middle))
+    if end - start == 1 and declared.of is not tuple:
         return _put_number(attrgetter(leaves[start].path), form)
-    get_texts = _getter(record, leaves, start, middle) if middle > start else None
-    return _put_run(get_texts, _getter(record, leaves, middle, end), form)
+    get_texts = _getter(declared, leaves, start, middle) if middle > start else None
+    return _put_run(get_texts, _getter(declared, leaves, middle, end), form)
 
 
-def _put_other(get: Callable[[Any], Sequence[Any]], write_one: Write) -> Write:
+def _put_other(get: Callable[[Any], Sequence[Any]], write_one: WriteValue) -> WriteValue:
     def write(value: Any, to: Writer, _version: int = OLDEST) -> None:
         write_one(get(value)[0], to)
 
     return write
 
 
-def _put_texts(get: Callable[[Any], Sequence[str]]) -> Write:
+def _put_texts(get: Callable[[Any], Sequence[str]]) -> WriteValue:
     def write(value: Any, to: Writer, _version: int = OLDEST) -> None:
         to.texts(get(value))
 
     return write
 
 
-def _put_number(get: Callable[[Any], Any], form: Struct) -> Write:
+def _put_number(get: Callable[[Any], Any], form: Struct) -> WriteValue:
     pack = form.pack
 
     def write(value: Any, to: Writer, _version: int = OLDEST) -> None:
@@ -228,7 +237,7 @@ def _put_run(
     get_texts: Callable[[Any], Sequence[str]] | None,
     get_numbers: Callable[[Any], Sequence[Any]],
     form: Struct,
-) -> Write:
+) -> WriteValue:
     pack = form.pack
 
     def write(value: Any, to: Writer, _version: int = OLDEST) -> None:
@@ -245,21 +254,21 @@ def _put_run(
 
 
 def _getter(
-    record: Record, leaves: list[_Leaf], start: int, end: int
+    declared: FieldsOf, leaves: list[_Leaf], start: int, end: int
 ) -> Callable[[Any], Sequence[Any]]:
-    """Return what takes some neighbours out of a record."""
+    """Return what takes some neighbours out of a declared."""
     get: Callable[[Any], Any] = (
         itemgetter(*range(start, end))
-        if record.of is tuple
+        if declared.of is tuple
         else attrgetter(*(leaf.path for leaf in leaves[start:end]))
     )
     return get if end - start > 1 else lambda value: (get(value),)
 
 
-def _reader(record: Record, leaves: list[_Leaf], runs: list[_Run], version: int) -> Read:
-    build = _builder(record, leaves, version)
-    if build is record.build and is_dataclass(record.of) and len(runs) == 1 and runs[0].form:
-        return _run_reader(record.of, runs[0].middle, runs[0].form)
+def _reader(declared: FieldsOf, leaves: list[_Leaf], runs: list[_Run], version: int) -> ReadValue:
+    build = _builder(declared, leaves, version)
+    if build is declared.build and is_dataclass(declared.of) and len(runs) == 1 and runs[0].form:
+        return _run_reader(declared.of, runs[0].middle, runs[0].form)
     takes = [_taker(run, version) for run in runs]
 
     def read(source: Reader, _version: int = OLDEST) -> Any:
@@ -271,7 +280,7 @@ def _reader(record: Record, leaves: list[_Leaf], runs: list[_Run], version: int)
     return read
 
 
-def _run_reader(make: Any, texts: int, form: Struct) -> Read:
+def _run_reader(make: Any, texts: int, form: Struct) -> ReadValue:
     """Return what reads a message of one run whose fields are in the order of its class."""
     if texts:
         return lambda source, _version=OLDEST: make(*source.texts(texts), *source.unpack(form))
@@ -282,7 +291,7 @@ def _taker(run: _Run, version: int) -> tuple[Callable[[Reader, Any], Sequence[An
     """Return what reads one run, and what it needs for that."""
     texts = run.middle - run.start
     if run.other is not None:
-        return _take, codec_of(run.other, version).read
+        return _take, coder_of(run.other, version).read
     if run.form is None:
         return Reader.texts, texts
     return (_take_run, (texts, run.form)) if texts else (Reader.unpack, run.form)
@@ -293,19 +302,22 @@ def _take_run(source: Reader, how: tuple[int, Struct]) -> list[Any]:
     return [*source.texts(texts), *source.unpack(form)]
 
 
-def _take(source: Reader, read: Read) -> tuple[Any]:
+def _take(source: Reader, read: ReadValue) -> tuple[Any]:
     return (read(source),)
 
 
-def _builder(record: Record, leaves: list[_Leaf], version: int) -> Callable[[Sequence[Any]], Any]:
-    """Return what makes a record out of its values in wire order.
+def _builder(
+    declared: FieldsOf, leaves: list[_Leaf], version: int
+) -> Callable[[Sequence[Any]], Any]:
+    """Return what makes an object out of its values in wire order.
 
-    What numbers stand for is judged here, when the whole record was there to be read.
+    It also converts the numbers of enumerations, and refuses unknown ones: after all values were
+    read, so that a payload that is damaged as well counts as damaged.
     """
     converts = [(i, leaf.kind.convert) for i, leaf in enumerate(leaves) if leaf.kind.convert]
     later = _Later(len(leaves), version)
-    places = later.places_of(record)
-    build, inner = record.build, later.values
+    places = later.places_of(declared)
+    build, inner = declared.build, later.values
     if not converts and places == tuple(range(len(leaves))):
         return build
     pick = _items(places)
@@ -322,9 +334,9 @@ def _builder(record: Record, leaves: list[_Leaf], version: int) -> Callable[[Seq
 
 
 class _Later:
-    """Places for what is made of the values that were read: the records in a record, and defaults.
+    """Assigns places to what is made of the values: inner objects, and defaults.
 
-    They follow the values, in the order in which they are made.
+    These places follow those of the values, in the order in which the objects are made.
     """
 
     def __init__(self, leaves: int, version: int) -> None:
@@ -334,15 +346,15 @@ class _Later:
         self._next_leaf = iter(range(leaves))
         self._version = version
 
-    def places_of(self, record: Record) -> tuple[int, ...]:
-        """Return where the fields of a record are, in the order of its class."""
-        places = {field.name: self._place(*field[1:]) for field in record.fields}
-        return tuple(places[name] for name in record.declared)
+    def places_of(self, declared: FieldsOf) -> tuple[int, ...]:
+        """Return where the values of fields are, in the order of the class."""
+        places = {field.name: self._place(*field[1:]) for field in declared.fields}
+        return tuple(places[name] for name in declared.names)
 
-    def _place(self, kind: Kind, since: int, default: object) -> int:
+    def _place(self, kind: FieldKind, since: int, default: object) -> int:
         if since > self._version:
             self.values.append((_items(()), lambda _: default))
-        elif isinstance(kind, Record):
+        elif isinstance(kind, FieldsOf):
             self.values.append((_items(self.places_of(kind)), kind.build))
         else:
             return next(self._next_leaf)
@@ -358,7 +370,7 @@ def _items(places: tuple[int, ...]) -> Callable[[Any], Sequence[Any]]:
 # -- lists --------------------------------------------------------------------------------------
 
 
-def _list_codec(kind: ListOf, version: int) -> Codec:
+def _list_coder(kind: ListOf, version: int) -> Coder:
     what, most, least = kind.what, kind.most, kind.of.least
     write_all, read_all = _entries(kind.of, version)
 
@@ -370,16 +382,16 @@ def _list_codec(kind: ListOf, version: int) -> Codec:
         limit = source.limits.get(what, most)
         return tuple(read_all(source, source.count(what, most=limit, least_size=least)))
 
-    return Codec(write, read)
+    return Coder(write, read)
 
 
-def _entries(of: Kind, version: int) -> Codec:
+def _entries(of: FieldKind, version: int) -> Coder:
     """Return how the entries of a list are written and read, after their number."""
     if of is TEXT:
-        return Codec(lambda values, to: to.texts(values), Reader.texts)
+        return Coder(lambda values, to: to.texts(values), Reader.texts)
     if of.code:
         return _numbers(of)
-    write_one, read_one = codec_of(of, version)
+    write_one, read_one = coder_of(of, version)
 
     def write(values: Sequence[Any], to: Writer) -> None:
         for value in values:
@@ -388,10 +400,10 @@ def _entries(of: Kind, version: int) -> Codec:
     def read(source: Reader, count: int) -> list[Any]:
         return [read_one(source) for _ in range(count)]
 
-    return Codec(write, (isinstance(of, Record) and _rows(of, version)) or read)
+    return Coder(write, (isinstance(of, FieldsOf) and _rows(of, version)) or read)
 
 
-def _numbers(of: Kind) -> Codec:
+def _numbers(of: FieldKind) -> Coder:
     form, convert = Struct("<" + of.code), of.convert
 
     def write(values: Sequence[int], to: Writer) -> None:
@@ -401,11 +413,11 @@ def _numbers(of: Kind) -> Codec:
         found = [number for (number,) in form.iter_unpack(source.take(count * form.size))]
         return [convert(number) for number in found] if convert else found
 
-    return Codec(write, read)
+    return Coder(write, read)
 
 
-def _rows(of: Record, version: int) -> Read | None:
-    """Return what reads usual records in one loop, or None if these are others."""
+def _rows(of: FieldsOf, version: int) -> ReadValue | None:
+    """Return what reads entries of usual layouts in one loop, or None for other layouts."""
     leaves = list(_leaves(of, version))
     runs = list(_runs(leaves))
     forms = [run.form for run in runs if run.form]
