@@ -8,7 +8,7 @@
         token: U64
         waiters: Annotated[U32, since(2)] = 0
 
-Each class gets one coder for each version, when it is declared. Texts with the numbers behind them
+Each class gets one coder for each version, at its first use. Texts with the numbers behind them
 are written in one step, and neighbouring numbers by one ``Struct``. A class that defines ``write``
 and ``read`` itself keeps them.
 """
@@ -91,16 +91,30 @@ def packet(opcode: Opcode, *, first: str = "") -> Callable[[type[PacketT]], type
         }
         made.opcode = opcode
         made.declared = FieldsOf(made, in_wire_order(names, defaults, first), tuple(names))
-        coder = _of_any_version(made.declared)
         if "write" not in vars(of):
-            made.write = coder.write
-        if "read" not in vars(of):
-            made.read = staticmethod(coder.read)
+            _derive(made)
         if issubclass(made, Response):
             ANSWERS[opcode | ANSWER] = made
         return made  # type: ignore[no-any-return]  # it has what it did not have before
 
     return packed
+
+
+def _derive(made: Any) -> None:
+    """Give a class a coder that is built at its first use: few processes need every class."""
+
+    def derived() -> Coder:
+        coder = _of_any_version(made.declared)
+        made.write, made.read = coder.write, staticmethod(coder.read)
+        return coder
+
+    def write(value: Any, to: Writer, version: int = OLDEST) -> None:
+        derived().write(value, to, version)
+
+    def read(source: Reader, version: int = OLDEST) -> Any:
+        return derived().read(source, version)
+
+    made.write, made.read = write, staticmethod(read)
 
 
 class Coder(NamedTuple):
