@@ -258,8 +258,8 @@ class FollowerHandler:
             raise UnsupportedError(
                 f"authentication by {request.mechanism!r} is not known; this broker knows none"
             )
-        version = agree(request.min_version, request.max_version)
-        connection.welcome(version)
+        connection.version = version = agree(request.min_version, request.max_version)
+        connection.welcome()
         self._clients.greeted(connection, request.client)
         answerer.answer(replace(self._welcome(), version=version))
 

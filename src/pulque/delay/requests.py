@@ -155,8 +155,8 @@ class DelayHandler:
             raise UnsupportedError(
                 f"authentication by {request.mechanism!r} is not known; this server knows none"
             )
-        version = agree(request.min_version, request.max_version)
-        connection.welcome(version)
+        connection.version = version = agree(request.min_version, request.max_version)
+        connection.welcome()
         answerer.answer(replace(self._welcome, version=version, cluster=self._joining.cluster))
 
     def _begin(self, connection: Connection, request: Request, answerer: _Answerer) -> Work | None:

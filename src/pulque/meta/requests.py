@@ -141,8 +141,8 @@ class MetaHandler:
             raise UnsupportedError(
                 f"authentication by {request.mechanism!r} is not known; this server knows none"
             )
-        version = agree(request.min_version, request.max_version)
-        connection.welcome(version)
+        connection.version = version = agree(request.min_version, request.max_version)
+        connection.welcome()
         cluster = self._refresher.cluster
         answerer.answer(replace(self._welcome, version=version, cluster=cluster))
 

@@ -139,10 +139,9 @@ class Connection(asyncio.BufferedProtocol):
         """For how long nothing was heard of the client."""
         return self._server.clock.monotonic_ms() - self._received_at_ms
 
-    def welcome(self, version: int = OLDEST) -> None:
-        """Record that the handshake agreed on a version, and allow larger frames."""
+    def welcome(self) -> None:
+        """Take note that the handshake is done, and allow larger frames."""
         self.is_welcome = True
-        self.version = version
         self._reader.limit = self._server.limits.max_payload
 
     def send(self, buffers: "list[bytes | memoryview]") -> None:
