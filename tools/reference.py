@@ -2,7 +2,8 @@
 
 ::
 
-    python -m tools.reference           write commands.md, settings.md and openapi.json
+    python -m tools.reference           write commands.md, settings.md and openapi.json, and the
+                                        tables of wire-protocol.md
     python -m tools.reference --check   exit with 1 if a page is not what the code says
 """
 
@@ -22,10 +23,12 @@ from pulque.delay.config import DelaySettings
 from pulque.meta.config import MetaSettings
 from pulque.settings.schema import Setting, environment_name, settings_of, show_value
 from pulque.settings.sections import ServerSettings
+from tools.wire_page import with_tables
 
 __all__ = ["main", "pages"]
 
 _FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
+_WIRE = _FOLDER / "wire-protocol.md"
 _WIDTH = 80
 _MADE = "<!-- Made by `python -m tools.reference`; a test compares this page with the code. -->"
 
@@ -36,6 +39,7 @@ def pages() -> dict[Path, str]:
         _FOLDER / "commands.md": "\n".join(_commands()) + "\n",
         _FOLDER / "settings.md": "\n".join(_settings()) + "\n",
         _FOLDER / "openapi.json": _openapi(),
+        _WIRE: with_tables(_WIRE.read_text(encoding="utf-8")),
     }
 
 

@@ -1,8 +1,10 @@
 """What the files of version 1 hold: values that never change, beside the bytes that never do."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from struct import pack
+from typing import Any, TypeVar, get_args
+from zlib import crc32
 
 from pulque.client.persistence.nack_spool import SpooledNack, encode_nack
 from pulque.client.receiving.saved_positions import KeptPosition, KeptRange, encode_positions
@@ -42,6 +44,7 @@ from pulque.wire.clients import ConnectedClient, ConnectedConsumer
 from pulque.wire.delay import Fate, HourCount, Listing, Move, ScheduledMessage, Ticket
 from pulque.wire.find import FoundMessage
 from pulque.wire.groups import Subscription
+from pulque.wire.kinds import TEXT, FieldKind, FieldsOf, Id, ListOf, kind_of
 from pulque.wire.leadership import (
     ChangeInSync,
     HandedOver,
@@ -51,6 +54,7 @@ from pulque.wire.leadership import (
     Led,
 )
 from pulque.wire.ordered import OrderedRow
+from pulque.wire.packet import ANSWERS, Packet
 from pulque.wire.registration import ServerState
 from pulque.wire.replication import (
     CheckpointPart,
@@ -164,8 +168,10 @@ __all__ = [
     "SPOOLED",
     "Sample",
     "encoded",
+    "made_of",
 ]
 
+T = TypeVar("T", bound=Packet)
 PARTITION = PartitionName("orders")
 SEED = seed_of(PARTITION)
 CREATED_AT_MS = 1_763_000_000_000
@@ -269,10 +275,10 @@ EPOCHS = (
     EpochStart(Epoch(5), MessageOffset(2**40), ActionOffset(4_096)),
 )
 
-REQUESTS: dict[str, Request] = {
-    "hello": Hello(1, 3, "pulque-python/0.1 é", "token", b"\x00\x01secret"),
-    "route": Route("orders.*", "billing", RouteKind.LOCAL),
-    "register": Register(
+_REQUESTS: tuple[Request, ...] = (
+    Hello(1, 3, "pulque-python/0.1 é", "token", b"\x00\x01secret"),
+    Route("orders.*", "billing", RouteKind.LOCAL),
+    Register(
         "7f3a9c01",
         "broker-a",
         "group-a",
@@ -286,7 +292,7 @@ REQUESTS: dict[str, Request] = {
         40_000,
         2**40,
     ),
-    "watch": Watch(
+    Watch(
         "host/shop/1",
         "shop",
         (
@@ -295,7 +301,7 @@ REQUESTS: dict[str, Request] = {
         ),
         30_000,
     ),
-    "adopt": Adopt(
+    Adopt(
         "billing",
         "host:app/0",
         "no such customer",
@@ -304,15 +310,15 @@ REQUESTS: dict[str, Request] = {
         Origin("group-a", PartitionName("orders"), ConsumeSequence(41)),
         b"a batch",
     ),
-    "clients": Clients(1_000, 50),
-    "attend": Attend("host:app/0", 7, "orders", "billing", True, 2**63 + 5, 3_000),
-    "lock": Lock("orders#3", "billing", "host:app/0", 7, OrderStrategy.STRICT, 41, 20_000),
-    "unlock": Unlock("orders#3", "billing", "host:app/0", 7, 41),
-    "skip": Skip("orders#3", "billing", 2**40, "no such customer"),
-    "ordered": Ordered("orders", "billing"),
-    "close": Close("orders"),
-    "send": Send(Acks.DISK, 30_000, (("orders", b"a batch"), ("%retry%a%b", b""))),
-    "pull": Pull(
+    Clients(1_000, 50),
+    Attend("host:app/0", 7, "orders", "billing", True, 2**63 + 5, 3_000),
+    Lock("orders#3", "billing", "host:app/0", 7, OrderStrategy.STRICT, 41, 20_000),
+    Unlock("orders#3", "billing", "host:app/0", 7, 41),
+    Skip("orders#3", "billing", 2**40, "no such customer"),
+    Ordered("orders", "billing"),
+    Close("orders"),
+    Send(Acks.DISK, 30_000, (("orders", b"a batch"), ("%retry%a%b", b""))),
+    Pull(
         "billing",
         "host:app/0",
         7,
@@ -324,7 +330,7 @@ REQUESTS: dict[str, Request] = {
         ("orders", "refunds.*"),
         12,
     ),
-    "settle": Settle(
+    Settle(
         "orders",
         "billing",
         "host:app/0",
@@ -335,14 +341,12 @@ REQUESTS: dict[str, Request] = {
         (Nacked(43, 5_000, "no such customer"), Nacked(50, -1, "")),
         9,
     ),
-    "heartbeat": Heartbeat("billing", "host:app/0", 7, is_leaving=True),
-    "read": Read("orders", 2**40, 10, 65_536, 0),
-    "positions": Positions("orders", 1_763_000_000_000),
-    "reset": Reset(
-        "billing", "orders.*", "orders.eu", Start(StartKind.TIME, 1_763_000_000_000), True
-    ),
-    "groups": Groups("orders", "#host:app/0"),
-    "subscribe": Subscribe(
+    Heartbeat("billing", "host:app/0", 7, is_leaving=True),
+    Read("orders", 2**40, 10, 65_536, 0),
+    Positions("orders", 1_763_000_000_000),
+    Reset("billing", "orders.*", "orders.eu", Start(StartKind.TIME, 1_763_000_000_000), True),
+    Groups("orders", "#host:app/0"),
+    Subscribe(
         "billing",
         "host:app/0",
         7,
@@ -352,9 +356,9 @@ REQUESTS: dict[str, Request] = {
         Start(StartKind.TIME, 1_763_000_000_000),
         RetrySettings((1_000, 60_000), 10, 16),
     ),
-    "status": Status(),
-    "seal": Seal(),
-    "change-group": ChangeGroup(
+    Status(),
+    Seal(),
+    ChangeGroup(
         "billing",
         "orders.*",
         True,
@@ -363,18 +367,14 @@ REQUESTS: dict[str, Request] = {
         Filter(FilterKind.TAGS, (), ("vip",)),
         RetrySettings((), 255, 3),
     ),
-    "subscriptions": Subscriptions("billing", "billing", "orders.*", 20),
-    "dead": Dead("orders", "billing", 3, 2**64 - 1, 100, is_purge=True),
-    "resend": Resend(
-        "orders", "billing", (3,), True, b"a new body", True, (("who", "é"), ("empty", ""))
-    ),
-    "cancel": Cancel((Ticket(ID, 1_763_000_000_000), Ticket(ID))),
-    "reschedule": Reschedule((Move(ID, 0, 1_763_000_000_000),)),
-    "scheduled": Scheduled(
-        Listing.NEXT, "orders", 1_763_000_000_000, 1_764_000_000_000, 50, b"a place", ID
-    ),
-    "stuck": StuckMessages("orders", 50, b"a place"),
-    "find": Find(
+    Subscriptions("billing", "billing", "orders.*", 20),
+    Dead("orders", "billing", 3, 2**64 - 1, 100, is_purge=True),
+    Resend("orders", "billing", (3,), True, b"a new body", True, (("who", "é"), ("empty", ""))),
+    Cancel((Ticket(ID, 1_763_000_000_000), Ticket(ID))),
+    Reschedule((Move(ID, 0, 1_763_000_000_000),)),
+    Scheduled(Listing.NEXT, "orders", 1_763_000_000_000, 1_764_000_000_000, 50, b"a place", ID),
+    StuckMessages("orders", 50, b"a place"),
+    Find(
         "orders",
         "4711 é",
         ID,
@@ -386,18 +386,18 @@ REQUESTS: dict[str, Request] = {
         True,
         b"a place",
     ),
-    "lead": Lead("group-a", "broker-a", "0123456789abcdef", "7c21d0aa", 12, 2**40, 2, True, 1_000),
-    "change-in-sync": ChangeInSync("group-a", "7c21d0aa", 5, 12, ("0123456789abcdef", "fedc")),
-    "follow": Follow("group-a", "broker-b", "fedc", 5, 2**40, 4_096, EPOCHS),
-    "replicate": Replicate("fedc", 5, 2**40, 4_096, 2**40 - 90, 4_000, True, 1_048_576, 500),
-    "copy-checkpoint": CopyCheckpoint(41, 65_536, 1_048_576),
-    "hand-over": HandOver("fedc"),
-}
-RESPONSES: dict[str, Response] = {
-    "hello": Welcome(
+    Lead("group-a", "broker-a", "0123456789abcdef", "7c21d0aa", 12, 2**40, 2, True, 1_000),
+    ChangeInSync("group-a", "7c21d0aa", 5, 12, ("0123456789abcdef", "fedc")),
+    Follow("group-a", "broker-b", "fedc", 5, 2**40, 4_096, EPOCHS),
+    Replicate("fedc", 5, 2**40, 4_096, 2**40 - 90, 4_000, True, 1_048_576, 500),
+    CopyCheckpoint(41, 65_536, 1_048_576),
+    HandOver("fedc"),
+)
+_RESPONSES: tuple[Response, ...] = (
+    Welcome(
         1, "broker-a", TENURE, 17_825_792, 4_194_304, 60_000, 3_600_000, Role.META, "7f3a9c01"
     ),
-    "route": Routed(
+    Routed(
         RouteOfSubject(
             Pattern("orders.*"),
             2**63 + 12,
@@ -411,10 +411,10 @@ RESPONSES: dict[str, Response] = {
             ),
         )
     ),
-    "register": Registered(
+    Registered(
         "7f3a9c01", 5_000, True, False, True, 12, ("refunds", "old.*"), "its clock is 90 s ahead"
     ),
-    "watch": Watched(
+    Watched(
         (
             ChangedRoute(
                 RouteKind.REALTIME,
@@ -428,8 +428,8 @@ RESPONSES: dict[str, Response] = {
             ChangedRoute(RouteKind.DELAYED, "", RouteOfSubject(Pattern("refunds"), 0, ())),
         )
     ),
-    "adopt": Adopted(PartitionName("%retry%orders%billing"), ConsumeSequence(7), True),
-    "attend": Attended(
+    Adopted(PartitionName("%retry%orders%billing"), ConsumeSequence(7), True),
+    Attended(
         ConsumeStrategy.EXCLUSIVE,
         OrderStrategy.STRICT,
         2**63 + 6,
@@ -437,10 +437,10 @@ RESPONSES: dict[str, Response] = {
         3_000,
         (Allotted("group-a", PartitionName("orders#3"), "10.0.0.1", 7_450),),
     ),
-    "lock": Locked(42, 10_000, "host:app/1"),
-    "unlock": Unlocked(True),
-    "skip": Skipped(2**40 + 1),
-    "ordered": OrderedReport(
+    Locked(42, 10_000, "host:app/1"),
+    Unlocked(True),
+    Skipped(2**40 + 1),
+    OrderedReport(
         (
             OrderedRow(
                 PartitionName("orders"),
@@ -457,8 +457,8 @@ RESPONSES: dict[str, Response] = {
             ),
         )
     ),
-    "close": Closed(99),
-    "clients": ClientsListed(
+    Closed(99),
+    ClientsListed(
         (
             ConnectedClient(
                 1_001,
@@ -476,13 +476,13 @@ RESPONSES: dict[str, Response] = {
         10_000,
         True,
     ),
-    "send": Sent(
+    Sent(
         (
             Outcome(ErrorCode.NONE, True, ConsumeSequence(41), 1_763_000_000_123),
             Outcome(ErrorCode.INVALID_NAME, False, ConsumeSequence(0), 0, "subject '' is …"),
         )
     ),
-    "pull": Pulled(
+    Pulled(
         (
             State(ErrorCode.NONE, PullSequence(41), PullSequence(44)),
             State(ErrorCode.POSITION_LOST, PullSequence(0), PullSequence(0)),
@@ -500,13 +500,13 @@ RESPONSES: dict[str, Response] = {
         12,
         True,
     ),
-    "settle": Settled(PullSequence(51)),
-    "heartbeat": Beaten(60_000),
-    "read": ReadBack(
+    Settled(PullSequence(51)),
+    Beaten(60_000),
+    ReadBack(
         ConsumeSequence(41), 3, ConsumeSequence(7), ConsumeSequence(2**40), b"records as stored"
     ),
-    "positions": Located(ConsumeSequence(7), ConsumeSequence(2**40), ConsumeSequence(41)),
-    "reset": ResetDone(
+    Located(ConsumeSequence(7), ConsumeSequence(2**40), ConsumeSequence(41)),
+    ResetDone(
         (
             ResetRow(
                 PartitionName("orders.eu"),
@@ -518,7 +518,7 @@ RESPONSES: dict[str, Response] = {
             ),
         )
     ),
-    "groups": GroupsReport(
+    GroupsReport(
         (
             GroupPosition(
                 PartitionName("%retry%orders#p9%billing"),
@@ -536,18 +536,16 @@ RESPONSES: dict[str, Response] = {
         ),
         True,
     ),
-    "subscribe": Subscribed(
+    Subscribed(
         "#host:app/0",
         Mode.BROADCAST,
         Filter(FilterKind.TAGS, ("new", "vip"), ("日本",)),
         RetrySettings((1_000, 60_000), 10, 16),
     ),
-    "status": StatusReport(b'{"broker": "broker-a"}'),
-    "seal": Sealed(1_073_741_824),
-    "change-group": GroupChanged(
-        Mode.ONCE, Filter(FilterKind.TAGS, (), ("vip",)), RetrySettings((), 255, 3)
-    ),
-    "subscriptions": SubscriptionsListed(
+    StatusReport(b'{"broker": "broker-a"}'),
+    Sealed(1_073_741_824),
+    GroupChanged(Mode.ONCE, Filter(FilterKind.TAGS, (), ("vip",)), RetrySettings((), 255, 3)),
+    SubscriptionsListed(
         (
             Subscription(
                 Group("billing"),
@@ -565,21 +563,21 @@ RESPONSES: dict[str, Response] = {
             ),
         )
     ),
-    "dead": DeadListed(
+    DeadListed(
         ConsumeSequence(3),
         ConsumeSequence(90),
         41,
         ((ConsumeSequence(3), 1), (ConsumeSequence(5), 40)),
     ),
-    "resend": Resent((3, 5), (4,), (2**40,)),
-    "cancel": Cancelled((Fate.CANCELLED, Fate.UNKNOWN)),
-    "reschedule": Rescheduled((Fate.MOVED, Fate.TOO_LATE)),
-    "scheduled": ScheduledListed(
+    Resent((3, 5), (4,), (2**40,)),
+    Cancelled((Fate.CANCELLED, Fate.UNKNOWN)),
+    Rescheduled((Fate.MOVED, Fate.TOO_LATE)),
+    ScheduledListed(
         (HourCount(1_763_000_000_000, "orders", 2**40),),
         (ScheduledMessage(ID, 1_763_000_000_000, PartitionName("orders"), 90, b"a batch"),),
         b"a place",
     ),
-    "stuck": StuckListed(
+    StuckListed(
         (
             StuckMessage(
                 ID,
@@ -592,14 +590,14 @@ RESPONSES: dict[str, Response] = {
         ),
         b"a place",
     ),
-    "find": FoundMessages(
+    FoundMessages(
         (FoundMessage(PartitionName("orders"), ConsumeSequence(41), CREATED_AT_MS, b"a batch"),),
         b"a place",
     ),
-    "lead": Led(LEADERSHIP, "broker-a", "10.0.0.1", 7_450, 5_000),
-    "change-in-sync": InSyncChanged(True, LEADERSHIP),
-    "follow": Followed(5, False, 2**40 - 90, 4_000, 41, EPOCHS),
-    "replicate": Replicated(
+    Led(LEADERSHIP, "broker-a", "10.0.0.1", 7_450, 5_000),
+    InSyncChanged(True, LEADERSHIP),
+    Followed(5, False, 2**40 - 90, 4_000, 41, EPOCHS),
+    Replicated(
         5,
         2**30,
         2**40,
@@ -613,9 +611,42 @@ RESPONSES: dict[str, Response] = {
         b"records of the message log",
         b"facts",
     ),
-    "copy-checkpoint": CheckpointPart(41, 100_000, b"a part of it"),
-    "hand-over": HandedOver(LEADERSHIP),
-}
+    CheckpointPart(41, 100_000, b"a part of it"),
+    HandedOver(LEADERSHIP),
+)
+
+
+def made_of(kind: FieldKind, name: str) -> Any:
+    """Return a value of a kind that says its name: for messages that have no sample above."""
+    if isinstance(kind, FieldsOf):
+        return kind.build([made_of(by_name(kind)[each], each) for each in kind.names])
+    if isinstance(kind, ListOf):
+        return tuple(made_of(kind.of, f"{name} {i}") for i in range(2))
+    if kind.choices:
+        return kind.choices[-1]
+    if kind.code:
+        return crc32(name.encode()) % 2 ** (8 * kind.least) // 2 if kind.name != "bool" else True
+    if kind is kind_of(Id):
+        return ID
+    return f"{name} é" if kind is TEXT else name.encode()
+
+
+def by_name(declared: FieldsOf) -> dict[str, FieldKind]:
+    return {field.name: field.kind for field in declared.fields}
+
+
+def by_file(kinds: Iterable[type[T]], samples: tuple[T, ...]) -> dict[str, T]:
+    """Return a sample of each kind of message, by what its file is called."""
+    own = {type(sample): sample for sample in samples}
+    return {
+        kind.opcode.name.lower().replace("_", "-"): own.get(kind)
+        or made_of(kind.declared, kind.__name__)
+        for kind in kinds
+    }
+
+
+REQUESTS = by_file(get_args(Request), _REQUESTS)
+RESPONSES = by_file(ANSWERS.values(), _RESPONSES)
 ERROR: PulqueError = NotLeaderError("broker-b leads orders#1 — ask there")
 GATHERED_PLACES = (0, 7, 2**18)
 GATHERED_TIMES = (CREATED_AT_MS, CREATED_AT_MS + 5, 2**42)

@@ -2,6 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -13,8 +14,9 @@ from pulque.model.gathered import Gathered, read_gathered
 from pulque.model.message import Message, StoredBatch
 from pulque.model.positions import ConsumeSequence
 from pulque.model.record import ENVELOPE_SIZE, read_envelope
-from pulque.wire.requests import decode_request
-from pulque.wire.responses import decode_response
+from pulque.wire.packet import ANSWERS
+from pulque.wire.requests import Request, decode_request, encode_request
+from pulque.wire.responses import Response, decode_response, encode_response
 from tests.compat import generate
 from tests.compat.samples import (
     BATCHES,
@@ -35,6 +37,7 @@ from tests.compat.samples import (
     SPOOLED,
     Sample,
     encoded,
+    made_of,
 )
 from tests.property.wire_values import copied, frame_of
 
@@ -117,6 +120,22 @@ def test_an_answer_is_read_as_what_it_was(name: str) -> None:
     assert (frame.version, frame.request_id, frame.epoch) == (1, REQUEST_ID, EPOCH)
     assert not isinstance(heard, PulqueError)
     assert copied(heard) == RESPONSES[name]
+
+
+@pytest.mark.parametrize("kind", get_args(Request), ids=lambda kind: kind.__name__)
+def test_a_request_without_a_sample_gets_one_from_its_declaration(kind: type[Request]) -> None:
+    sample = made_of(kind.declared, kind.__name__)
+
+    assert decode_request(frame_of(encode_request(sample, REQUEST_ID, EPOCH))) == sample
+
+
+@pytest.mark.parametrize("kind", ANSWERS.values(), ids=lambda kind: kind.__name__)
+def test_an_answer_without_a_sample_gets_one_from_its_declaration(kind: type[Response]) -> None:
+    sample = made_of(kind.declared, kind.__name__)
+    heard = decode_response(frame_of(encode_response(sample, REQUEST_ID, EPOCH)))
+
+    assert not isinstance(heard, PulqueError)
+    assert copied(heard) == sample
 
 
 def test_the_files_of_a_consumer_are_read_as_what_they_were() -> None:

@@ -11,10 +11,12 @@ from pulque.meta.config import MetaSettings
 from pulque.settings.schema import settings_of
 from tools.reference import pages
 
-COMMANDS, SETTINGS, OPENAPI = pages().items()
+COMMANDS, SETTINGS, OPENAPI, WIRE = pages().items()
 
 
-@pytest.mark.parametrize("page", [COMMANDS, SETTINGS, OPENAPI], ids=lambda page: page[0].name)
+@pytest.mark.parametrize(
+    "page", [COMMANDS, SETTINGS, OPENAPI, WIRE], ids=lambda page: page[0].name
+)
 def test_the_committed_page_is_up_to_date(page: tuple[object, str]) -> None:
     path, text = page
 

@@ -180,7 +180,7 @@ class RequestHandler:
             raise UnsupportedError(
                 f"authentication by {request.mechanism!r} is not known; this broker knows none"
             )
-        version = agree(request.min_version, request.max_version)
+        connection.version = version = agree(request.min_version, request.max_version)
         connection.welcome()
         self._clients.greeted(connection, request.client)
         cluster = self._cluster.gate.standing.cluster

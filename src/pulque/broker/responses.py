@@ -30,7 +30,10 @@ class Answerer:
 
     def answer(self, response: Response) -> None:
         """Send the answer."""
-        self._connection.send(encode_response(response, self._request_id, self._epoch))
+        connection = self._connection
+        connection.send(
+            encode_response(response, self._request_id, self._epoch, connection.version)
+        )
 
     def answer_written(self, opcode: Opcode, payload: Writer) -> None:
         """Send an answer that was written a part at a time."""

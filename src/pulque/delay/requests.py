@@ -71,7 +71,8 @@ class _Answerer:
 
     def answer(self, response: Response) -> None:
         """Send the answer."""
-        self._connection.send(encode_response(response, self._request_id, 0))
+        connection = self._connection
+        connection.send(encode_response(response, self._request_id, 0, connection.version))
 
     def refuse(self, error: PulqueError) -> None:
         """Send an error."""
@@ -154,7 +155,7 @@ class DelayHandler:
             raise UnsupportedError(
                 f"authentication by {request.mechanism!r} is not known; this server knows none"
             )
-        version = agree(request.min_version, request.max_version)
+        connection.version = version = agree(request.min_version, request.max_version)
         connection.welcome()
         answerer.answer(replace(self._welcome, version=version, cluster=self._joining.cluster))
 

@@ -51,7 +51,8 @@ class _Answerer:
 
     def answer(self, response: Response) -> None:
         """Send the answer."""
-        self._connection.send(encode_response(response, self._request_id, 0))
+        connection = self._connection
+        connection.send(encode_response(response, self._request_id, 0, connection.version))
 
     def refuse(self, error: PulqueError) -> None:
         """Send an error."""
@@ -140,7 +141,7 @@ class MetaHandler:
             raise UnsupportedError(
                 f"authentication by {request.mechanism!r} is not known; this server knows none"
             )
-        version = agree(request.min_version, request.max_version)
+        connection.version = version = agree(request.min_version, request.max_version)
         connection.welcome()
         cluster = self._refresher.cluster
         answerer.answer(replace(self._welcome, version=version, cluster=cluster))

@@ -27,6 +27,7 @@ from pulque.errors import OverloadedError, ProtocolError, PulqueError
 from pulque.net.sockets import prepare_socket
 from pulque.wire.frame import HANDSHAKE_LIMIT, Frame, FrameReader
 from pulque.wire.responses import encode_error
+from pulque.wire.versions import OLDEST
 
 __all__ = ["TURN_MS", "Connection", "ConnectionLimits", "FrameServer", "Handler", "Work"]
 
@@ -97,6 +98,8 @@ class Connection(asyncio.BufferedProtocol):
         self.peer = "?"
         self.is_welcome = False
         """Whether the handshake is done."""
+        self.version = OLDEST
+        """Of the protocol, as agreed in the handshake."""
         self.waiting = 0
         """Requests that are held until a message arrives."""
         self._answers: list[bytes | memoryview] = []

@@ -1,17 +1,14 @@
 """A nack whose broker is away, taken over by another one with the whole message."""
 
-from dataclasses import dataclass
-from struct import Struct
-from typing import ClassVar, NamedTuple, Self
+from typing import NamedTuple
 
 from pulque.model.names import PartitionName
 from pulque.model.positions import ConsumeSequence
-from pulque.wire.codec import Reader, Writer
+from pulque.wire.kinds import I64, U16, Blob
 from pulque.wire.opcodes import Opcode
+from pulque.wire.packet import Packet, Response, packet
 
 __all__ = ["Adopt", "Adopted", "Origin"]
-
-_SEQUENCE = Struct("<Q")
 
 
 class Origin(NamedTuple):
@@ -22,67 +19,30 @@ class Origin(NamedTuple):
     sequence: ConsumeSequence
 
 
-@dataclass(frozen=True, slots=True)
-class Adopt:
+@packet(Opcode.ADOPT)
+class Adopt(Packet):
     """Have this message retried by you, as its own broker is away."""
-
-    opcode: ClassVar[Opcode] = Opcode.ADOPT
-    _form: ClassVar[Struct] = Struct("<qH")
 
     group: str
     consumer: str
     reason: str
     """Why it could not be processed, for people."""
-    delay_ms: int
+    delay_ms: I64
     """How long to wait before the next attempt; -1 leaves it to the group, -2 wants none."""
-    attempt: int
+    attempt: U16
     """Which attempt failed: 1 for the first."""
     origin: Origin
     """Tells whether it was adopted before."""
-    batch: bytes | memoryview
+    batch: Blob
     """The whole message, as a batch of one. Decoded, a copy that may be kept."""
 
-    def write(self, to: Writer) -> None:
-        """Append the fields."""
-        to.text(self.group)
-        to.text(self.consumer)
-        to.text(self.reason)
-        to.pack(self._form, self.delay_ms, self.attempt)
-        to.text(self.origin.broker_group)
-        to.text(self.origin.partition)
-        to.pack(_SEQUENCE, self.origin.sequence)
-        to.blob(self.batch)
 
-    @classmethod
-    def read(cls, source: Reader) -> Self:
-        """Take the fields."""
-        group, consumer, reason = source.text(), source.text(), source.text()
-        delay_ms, attempt = source.unpack(cls._form)
-        broker_group, partition = source.text(), PartitionName(source.text())
-        (sequence,) = source.unpack(_SEQUENCE)
-        origin = Origin(broker_group, partition, sequence)
-        return cls(group, consumer, reason, delay_ms, attempt, origin, bytes(source.blob()))
-
-
-@dataclass(frozen=True, slots=True)
-class Adopted:
+@packet(Opcode.ADOPT)
+class Adopted(Response):
     """The answer to ``Adopt``: it is stored, and the origin need not hear of the nack."""
-
-    opcode: ClassVar[Opcode] = Opcode.ADOPT
-    _form: ClassVar[Struct] = Struct("<Q?")
 
     partition: PartitionName
     """Where the message is now: waiting, to be retried, or among the dead letters."""
     sequence: ConsumeSequence
     is_duplicate: bool
     """It had been adopted before."""
-
-    def write(self, to: Writer) -> None:
-        """Append the fields."""
-        to.text(self.partition)
-        to.pack(self._form, self.sequence, self.is_duplicate)
-
-    @classmethod
-    def read(cls, source: Reader) -> Self:
-        """Take the fields."""
-        return cls(PartitionName(source.text()), *source.unpack(cls._form))

@@ -1,36 +1,23 @@
 """Who is connected to a broker, since when, and what it holds."""
 
-from dataclasses import dataclass
-from struct import Struct
-from typing import ClassVar, NamedTuple, Self
+from typing import NamedTuple
 
 from pulque.model.names import ConsumerId, Group, Pattern
-from pulque.wire.codec import Reader, Writer
+from pulque.wire.kinds import I64, U32, U64
 from pulque.wire.opcodes import Opcode
+from pulque.wire.packet import Packet, Response, packet
 
 __all__ = ["Clients", "ClientsListed", "ConnectedClient", "ConnectedConsumer"]
 
 
-@dataclass(frozen=True, slots=True)
-class Clients:
+@packet(Opcode.CLIENTS)
+class Clients(Packet):
     """Who is connected? One page of it."""
 
-    opcode: ClassVar[Opcode] = Opcode.CLIENTS
-    _form: ClassVar[Struct] = Struct("<QI")
-
-    after: int = 0
+    after: U64 = 0
     """Only connections with a higher number than this."""
-    max_clients: int = 1000
+    max_clients: U32 = 1000
     """At most so many of them."""
-
-    def write(self, to: Writer) -> None:
-        """Append the fields."""
-        to.pack(self._form, self.after, self.max_clients)
-
-    @classmethod
-    def read(cls, source: Reader) -> Self:
-        """Take the fields."""
-        return cls(*source.unpack(cls._form))
 
 
 class ConnectedConsumer(NamedTuple):
@@ -40,76 +27,33 @@ class ConnectedConsumer(NamedTuple):
     group: Group
     subject: Pattern
     """A subject, or a pattern."""
-    held: int
+    held: U32
     """How many deliveries it has not settled."""
 
 
 class ConnectedClient(NamedTuple):
     """One connection."""
 
-    number: int
+    number: U64
     """Counts from 1 as connections come."""
     client: str
     """What it called itself in its ``Hello``."""
     address: str
     """Where it comes from: host and port."""
-    connected_at_ms: int
+    connected_at_ms: I64
     """Since when."""
-    silent_ms: int
+    silent_ms: U64
     """For how long nothing was heard of it."""
     consumers: tuple[ConnectedConsumer, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ClientsListed:
+@packet(Opcode.CLIENTS)
+class ClientsListed(Response):
     """The answer to ``Clients``."""
-
-    opcode: ClassVar[Opcode] = Opcode.CLIENTS
-    _number: ClassVar[Struct] = Struct("<Q")
-    _times: ClassVar[Struct] = Struct("<qQ")
-    _held: ClassVar[Struct] = Struct("<I")
-    _count: ClassVar[Struct] = Struct("<I?")
 
     clients: tuple[ConnectedClient, ...]
     """In the order of their numbers."""
-    total: int
+    total: U32
     """How many there are in all."""
     has_more: bool
     """Whether another page follows: ask for those after the last number."""
-
-    def write(self, to: Writer) -> None:
-        """Append the fields."""
-        to.count(len(self.clients))
-        for each in self.clients:
-            to.pack(self._number, each.number)
-            to.text(each.client)
-            to.text(each.address)
-            to.pack(self._times, each.connected_at_ms, each.silent_ms)
-            to.count(len(each.consumers))
-            for consumer in each.consumers:
-                to.text(consumer.consumer)
-                to.text(consumer.group)
-                to.text(consumer.subject)
-                to.pack(self._held, consumer.held)
-        to.pack(self._count, self.total, self.has_more)
-
-    @classmethod
-    def read(cls, source: Reader) -> Self:
-        """Take the fields."""
-        clients = tuple([cls._read_client(source) for _ in range(source.count())])
-        return cls(clients, *source.unpack(cls._count))
-
-    @classmethod
-    def _read_client(cls, source: Reader) -> ConnectedClient:
-        (number,) = source.unpack(cls._number)
-        client, address = source.text(), source.text()
-        connected_at_ms, silent_ms = source.unpack(cls._times)
-        consumers = tuple([cls._read_consumer(source) for _ in range(source.count())])
-        return ConnectedClient(number, client, address, connected_at_ms, silent_ms, consumers)
-
-    @classmethod
-    def _read_consumer(cls, source: Reader) -> ConnectedConsumer:
-        consumer, group = ConsumerId(source.text()), Group(source.text())
-        subject = Pattern(source.text())
-        (held,) = source.unpack(cls._held)
-        return ConnectedConsumer(consumer, group, subject, held)

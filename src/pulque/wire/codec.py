@@ -5,27 +5,38 @@ at the end: a payload that lies is refused as a whole. A list that is longer tha
 refused before any of its entries is built.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from struct import Struct, error
+from types import MappingProxyType
 from typing import Any
 
 from pulque.errors import InvalidRequestError, LocalProtocolError, RemoteProtocolError
 
-__all__ = ["Reader", "Writer"]
+__all__ = ["SHORT", "LimitedReader", "Reader", "Writer", "encode_name", "encode_text"]
 
 _U16 = Struct("<H")
 _U32 = Struct("<I")
+_unpack_u16 = _U16.unpack_from
 _MAX_TEXT = 0xFFFF
 _ANY_COUNT = 0xFFFF
+SHORT = 256
+"""Texts of fewer characters are encoded once and kept: names come again and again."""
 
 
-@lru_cache(maxsize=4096)
-def _encoded(text: str) -> bytes:
-    """Return a string after its length; of names that come again and again."""
-    one = Writer()
-    one.text(text)
-    return one.join()
+def encode_text(text: str) -> bytes:
+    """Return a string of at most 65,535 bytes after its length."""
+    try:
+        data = text.encode()
+    except UnicodeEncodeError as problem:
+        raise LocalProtocolError(f"{text!r} cannot be written as UTF-8: {problem}") from None
+    if len(data) > _MAX_TEXT:
+        raise LocalProtocolError(f"a text of {len(data)} bytes; at most {_MAX_TEXT} are allowed")
+    return _U16.pack(len(data)) + data
+
+
+encode_name = lru_cache(maxsize=4096)(encode_text)
+"""Does the same for strings that come again and again."""
 
 
 class Writer:
@@ -43,18 +54,15 @@ class Writer:
         except error as problem:
             raise LocalProtocolError(f"{values!r} do not fit {form.format}: {problem}") from None
 
+    def texts(self, texts: Iterable[str]) -> None:
+        """Append strings, without their number."""
+        self.parts += [
+            encode_name(each) if len(each) < SHORT else encode_text(each) for each in texts
+        ]
+
     def text(self, text: str) -> None:
         """Append a string of at most 65,535 bytes."""
-        try:
-            encoded = text.encode()
-        except UnicodeEncodeError as problem:
-            raise LocalProtocolError(f"{text!r} cannot be written as UTF-8: {problem}") from None
-        if len(encoded) > _MAX_TEXT:
-            raise LocalProtocolError(
-                f"a text of {len(encoded)} bytes; at most {_MAX_TEXT} are allowed"
-            )
-        self.parts.append(_U16.pack(len(encoded)))
-        self.parts.append(encoded)
+        self.parts.append(encode_text(text))
 
     def count(self, count: int) -> None:
         """Append the length of a list."""
@@ -65,11 +73,25 @@ class Writer:
         self.pack(_U32, len(data))
         self.parts.append(data)
 
+    def buffers(self, buffers: tuple[bytes | memoryview, ...]) -> None:
+        """Append bytes that lie in several buffers, after the length of them all."""
+        self.pack(_U32, sum(map(len, buffers)))
+        self.parts += buffers
+
     def named_blobs(self, pairs: Iterable[tuple[str, bytes | memoryview]]) -> None:
         """Append strings, each with bytes: ``text``, then ``blob``."""
         parts = self.parts
         for name, data in pairs:
-            parts += (_encoded(name), _U32.pack(len(data)), data)
+            parts += (encode_name(name), _U32.pack(len(data)), data)
+
+    def names_numbers(self, rows: Iterable[Sequence[Any]], form: Struct) -> None:
+        """Append strings, each with numbers behind it."""
+        append, pack = self.parts.append, form.pack
+        for name, *numbers in rows:
+            try:
+                append(encode_name(name) + pack(*numbers))
+            except error:
+                self.pack(form, *numbers)  # which says what does not fit
 
     def size(self) -> int:
         """Return how many bytes there are."""
@@ -84,6 +106,8 @@ class Reader:
     """Takes a payload apart."""
 
     __slots__ = ("_at", "_data")
+    limits: Mapping[str, int] = MappingProxyType({})
+    """How long lists may be, by what is in them, where a server allows more or fewer."""
 
     def __init__(self, data: memoryview) -> None:
         self._data = data
@@ -115,6 +139,25 @@ class Reader:
             raise RemoteProtocolError(f"a text is not UTF-8: {problem}") from None
         self._at = end
         return text
+
+    def texts(self, count: int) -> list[Any]:
+        """Take so many strings."""
+        data, at, length = self._data, self._at, len(self._data)
+        found: list[Any] = []
+        try:
+            for _ in range(count):
+                begin = at + 2
+                end = begin + _unpack_u16(data, at)[0]
+                if end > length:
+                    break
+                found.append(str(data[begin:end], "utf-8"))
+                at = end
+        except (error, UnicodeDecodeError):
+            pass  # said below what is wrong
+        self._at = at
+        while len(found) < count:
+            found.append(self.text())
+        return found
 
     def count(self, what: str = "entries", *, most: int = _ANY_COUNT, least_size: int = 0) -> int:
         """Take the length of a list, and check it before anything of the list is built.
@@ -231,3 +274,13 @@ class Reader:
         view = self._data[self._at : end]
         self._at = end
         return view
+
+
+class LimitedReader(Reader):
+    """Takes a payload apart whose lists have limits of the server."""
+
+    __slots__ = ("limits",)
+
+    def __init__(self, data: memoryview, limits: Mapping[str, int]) -> None:
+        super().__init__(data)
+        self.limits = limits

@@ -1,13 +1,12 @@
 """Dead letters on the wire: which there are, forgetting them, and delivering them again."""
 
-from dataclasses import dataclass
-from struct import Struct
-from typing import ClassVar, Self
+from typing import Annotated
 
 from pulque.model.pack import MAX_HEADERS
 from pulque.model.positions import ConsumeSequence
-from pulque.wire.codec import Reader, Writer
+from pulque.wire.kinds import U32, U64, many
 from pulque.wire.opcodes import Opcode
+from pulque.wire.packet import Packet, Response, packet
 
 __all__ = ["MAX_RESENT", "Dead", "DeadListed", "Resend", "Resent"]
 
@@ -15,47 +14,31 @@ MAX_RESENT = 1000
 """How many dead letters one request may resend."""
 
 
-@dataclass(frozen=True, slots=True)
-class Dead:
+@packet(Opcode.DEAD)
+class Dead(Packet):
     """Which dead letters does a group have, or: forget them."""
-
-    opcode: ClassVar[Opcode] = Opcode.DEAD
-    _form: ClassVar[Struct] = Struct("<QQI?")
 
     subject: str
     group: str
-    first: int
+    first: U64
     """From this sequence on …"""
-    last: int
+    last: U64
     """… up to and including this one."""
-    max_letters: int
+    max_letters: U32
     """Name at most so many of them. Not used by a purge."""
     is_purge: bool = False
     """Whether they are to be forgotten, instead of named."""
 
-    def write(self, to: Writer) -> None:
-        """Append the fields."""
-        to.text(self.subject)
-        to.text(self.group)
-        to.pack(self._form, self.first, self.last, self.max_letters, self.is_purge)
 
-    @classmethod
-    def read(cls, source: Reader) -> Self:
-        """Take the fields."""
-        return cls(source.text(), source.text(), *source.unpack(cls._form))
-
-
-@dataclass(frozen=True, slots=True)
-class Resend:
+@packet(Opcode.RESEND)
+class Resend(Packet):
     """Deliver dead letters to their group again, as first attempts."""
-
-    opcode: ClassVar[Opcode] = Opcode.RESEND
-    _sequence: ClassVar[Struct] = Struct("<Q")
-    _flag: ClassVar[Struct] = Struct("<?")
 
     subject: str
     group: str
-    sequences: tuple[int, ...]
+    sequences: Annotated[
+        tuple[U64, ...], many("dead letters to resend", most=MAX_RESENT, each="sequence")
+    ]
     """Which ones."""
     replaces_body: bool = False
     """Whether the body is a new one; for a single one only."""
@@ -63,96 +46,33 @@ class Resend:
     """In the place of its own."""
     replaces_headers: bool = False
     """Whether the headers are new ones; for a single one only."""
-    headers: tuple[tuple[str, str], ...] = ()
+    headers: Annotated[
+        tuple[tuple[str, str], ...], many("headers", most=MAX_HEADERS, each="name value")
+    ] = ()
     """In the place of its own."""
 
-    def write(self, to: Writer) -> None:
-        """Append the fields."""
-        to.text(self.subject)
-        to.text(self.group)
-        to.count(len(self.sequences))
-        for sequence in self.sequences:
-            to.pack(self._sequence, sequence)
-        to.pack(self._flag, self.replaces_body)
-        to.blob(self.body)
-        to.pack(self._flag, self.replaces_headers)
-        to.count(len(self.headers))
-        for name, value in self.headers:
-            to.text(name)
-            to.text(value)
 
-    @classmethod
-    def read(cls, source: Reader) -> Self:
-        """Take the fields."""
-        subject, group = source.text(), source.text()
-        count = source.count("dead letters to resend", most=MAX_RESENT, least_size=8)
-        sequences = tuple([source.unpack(cls._sequence)[0] for _ in range(count)])
-        (replaces_body,) = source.unpack(cls._flag)
-        body = bytes(source.blob())
-        (replaces_headers,) = source.unpack(cls._flag)
-        count = source.count("headers", most=MAX_HEADERS, least_size=4)
-        headers = tuple([(source.text(), source.text()) for _ in range(count)])
-        return cls(subject, group, sequences, replaces_body, body, replaces_headers, headers)
-
-
-@dataclass(frozen=True, slots=True)
-class DeadListed:
+@packet(Opcode.DEAD)
+class DeadListed(Response):
     """The answer to ``Dead``."""
-
-    opcode: ClassVar[Opcode] = Opcode.DEAD
-    _form: ClassVar[Struct] = Struct("<QQQ")
-    _range: ClassVar[Struct] = Struct("<QI")
 
     start: ConsumeSequence
     """The oldest dead letter that is stored."""
     end: ConsumeSequence
     """The next dead letter to come."""
-    count: int
+    count: U64
     """How many of those asked for nobody had dealt with; after a purge, how many are gone."""
-    ranges: tuple[tuple[ConsumeSequence, int], ...]
+    ranges: Annotated[tuple[tuple[ConsumeSequence, U32], ...], many(each="first length")]
     """The first of them, and how many follow each other from there; empty after a purge."""
 
-    def write(self, to: Writer) -> None:
-        """Append the fields."""
-        to.pack(self._form, self.start, self.end, self.count)
-        to.count(len(self.ranges))
-        for each in self.ranges:
-            to.pack(self._range, *each)
 
-    @classmethod
-    def read(cls, source: Reader) -> Self:
-        """Take the fields."""
-        start, end, count = source.unpack(cls._form)
-        ranges = tuple(source.unpack(cls._range) for _ in range(source.count()))
-        return cls(start, end, count, ranges)
-
-
-@dataclass(frozen=True, slots=True)
-class Resent:
+@packet(Opcode.RESEND)
+class Resent(Response):
     """The answer to ``Resend``: what became of each of them."""
 
-    opcode: ClassVar[Opcode] = Opcode.RESEND
-    _sequence: ClassVar[Struct] = Struct("<Q")
-
-    resent: tuple[int, ...]
+    resent: Annotated[tuple[U64, ...], many(each="sequence")]
     """They are in the group's retry partition, on disk."""
-    done: tuple[int, ...]
+    done: Annotated[tuple[U64, ...], many(each="sequence")]
     """They had been resent or purged before."""
-    missing: tuple[int, ...]
+    missing: Annotated[tuple[U64, ...], many(each="sequence")]
     """They are not stored any more, or never were."""
-
-    def write(self, to: Writer) -> None:
-        """Append the fields."""
-        for sequences in (self.resent, self.done, self.missing):
-            to.count(len(sequences))
-            for sequence in sequences:
-                to.pack(self._sequence, sequence)
-
-    @classmethod
-    def read(cls, source: Reader) -> Self:
-        """Take the fields."""
-        return cls(cls._take(source), cls._take(source), cls._take(source))
-
-    @classmethod
-    def _take(cls, source: Reader) -> tuple[int, ...]:
-        return tuple(source.unpack(cls._sequence)[0] for _ in range(source.count()))

@@ -1,11 +1,7 @@
 """How a client says what its group wants, and what the broker says is in force."""
 
-from dataclasses import dataclass
-from enum import IntEnum
-from struct import Struct
-from typing import ClassVar, NamedTuple, Self, TypeVar
+from typing import Annotated, NamedTuple
 
-from pulque.errors import UnsupportedError
 from pulque.model.groups import (
     BROKERS_CHOICE,
     EVERYTHING,
@@ -21,8 +17,9 @@ from pulque.model.groups import (
 )
 from pulque.model.names import Group, Pattern
 from pulque.model.pack import MAX_TAGS
-from pulque.wire.codec import Reader, Writer
+from pulque.wire.kinds import I64, U8, U16, U32, U64, choice, describe, many
 from pulque.wire.opcodes import Opcode
+from pulque.wire.packet import Packet, Response, packet
 
 __all__ = [
     "ChangeGroup",
@@ -32,22 +29,24 @@ __all__ = [
     "Subscription",
     "Subscriptions",
     "SubscriptionsListed",
-    "known",
 ]
 
+Tags = Annotated[tuple[str, ...], many("tags", most=MAX_TAGS, each="tag")]
+Delays = Annotated[tuple[U32, ...], many("delays of retries", most=MAX_DELAYS, each="delay_ms")]
+describe(Filter, kind=FilterKind, any_of=Tags, all_of=Tags)
+describe(RetrySettings, delays_ms=Delays, jitter_percent=U8, max_attempts=U16)
+describe(GroupSettings, mode=Mode, filter=Filter, retry=RetrySettings)
+describe(Start, kind=Annotated[StartKind, choice(StartKind, "start")], value=I64)
 
-@dataclass(frozen=True, slots=True)
-class Subscribe:
+
+@packet(Opcode.SUBSCRIBE, first="group consumer incarnation mode")
+class Subscribe(Packet):
     """This is how my group wants a subject: said once on a connection, before the first pull."""
-
-    opcode: ClassVar[Opcode] = Opcode.SUBSCRIBE
-    _form: ClassVar[Struct] = Struct("<QB")
-    _start: ClassVar[Struct] = Struct("<Bq")
 
     group: str
     """Empty, or anything at all, where each consumer gets everything."""
     consumer: str
-    incarnation: int
+    incarnation: U64
     subject: str
     """A subject, or a pattern."""
     mode: Mode = Mode.SHARED
@@ -57,36 +56,10 @@ class Subscribe:
     retry: RetrySettings = BROKERS_CHOICE
     """The last word of any consumer of the group counts."""
 
-    def write(self, to: Writer) -> None:
-        """Append the fields."""
-        to.text(self.group)
-        to.text(self.consumer)
-        to.pack(self._form, self.incarnation, self.mode)
-        to.text(self.subject)
-        _write_filter(self.filter, to)
-        to.pack(self._start, *self.start)
-        _write_retry(self.retry, to)
 
-    @classmethod
-    def read(cls, source: Reader) -> Self:
-        """Take the fields."""
-        group, consumer = source.text(), source.text()
-        incarnation, mode = source.unpack(cls._form)
-        subject = source.text()
-        wanted = _read_filter(source)
-        kind, value = source.unpack(cls._start)
-        start = Start(known(StartKind, kind, "start"), value)
-        retry = _read_retry(source)
-        found = known(Mode, mode, "mode")
-        return cls(group, consumer, incarnation, subject, found, wanted, start, retry)
-
-
-@dataclass(frozen=True, slots=True)
-class Subscribed:
+@packet(Opcode.SUBSCRIBE)
+class Subscribed(Response):
     """The answer to ``Subscribe``: what is in force."""
-
-    opcode: ClassVar[Opcode] = Opcode.SUBSCRIBE
-    _form: ClassVar[Struct] = Struct("<B")
 
     group: str
     """The group to pull, settle and beat for: of a broadcast consumer, its own."""
@@ -94,27 +67,10 @@ class Subscribed:
     filter: Filter
     retry: RetrySettings
 
-    def write(self, to: Writer) -> None:
-        """Append the fields."""
-        to.text(self.group)
-        to.pack(self._form, self.mode)
-        _write_filter(self.filter, to)
-        _write_retry(self.retry, to)
 
-    @classmethod
-    def read(cls, source: Reader) -> Self:
-        """Take the fields."""
-        group = source.text()
-        (mode,) = source.unpack(cls._form)
-        return cls(group, known(Mode, mode, "mode"), _read_filter(source), _read_retry(source))
-
-
-@dataclass(frozen=True, slots=True)
-class ChangeGroup:
+@packet(Opcode.CHANGE_GROUP)
+class ChangeGroup(Packet):
     """Change on purpose what a group said, for all its consumers."""
-
-    opcode: ClassVar[Opcode] = Opcode.CHANGE_GROUP
-    _form: ClassVar[Struct] = Struct("<?B?")
 
     group: str
     subject: str
@@ -128,54 +84,19 @@ class ChangeGroup:
     retry: RetrySettings = BROKERS_CHOICE
     """What it does not say stays as it is."""
 
-    def write(self, to: Writer) -> None:
-        """Append the fields."""
-        to.text(self.group)
-        to.text(self.subject)
-        to.pack(self._form, self.has_mode, self.mode, self.has_filter)
-        _write_filter(self.filter, to)
-        _write_retry(self.retry, to)
 
-    @classmethod
-    def read(cls, source: Reader) -> Self:
-        """Take the fields."""
-        group, subject = source.text(), source.text()
-        has_mode, mode, has_filter = source.unpack(cls._form)
-        found = known(Mode, mode, "mode")
-        wanted, retry = _read_filter(source), _read_retry(source)
-        return cls(group, subject, has_mode, found, has_filter, wanted, retry)
-
-
-@dataclass(frozen=True, slots=True)
-class GroupChanged:
+@packet(Opcode.CHANGE_GROUP)
+class GroupChanged(Response):
     """The answer to ``ChangeGroup``: what is in force now."""
-
-    opcode: ClassVar[Opcode] = Opcode.CHANGE_GROUP
-    _form: ClassVar[Struct] = Struct("<B")
 
     mode: Mode
     filter: Filter
     retry: RetrySettings
 
-    def write(self, to: Writer) -> None:
-        """Append the fields."""
-        to.pack(self._form, self.mode)
-        _write_filter(self.filter, to)
-        _write_retry(self.retry, to)
 
-    @classmethod
-    def read(cls, source: Reader) -> Self:
-        """Take the fields."""
-        (mode,) = source.unpack(cls._form)
-        return cls(known(Mode, mode, "mode"), _read_filter(source), _read_retry(source))
-
-
-@dataclass(frozen=True, slots=True)
-class Subscriptions:
+@packet(Opcode.SUBSCRIPTIONS)
+class Subscriptions(Packet):
     """What did groups say about subjects and patterns?"""
-
-    opcode: ClassVar[Opcode] = Opcode.SUBSCRIPTIONS
-    _form: ClassVar[Struct] = Struct("<I")
 
     group: str = ""
     """Only what this one said; empty for all."""
@@ -183,20 +104,7 @@ class Subscriptions:
     """Only what comes after this group …"""
     after_subject: str = ""
     """… and subject, in the order of their names."""
-    most: int = 1_000
-
-    def write(self, to: Writer) -> None:
-        """Append the fields."""
-        to.text(self.group)
-        to.text(self.after_group)
-        to.text(self.after_subject)
-        to.pack(self._form, self.most)
-
-    @classmethod
-    def read(cls, source: Reader) -> Self:
-        """Take the fields."""
-        texts = source.text(), source.text(), source.text()
-        return cls(*texts, *source.unpack(cls._form))
+    most: U32 = 1_000
 
 
 class Subscription(NamedTuple):
@@ -207,88 +115,8 @@ class Subscription(NamedTuple):
     settings: GroupSettings
 
 
-@dataclass(frozen=True, slots=True)
-class SubscriptionsListed:
+@packet(Opcode.SUBSCRIPTIONS)
+class SubscriptionsListed(Response):
     """The answer to ``Subscriptions``: there may be more behind the last one."""
 
-    opcode: ClassVar[Opcode] = Opcode.SUBSCRIPTIONS
-    _form: ClassVar[Struct] = Struct("<B")
-
     subscriptions: tuple[Subscription, ...]
-
-    def write(self, to: Writer) -> None:
-        """Append the fields."""
-        to.count(len(self.subscriptions))
-        for group, subject, settings in self.subscriptions:
-            to.text(group)
-            to.text(subject)
-            to.pack(self._form, settings.mode)
-            _write_filter(settings.filter, to)
-            _write_retry(settings.retry, to)
-
-    @classmethod
-    def read(cls, source: Reader) -> Self:
-        """Take the fields."""
-        return cls(tuple([cls._read_one(source) for _ in range(source.count())]))
-
-    @classmethod
-    def _read_one(cls, source: Reader) -> Subscription:
-        group, subject = Group(source.text()), Pattern(source.text())
-        (mode,) = source.unpack(cls._form)
-        settings = GroupSettings(
-            known(Mode, mode, "mode"), _read_filter(source), _read_retry(source)
-        )
-        return Subscription(group, subject, settings)
-
-
-KnownT = TypeVar("KnownT", bound=IntEnum)
-_KIND = Struct("<B")
-_DELAY = Struct("<I")
-_ATTEMPTS = Struct("<BH")
-
-
-def known(kinds: type[KnownT], value: int, what: str) -> KnownT:
-    """Return one of several kinds.
-
-    Raises:
-        UnsupportedError: There is none of this number.
-    """
-    try:
-        return kinds(value)
-    except ValueError:
-        names = ", ".join(f"{each.value} ({each.name.lower()})" for each in kinds)
-        raise UnsupportedError(f"{what} {value} is unknown; known are {names}") from None
-
-
-def _write_filter(wanted: Filter, to: Writer) -> None:
-    """Append a filter."""
-    to.pack(_KIND, wanted.kind)
-    for tags in (wanted.any_of, wanted.all_of):
-        to.count(len(tags))
-        for tag in tags:
-            to.text(tag)
-
-
-def _read_filter(source: Reader) -> Filter:
-    """Take a filter."""
-    (kind,) = source.unpack(_KIND)
-    tags = [
-        tuple([source.text() for _ in range(source.count("tags", most=MAX_TAGS, least_size=2))])
-        for _ in range(2)
-    ]
-    return Filter(known(FilterKind, kind, "a filter of kind"), *tags)
-
-
-def _write_retry(retry: RetrySettings, to: Writer) -> None:
-    """Append what a group says about its retries."""
-    to.count(len(retry.delays_ms))
-    for delay_ms in retry.delays_ms:
-        to.pack(_DELAY, delay_ms)
-    to.pack(_ATTEMPTS, retry.jitter_percent, retry.max_attempts)
-
-
-def _read_retry(source: Reader) -> RetrySettings:
-    """Take what a group says about its retries."""
-    count = source.count("delays of retries", most=MAX_DELAYS, least_size=4)
-    delays = tuple([source.unpack(_DELAY)[0] for _ in range(count)])
-    return RetrySettings(delays, *source.unpack(_ATTEMPTS))

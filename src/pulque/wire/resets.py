@@ -1,15 +1,15 @@
 """Where groups are, and how they are set to another place."""
 
-from dataclasses import dataclass
 from struct import Struct
-from typing import ClassVar, NamedTuple, Self
+from typing import Annotated, NamedTuple
 
 from pulque.model.groups import FROM_EARLIEST, Mode, Start, StartKind
 from pulque.model.names import ConsumerId, Group, PartitionName
 from pulque.model.positions import ConsumeSequence
-from pulque.wire.codec import Reader, Writer
-from pulque.wire.groups import known
+from pulque.wire.codec import Writer
+from pulque.wire.kinds import I64, U32, Field, FieldsOf, choice, kind_of
 from pulque.wire.opcodes import Opcode
+from pulque.wire.packet import Packet, Response, coder_of, packet
 
 __all__ = [
     "GroupConsumer",
@@ -23,14 +23,15 @@ __all__ = [
 
 UNHEARD = -1
 """As the time for which a consumer was silent: it is gone."""
+_CUT = Struct("<?")
+TARGET = FieldsOf(
+    Start, (Field("kind", choice(StartKind, "target")), Field("value", kind_of(I64)))
+)
 
 
-@dataclass(frozen=True, slots=True)
-class Reset:
+@packet(Opcode.RESET)
+class Reset(Packet):
     """Have a group go on from another place."""
-
-    opcode: ClassVar[Opcode] = Opcode.RESET
-    _target: ClassVar[Struct] = Struct("<Bq?")
 
     group: str
     """A group, or one consumer of a broadcast: ``#consumer``."""
@@ -38,23 +39,9 @@ class Reset:
     """A subject, or a pattern."""
     partition: str = ""
     """Only this partition; empty for all of the subject."""
-    target: Start = FROM_EARLIEST
+    target: Annotated[Start, TARGET] = FROM_EARLIEST
     is_dry_run: bool = False
     """Only say what would happen."""
-
-    def write(self, to: Writer) -> None:
-        """Append the fields."""
-        to.text(self.group)
-        to.text(self.subject)
-        to.text(self.partition)
-        to.pack(self._target, *self.target, self.is_dry_run)
-
-    @classmethod
-    def read(cls, source: Reader) -> Self:
-        """Take the fields."""
-        names = source.text(), source.text(), source.text()
-        kind, value, is_dry_run = source.unpack(cls._target)
-        return cls(*names, Start(known(StartKind, kind, "target"), value), is_dry_run)
 
 
 class ResetRow(NamedTuple):
@@ -69,71 +56,37 @@ class ResetRow(NamedTuple):
     """The oldest message that is stored."""
     end: ConsumeSequence
     """The next message to come."""
-    held: int
+    held: U32
     """How many deliveries are taken from consumers."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResetDone:
+@packet(Opcode.RESET)
+class ResetDone(Response):
     """The answer to ``Reset``: for each partition, what happened or would."""
-
-    opcode: ClassVar[Opcode] = Opcode.RESET
-    _row: ClassVar[Struct] = Struct("<QQQQI")
 
     rows: tuple[ResetRow, ...]
 
-    def write(self, to: Writer) -> None:
-        """Append the fields."""
-        to.count(len(self.rows))
-        for row in self.rows:
-            self.write_row(row, to)
-
-    @classmethod
-    def write_row(cls, row: ResetRow, to: Writer) -> None:
-        """Append one row, of an answer that is made in steps."""
-        to.text(row.partition)
-        to.pack(cls._row, *row[1:])
-
-    @classmethod
-    def read(cls, source: Reader) -> Self:
-        """Take the fields."""
-        return cls(
-            tuple(
-                ResetRow(PartitionName(source.text()), *source.unpack(cls._row))
-                for _ in range(source.count())
-            )
-        )
+    write_row = staticmethod(coder_of(kind_of(ResetRow)).write)
+    """Appends one row, of an answer that is made in steps."""
 
 
-@dataclass(frozen=True, slots=True)
-class Groups:
+@packet(Opcode.GROUPS)
+class Groups(Packet):
     """Where are the groups?"""
-
-    opcode: ClassVar[Opcode] = Opcode.GROUPS
 
     subject: str = ""
     """Only those of this subject or pattern; empty for all."""
     group: str = ""
     """Only this one; empty for all."""
 
-    def write(self, to: Writer) -> None:
-        """Append the fields."""
-        to.text(self.subject)
-        to.text(self.group)
-
-    @classmethod
-    def read(cls, source: Reader) -> Self:
-        """Take the fields."""
-        return cls(source.text(), source.text())
-
 
 class GroupConsumer(NamedTuple):
     """One consumer of a group, in one partition."""
 
     consumer: ConsumerId
-    held: int
+    held: U32
     """How many deliveries it has not settled."""
-    silent_ms: int
+    silent_ms: I64
     """For how long nothing was heard of it; -1 if it is gone."""
 
 
@@ -149,7 +102,7 @@ class GroupPosition(NamedTuple):
     """The oldest message that is stored."""
     end: ConsumeSequence
     """The next message to come."""
-    pending: int
+    pending: U32
     """How many messages are on their way to be retried."""
     consumers: tuple[GroupConsumer, ...]
 
@@ -164,64 +117,18 @@ class GroupPosition(NamedTuple):
         return max(self.end - max(self.next_sequence, self.start), 0) + self.held + self.pending
 
 
-@dataclass(frozen=True, slots=True)
-class GroupsReport:
+@packet(Opcode.GROUPS)
+class GroupsReport(Response):
     """The answer to ``Groups``."""
-
-    opcode: ClassVar[Opcode] = Opcode.GROUPS
-    _position: ClassVar[Struct] = Struct("<BQQQI")
-    _consumer: ClassVar[Struct] = Struct("<Iq")
-    _cut: ClassVar[Struct] = Struct("<?")
 
     positions: tuple[GroupPosition, ...]
     is_cut: bool = False
     """There are more: ask for fewer."""
 
-    def write(self, to: Writer) -> None:
-        """Append the fields."""
-        to.count(len(self.positions))
-        for each in self.positions:
-            self.write_position(each, to)
-        to.pack(self._cut, self.is_cut)
+    write_position = staticmethod(coder_of(kind_of(GroupPosition)).write)
+    """Appends one position, of an answer that is made in steps."""
 
-    @classmethod
-    def write_position(cls, each: GroupPosition, to: Writer) -> None:
-        """Append one position, of an answer that is made in steps."""
-        to.text(each.partition)
-        to.text(each.group)
-        numbers = (each.next_sequence, each.start, each.end, each.pending)
-        to.pack(cls._position, each.mode, *numbers)
-        to.count(len(each.consumers))
-        for consumer in each.consumers:
-            to.text(consumer.consumer)
-            to.pack(cls._consumer, consumer.held, consumer.silent_ms)
-
-    @classmethod
-    def write_end(cls, to: Writer, *, is_cut: bool) -> None:
+    @staticmethod
+    def write_end(to: Writer, *, is_cut: bool) -> None:
         """Append what follows the positions, of an answer that is made in steps."""
-        to.pack(cls._cut, is_cut)
-
-    @classmethod
-    def read(cls, source: Reader) -> Self:
-        """Take the fields."""
-        positions = tuple([cls._read_position(source) for _ in range(source.count())])
-        return cls(positions, *source.unpack(cls._cut))
-
-    @classmethod
-    def _read_position(cls, source: Reader) -> GroupPosition:
-        partition, group = PartitionName(source.text()), Group(source.text())
-        mode, next_sequence, start, end, pending = source.unpack(cls._position)
-        consumers = tuple(
-            GroupConsumer(ConsumerId(source.text()), *source.unpack(cls._consumer))
-            for _ in range(source.count())
-        )
-        return GroupPosition(
-            partition,
-            group,
-            known(Mode, mode, "mode"),
-            next_sequence,
-            start,
-            end,
-            pending,
-            consumers,
-        )
+        to.pack(_CUT, is_cut)

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 from struct import Struct
-from typing import ClassVar, NamedTuple, Self, get_args
+from typing import NamedTuple, Self
 
 from pulque.errors import ErrorCode, PulqueError, RemoteProtocolError, error_from_wire
-from pulque.model.positions import ConsumeSequence, Epoch, PullSequence, StartCount, Tenure
+from pulque.model.positions import ConsumeSequence, PullSequence, Tenure
 from pulque.model.routes import Role
 from pulque.wire.adopt import Adopted
 from pulque.wire.clients import ClientsListed
@@ -14,15 +14,19 @@ from pulque.wire.dead import DeadListed, Resent
 from pulque.wire.delay import Cancelled, Rescheduled, ScheduledListed
 from pulque.wire.find import FoundMessages
 from pulque.wire.frame import Frame, pack_frame_header
-from pulque.wire.groups import GroupChanged, Subscribed, SubscriptionsListed, known
+from pulque.wire.groups import GroupChanged, Subscribed, SubscriptionsListed
+from pulque.wire.kinds import I64, U8, U16, U32, U64, Code, Records, code_of
 from pulque.wire.leadership import HandedOver, InSyncChanged, Led
 from pulque.wire.opcodes import Opcode
 from pulque.wire.ordered import Attended, Closed, Locked, OrderedReport, Skipped, Unlocked
+from pulque.wire.packet import ANSWER, ANSWERS, Response, packet
 from pulque.wire.registration import Registered
 from pulque.wire.replication import CheckpointPart, Followed, Replicated
+from pulque.wire.requests import VERSION
 from pulque.wire.resets import GroupsReport, ResetDone
 from pulque.wire.routes import Routed, Watched
 from pulque.wire.stuck import StuckListed
+from pulque.wire.versions import OLDEST
 
 __all__ = [
     "ANSWER",
@@ -75,107 +79,82 @@ __all__ = [
     "frame_of",
 ]
 
-ANSWER = 0x80
-"""Set in the opcode of every answer."""
 ERROR = 0xFF
 """The opcode of an answer that is an error."""
-VERSION = 1
+
+# ``Sent`` and ``Pulled`` are written and read by hand: by their declarations, 1.4 to 2 times as
+# long. A test compares both ways.
+_OUTCOME = Struct("<H?Qq")
+_OUTCOME_HEAD = Struct("<H?QqH")
+"""With the size of the text."""
+_STATE = Struct("<HQQ")
+_DELIVERED = Struct("<HIIQQII")
+_ROUTES = Struct("<I?")
+_new = tuple.__new__
 
 
-@dataclass(frozen=True, slots=True)
-class Welcome:
+@packet(Opcode.HELLO, first="version tenure max_payload max_message lease_ms max_delay_ms role")
+class Welcome(Response):
     """The answer to ``Hello``."""
 
-    opcode: ClassVar[Opcode] = Opcode.HELLO
-    _form: ClassVar[Struct] = Struct("<BIIIIIQB")
-
-    version: int
+    version: U8
     """The protocol version that both sides speak from now on."""
     broker: str
     """The name of the server."""
     tenure: Tenure
     """Its epoch and start."""
-    max_payload: int
+    max_payload: U32
     """The largest payload of a frame that it takes."""
-    max_message: int
+    max_message: U32
     """The largest message that it takes."""
-    lease_ms: int
+    lease_ms: U32
     """How long a consumer may be silent."""
-    max_delay_ms: int
+    max_delay_ms: U64
     """The longest delay that a nack may ask for."""
     role: Role = Role.BROKER
     """What the server is there for; a meta server's limits for messages are 0."""
     cluster: str = ""
     """The id of its cluster; empty for a lone broker."""
 
-    def write(self, to: Writer) -> None:
-        """Append the fields."""
-        to.pack(
-            self._form,
-            self.version,
-            *self.tenure,
-            self.max_payload,
-            self.max_message,
-            self.lease_ms,
-            self.max_delay_ms,
-            self.role,
-        )
-        to.text(self.broker)
-        to.text(self.cluster)
-
-    @classmethod
-    def read(cls, source: Reader) -> Self:
-        """Take the fields."""
-        version, epoch, start, payload, message, lease, delay, role = source.unpack(cls._form)
-        tenure = Tenure(Epoch(epoch), StartCount(start))
-        name, cluster = source.text(), source.text()
-        found = known(Role, role, "role")
-        return cls(version, name, tenure, payload, message, lease, delay, found, cluster)
-
 
 class Outcome(NamedTuple):
     """What became of one batch of a send."""
 
-    code: ErrorCode
+    code: Code
     """``NONE`` if it is stored."""
     is_duplicate: bool
     """It had been stored before; this is the outcome of that time."""
     first_sequence: ConsumeSequence
     """The consume sequence of its first message."""
-    stored_at_ms: int
+    stored_at_ms: I64
     text: str = ""
     """What went wrong."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
+@packet(Opcode.SEND)
+class Sent(Response):
     """The answer to ``Send``: an outcome for each batch, in order."""
-
-    opcode: ClassVar[Opcode] = Opcode.SEND
-    _form: ClassVar[Struct] = Struct("<H?Qq")
-    _head: ClassVar[Struct] = Struct("<H?QqH")
-    """With the size of the text."""
 
     outcomes: tuple[Outcome, ...]
 
-    def write(self, to: Writer) -> None:
+    def write(self, to: Writer, version: int = OLDEST) -> None:
         """Append the fields."""
         to.count(len(self.outcomes))
         for code, is_duplicate, first, stored_at_ms, text in self.outcomes:
             if text:
-                to.pack(self._form, code, is_duplicate, first, stored_at_ms)
+                to.pack(_OUTCOME, code, is_duplicate, first, stored_at_ms)
                 to.text(text)
             else:
-                to.pack(self._head, code, is_duplicate, first, stored_at_ms, 0)
+                to.pack(_OUTCOME_HEAD, code, is_duplicate, first, stored_at_ms, 0)
 
     @classmethod
-    def read(cls, source: Reader) -> Self:
+    def read(cls, source: Reader, version: int = OLDEST) -> Self:
         """Take the fields."""
         outcomes = []
         for _ in range(source.count()):
-            code, is_duplicate, first, stored_at_ms, size = source.unpack(cls._head)
+            code, is_duplicate, first, stored_at_ms, size = source.unpack(_OUTCOME_HEAD)
             text = str(source.take(size), "utf-8") if size else ""
-            known = _known(code) if code else ErrorCode.NONE
+            known = code_of(code) if code else ErrorCode.NONE
             outcomes.append(_new(Outcome, (known, is_duplicate, first, stored_at_ms, text)))
         return cls(tuple(outcomes))
 
@@ -184,7 +163,7 @@ class Sent:
 class State:
     """Where the consumer stands in one partition of a pull, after the pull."""
 
-    code: ErrorCode
+    code: Code
     """``POSITION_LOST`` if the expected sequence was beyond ``next_pull``; ``LOCK_LOST`` if the
     group is an ordered one, and the token is not that of its newest lock."""
     settled: PullSequence
@@ -201,44 +180,39 @@ class Delivered:
     from ``first_sequence`` on.
     """
 
-    index: int
+    index: U16
     """Which of the wanted partitions."""
     tenure: Tenure
     """To be given back in the settle."""
     first_pull: PullSequence
     first_sequence: ConsumeSequence
-    count: int
-    records: bytes | memoryview | tuple[bytes | memoryview, ...]
+    count: U32
+    records: Records
     """To be written: buffers. Decoded: a view that is valid as long as its frame."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pulled:
+@packet(Opcode.PULL)
+class Pulled(Response):
     """The answer to ``Pull``."""
-
-    opcode: ClassVar[Opcode] = Opcode.PULL
-    _state: ClassVar[Struct] = Struct("<HQQ")
-    _delivered: ClassVar[Struct] = Struct("<HIIQQII")
-    _routes: ClassVar[Struct] = Struct("<I?")
 
     states: tuple[State, ...]
     """One for each wanted partition, in order."""
     deliveries: tuple[Delivered, ...]
-    routes_version: int = 0
+    routes_version: U32 = 0
     """Up to this version of the routes, the pull named every partition that it covers."""
     routes_changed: bool = False
     """There are partitions that the pull covers and did not name: ask for the route again."""
 
-    def write(self, to: Writer) -> None:
+    def write(self, to: Writer, version: int = OLDEST) -> None:
         """Append the fields."""
         to.count(len(self.states))
         for state in self.states:
-            to.pack(self._state, state.code, state.settled, state.next_pull)
+            to.pack(_STATE, state.code, state.settled, state.next_pull)
         to.count(len(self.deliveries))
         for each in self.deliveries:
             buffers = each.records if isinstance(each.records, tuple) else (each.records,)
             to.pack(
-                self._delivered,
+                _DELIVERED,
                 each.index,
                 *each.tenure,
                 each.first_pull,
@@ -247,99 +221,56 @@ class Pulled:
                 sum(map(len, buffers)),
             )
             to.parts.extend(buffers)
-        to.pack(self._routes, self.routes_version, self.routes_changed)
+        to.pack(_ROUTES, self.routes_version, self.routes_changed)
 
     @classmethod
-    def read(cls, source: Reader) -> Self:
+    def read(cls, source: Reader, version: int = OLDEST) -> Self:
         """Take the fields."""
         states = []
         for _ in range(source.count()):
-            code, settled, next_pull = source.unpack(cls._state)
-            states.append(State(_known(code), settled, next_pull))
+            code, settled, next_pull = source.unpack(_STATE)
+            states.append(State(code_of(code), settled, next_pull))
         deliveries = []
         for _ in range(source.count()):
-            index, epoch, start, pull, first, count, size = source.unpack(cls._delivered)
+            index, epoch, start, pull, first, count, size = source.unpack(_DELIVERED)
             tenure = Tenure(epoch, start)
             deliveries.append(Delivered(index, tenure, pull, first, count, source.take(size)))
-        return cls(tuple(states), tuple(deliveries), *source.unpack(cls._routes))
+        return cls(tuple(states), tuple(deliveries), *source.unpack(_ROUTES))
 
 
-@dataclass(frozen=True, slots=True)
-class Settled:
+@packet(Opcode.SETTLE)
+class Settled(Response):
     """The answer to ``Settle``."""
-
-    opcode: ClassVar[Opcode] = Opcode.SETTLE
-    _form: ClassVar[Struct] = Struct("<Q")
 
     settled: PullSequence
     """All deliveries before it are settled."""
 
-    def write(self, to: Writer) -> None:
-        """Append the fields."""
-        to.pack(self._form, self.settled)
 
-    @classmethod
-    def read(cls, source: Reader) -> Self:
-        """Take the fields."""
-        return cls(*source.unpack(cls._form))
-
-
-@dataclass(frozen=True, slots=True)
-class Beaten:
+@packet(Opcode.HEARTBEAT)
+class Beaten(Response):
     """The answer to ``Heartbeat``."""
 
-    opcode: ClassVar[Opcode] = Opcode.HEARTBEAT
-    _form: ClassVar[Struct] = Struct("<I")
-
-    lease_ms: int
+    lease_ms: U32
     """How long the consumer may be silent from now on."""
 
-    def write(self, to: Writer) -> None:
-        """Append the fields."""
-        to.pack(self._form, self.lease_ms)
 
-    @classmethod
-    def read(cls, source: Reader) -> Self:
-        """Take the fields."""
-        return cls(*source.unpack(cls._form))
-
-
-@dataclass(frozen=True, slots=True)
-class ReadBack:
+@packet(Opcode.READ)
+class ReadBack(Response):
     """The answer to ``Read``: records as they are stored, see ``Delivered``."""
-
-    opcode: ClassVar[Opcode] = Opcode.READ
-    _form: ClassVar[Struct] = Struct("<QIQQI")
 
     first_sequence: ConsumeSequence
     """Where the answer begins: where it was asked to, or where the partition begins now."""
-    count: int
+    count: U32
     start: ConsumeSequence
     """The oldest message that is stored."""
     end: ConsumeSequence
     """The next message to come."""
-    records: bytes | memoryview | tuple[bytes | memoryview, ...]
-
-    def write(self, to: Writer) -> None:
-        """Append the fields."""
-        buffers = self.records if isinstance(self.records, tuple) else (self.records,)
-        size = sum(map(len, buffers))
-        to.pack(self._form, self.first_sequence, self.count, self.start, self.end, size)
-        to.parts.extend(buffers)
-
-    @classmethod
-    def read(cls, source: Reader) -> Self:
-        """Take the fields."""
-        first, count, start, end, size = source.unpack(cls._form)
-        return cls(first, count, start, end, source.take(size))
+    records: Records
 
 
-@dataclass(frozen=True, slots=True)
-class Located:
+@packet(Opcode.POSITIONS)
+class Located(Response):
     """The answer to ``Positions``."""
-
-    opcode: ClassVar[Opcode] = Opcode.POSITIONS
-    _form: ClassVar[Struct] = Struct("<QQQ")
 
     start: ConsumeSequence
     """The oldest message that is stored."""
@@ -348,120 +279,43 @@ class Located:
     at: ConsumeSequence
     """The first message stored at or after the instant asked for; ``end`` if there is none."""
 
-    def write(self, to: Writer) -> None:
-        """Append the fields."""
-        to.pack(self._form, self.start, self.end, self.at)
 
-    @classmethod
-    def read(cls, source: Reader) -> Self:
-        """Take the fields."""
-        return cls(*source.unpack(cls._form))
-
-
-@dataclass(frozen=True, slots=True)
-class StatusReport:
+@packet(Opcode.STATUS)
+class StatusReport(Response):
     """The answer to ``Status``."""
-
-    opcode: ClassVar[Opcode] = Opcode.STATUS
 
     report: bytes
     """A JSON object; fields are added without notice."""
 
-    def write(self, to: Writer) -> None:
-        """Append the fields."""
-        to.blob(self.report)
 
-    @classmethod
-    def read(cls, source: Reader) -> Self:
-        """Take the fields."""
-        return cls(bytes(source.blob()))
-
-
-@dataclass(frozen=True, slots=True)
-class Sealed:
+@packet(Opcode.SEAL)
+class Sealed(Response):
     """The answer to ``Seal``."""
 
-    opcode: ClassVar[Opcode] = Opcode.SEAL
-    _form: ClassVar[Struct] = Struct("<Q")
-
-    end: int
+    end: U64
     """The offset at which the next segment begins."""
 
-    def write(self, to: Writer) -> None:
-        """Append the fields."""
-        to.pack(self._form, self.end)
 
-    @classmethod
-    def read(cls, source: Reader) -> Self:
-        """Take the fields."""
-        return cls(*source.unpack(cls._form))
-
-
-Response = (
-    Welcome
-    | Routed
-    | Sent
-    | Pulled
-    | Settled
-    | Beaten
-    | ReadBack
-    | Located
-    | Subscribed
-    | Registered
-    | Watched
-    | Adopted
-    | Attended
-    | Locked
-    | Unlocked
-    | Skipped
-    | OrderedReport
-    | Closed
-    | ResetDone
-    | GroupsReport
-    | StatusReport
-    | Sealed
-    | GroupChanged
-    | SubscriptionsListed
-    | ClientsListed
-    | DeadListed
-    | Resent
-    | Cancelled
-    | Rescheduled
-    | ScheduledListed
-    | StuckListed
-    | FoundMessages
-    | Led
-    | InSyncChanged
-    | Followed
-    | Replicated
-    | CheckpointPart
-    | HandedOver
-)
-_KINDS: dict[int, type[Response]] = {kind.opcode | ANSWER: kind for kind in get_args(Response)}
-_new = tuple.__new__
 _ERROR = Struct("<H")
-_CODES = frozenset(ErrorCode)
 
 
-def _known(code: int) -> ErrorCode:
-    """Return a code; one of a newer broker counts as unknown, as in ``error_from_wire``."""
-    return ErrorCode(code) if code in _CODES else ErrorCode.UNKNOWN
-
-
-def encode_response(response: Response, request_id: int, epoch: int) -> list[bytes | memoryview]:
-    """Return the buffers of a frame that answers with ``response``."""
+def encode_response(
+    response: Response, request_id: int, epoch: int, version: int = VERSION
+) -> list[bytes | memoryview]:
+    """Return the buffers of a frame that answers, as a peer of ``version`` knows the answer."""
     payload = Writer()
-    response.write(payload)
-    return frame_of(response.opcode, payload, request_id, epoch)
+    layout = OLDEST if version == OLDEST else response.layout(version)
+    response.write(payload, layout)
+    return frame_of(response.opcode, payload, request_id, epoch, layout)
 
 
 def frame_of(
-    opcode: Opcode, payload: Writer, request_id: int, epoch: int
+    opcode: Opcode, payload: Writer, request_id: int, epoch: int, version: int = VERSION
 ) -> list[bytes | memoryview]:
     """Return the buffers of a frame whose answer was written a part at a time."""
     size = payload.size()
     return [
-        pack_frame_header(opcode | ANSWER, VERSION, size, request_id, epoch),
+        pack_frame_header(opcode | ANSWER, version, size, request_id, epoch),
         *payload.parts,
     ]
 
@@ -484,13 +338,14 @@ def decode_response(frame: Frame) -> Response | PulqueError:
     if frame.opcode == ERROR:
         (code,) = reader.unpack(_ERROR)
         return error_from_wire(code, reader.text())
-    kind = _KINDS.get(frame.opcode)
-    if kind is None or frame.version != VERSION:
+    kind = ANSWERS.get(frame.opcode)
+    version = frame.version
+    if kind is None or (version != OLDEST and version not in kind.declared.versions):
         raise RemoteProtocolError(
-            f"opcode {frame.opcode:#x} version {frame.version} is not an answer known here"
+            f"opcode {frame.opcode:#x} version {version} is not an answer known here"
         )
     try:
-        response = kind.read(reader)
+        response = kind.read(reader, version)
     except ValueError as problem:
         raise RemoteProtocolError(f"{kind.__name__} cannot be read: {problem}") from None
     reader.end()

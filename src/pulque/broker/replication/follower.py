@@ -258,7 +258,7 @@ class FollowerHandler:
             raise UnsupportedError(
                 f"authentication by {request.mechanism!r} is not known; this broker knows none"
             )
-        version = agree(request.min_version, request.max_version)
+        connection.version = version = agree(request.min_version, request.max_version)
         connection.welcome()
         self._clients.greeted(connection, request.client)
         answerer.answer(replace(self._welcome(), version=version))

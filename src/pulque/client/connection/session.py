@@ -38,6 +38,8 @@ class Session:
         self._last_id = _HELLO_ID
         self.epoch = 0
         """The broker's, as of the handshake."""
+        self.version = OLDEST
+        """Of the protocol, as agreed in the handshake."""
 
     def hello(self) -> bytes:
         """Return the first frame."""
@@ -46,7 +48,7 @@ class Session:
     def ask(self, request: Request) -> tuple[int, list[bytes | memoryview]]:
         """Return the id that the answer will have, and the buffers of the frame."""
         request_id = self.next_id()
-        return request_id, encode_request(request, request_id, self.epoch)
+        return request_id, encode_request(request, request_id, self.epoch, self.version)
 
     def next_id(self) -> int:
         """Return a request id for a frame that the caller encodes."""
@@ -73,6 +75,7 @@ class Session:
         self.welcome = response
         self.reader.limit = MAX_PAYLOAD
         self.epoch = response.tenure.epoch
+        self.version = response.version
         return response
 
     def next_answer(self) -> Answer | None:
