@@ -43,7 +43,7 @@ from pulque.broker.receiving.receiver import Receiver
 from pulque.broker.recovery import Recovered, recover
 from pulque.broker.replication.leader import Leading, Rule
 from pulque.broker.replication.log_streams import Streams
-from pulque.broker.requests import RequestHandler
+from pulque.broker.requests import BrokerHandler
 from pulque.broker.search.key_index_writer import Indexer
 from pulque.broker.search.search_thread import Finder
 from pulque.broker.settling.adopted_nacks import Adopter, AdoptionRules
@@ -329,7 +329,7 @@ class Broker(Supervised):
             state.leases.lease_ms,
             longest_delay_ms(settings),
         )
-        self._handler = RequestHandler(
+        self._handler = BrokerHandler(
             welcome,
             self._parts,
             state,
