@@ -16,7 +16,6 @@ import structlog
 
 from pulque.broker.clients import ClientTable
 from pulque.broker.cluster.membership import advertised, join_cluster
-from pulque.broker.cluster.registration import Registration
 from pulque.broker.config import BrokerSettings
 from pulque.broker.parameters import connection_limits, in_ms, longest_delay_ms, storage_options
 from pulque.broker.replication.follower import FollowerHandler, Following
@@ -33,6 +32,7 @@ from pulque.model.routes import Role
 from pulque.net.server import FrameServer
 from pulque.rules.consumption import Consumption
 from pulque.serving.listener import LoggingListener
+from pulque.serving.registration import Registration
 from pulque.serving.supervised import Supervised
 from pulque.storage.events import Listener
 from pulque.storage.files import FileSystem, OsFileSystem

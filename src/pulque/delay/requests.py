@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 from pulque.delay.pending_changes import Changer
 from pulque.delay.pending_queries import Looker
 from pulque.delay.receiver import Receiver
-from pulque.delay.registration import Joining
+from pulque.delay.registration import DelayRegistration
 from pulque.errors import PulqueError, ReadOnlyError, UnsupportedError
 from pulque.model.names import PartitionName, Pattern, parse_pattern
 from pulque.model.routes import PartitionRoute, RouteKind
@@ -56,7 +56,7 @@ class DelayHandler(RequestHandler):
         receiver: Receiver,
         changer: Changer,
         looker: Looker,
-        joining: Joining,
+        registration: DelayRegistration,
         *,
         status: Callable[[], bytes],
     ) -> None:
@@ -64,7 +64,7 @@ class DelayHandler(RequestHandler):
         self._receiver = receiver
         self._changer = changer
         self._looker = looker
-        self._joining = joining
+        self._registration = registration
         self._status = status
         self._tasks = RequestTasks("delay server")
         self._changing: WeakKeyDictionary[Connection, asyncio.Lock] = WeakKeyDictionary()
@@ -80,7 +80,7 @@ class DelayHandler(RequestHandler):
                 row(Status, returns(self._report)),
             ),
             server="server",
-            welcome=lambda: replace(welcome, cluster=joining.cluster),
+            welcome=lambda: replace(welcome, cluster=registration.cluster),
             unknown=_elsewhere,
             send_single=self._single_send,
         )
@@ -110,7 +110,7 @@ class DelayHandler(RequestHandler):
         return None
 
     def _check_writable(self) -> None:
-        if self._joining.is_read_only:
+        if self._registration.is_read_only:
             raise ReadOnlyError("this delay server takes no messages, by command")
 
     async def _listed(self, connection: Connection, request: Scheduled) -> ScheduledListed:

@@ -23,7 +23,7 @@ from pulque.delay.pending_changes import Changer
 from pulque.delay.pending_queries import Looker
 from pulque.delay.receiver import DueLimits, Receiver
 from pulque.delay.recovery import Recovered, recover
-from pulque.delay.registration import Joining
+from pulque.delay.registration import DelayRegistration
 from pulque.delay.requests import DelayHandler
 from pulque.delay.schedule.dispatch_log_writer import Notebook
 from pulque.delay.schedule.replay import Replayer
@@ -164,7 +164,7 @@ class DelayServer(Supervised):
         )
         if self._given_brokers is not None and not self._settings.cluster.meta:
             return  # there is nobody to register at, and no need to
-        await self._joining.start()
+        await self._registration.start()
 
     def _open_directory(self) -> DataDirectory:
         """Return the data directory, which is made if need be."""
@@ -192,7 +192,7 @@ class DelayServer(Supervised):
         self._engine, self._store = engine, store
         assert self._files is not None  # noqa: S101  # the state was recovered from them
         # This may fail, so it comes before the committer, which starts a thread.
-        self._joining = Joining(
+        self._registration = DelayRegistration(
             settings.cluster.meta_addresses,
             self._files,
             name=settings.name,
@@ -214,7 +214,7 @@ class DelayServer(Supervised):
         )
         self._notebook = Notebook(store, around.noter, around.warn)
         self._brokers: Taker = self._given_brokers or Brokers(
-            self._joining.links,
+            self._registration.links,
             settings.name,
             clock,
             timeout_s=settings.delivery.timeout.total_seconds(),
@@ -278,7 +278,7 @@ class DelayServer(Supervised):
             Role.DELAY,
         )
         self._handler = DelayHandler(
-            welcome, self._receiver, self._changer, looker, self._joining, status=self._report
+            welcome, self._receiver, self._changer, looker, self._registration, status=self._report
         )
         self._server = FrameServer(
             self._handler, _connection_limits(settings), clock, self._log.info
@@ -288,7 +288,7 @@ class DelayServer(Supervised):
         if state is ServerState.READY and self._engine.is_full:
             state = ServerState.FULL
         return Register(
-            self._joining.cluster,
+            self._registration.cluster,
             self._settings.name,
             self._settings.name,
             Role.DELAY,
@@ -307,7 +307,10 @@ class DelayServer(Supervised):
         dispatcher, receiver = self._dispatcher, self._receiver
         return {
             "delay": self._settings.name,
-            "cluster": {"id": self._joining.cluster, "meta": self._joining.registered_at},
+            "cluster": {
+                "id": self._registration.cluster,
+                "meta": self._registration.registered_at,
+            },
             "start": self._engine.start_count,
             "connections": len(self._server.connections),
             "is_full": self._engine.is_full,
@@ -363,7 +366,7 @@ class DelayServer(Supervised):
             catch_up_s: How long to wait until all that was stored is in the schedule, so that the
                 next start need not replay it.
         """
-        await self._joining.close()
+        await self._registration.close()
         self._server.stop_listening()
         await self._handler.close()
         with contextlib.suppress(TimeoutError):
