@@ -8,7 +8,6 @@ from pulque.broker.cluster.membership import ClusterSide
 from pulque.broker.cluster.partition_coverage import Place
 from pulque.broker.cluster.route_watches import Watcher
 from pulque.broker.components import Parts
-from pulque.broker.receiving.receiver import BATCHES_PER_STEP
 from pulque.broker.replication.log_streams import Streams
 from pulque.broker.responses import BrokerResponder
 from pulque.broker.search.search_thread import Finder
@@ -217,7 +216,7 @@ class BrokerHandler(RequestHandler):
     # -- messages ----------------------------------------------------------------------------
 
     def _send(self, connection: Connection, request: Send, responder: Responder) -> Work | None:
-        if len(request.batches) > BATCHES_PER_STEP:
+        if len(request.batches) > self._receiver.batches_per_step:
             return self._receiver.send_in_steps(request, responder.answer, self._why_refused)
         self._receiver.send(request, responder.answer, connection)
         return None

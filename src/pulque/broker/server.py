@@ -38,7 +38,7 @@ from pulque.broker.pulling.partition_reads import Browser
 from pulque.broker.pulling.puller import Puller
 from pulque.broker.receiving.internal_appends import Appender
 from pulque.broker.receiving.new_subjects import Newcomers
-from pulque.broker.receiving.receiver import Receiver
+from pulque.broker.receiving.receiver import BrokerReceiver
 from pulque.broker.recovery import Recovered, recover
 from pulque.broker.replication.leader import Leading, Rule
 from pulque.broker.replication.log_streams import Streams
@@ -261,7 +261,7 @@ class Broker(Supervised):
         puller = Puller(state, around, pull_limits(settings), self._committer.sync_facts)
         locker = Locker(state, self._clock, self._committer.sync_facts, puller.look_again)
         self._parts = Parts(
-            Receiver(state, around, self._committer, send_limits(settings), newcomers),
+            BrokerReceiver(state, around, self._committer, send_limits(settings), newcomers),
             puller,
             settler,
             Browser(state.engine, self._executor, pull_limits(settings)),

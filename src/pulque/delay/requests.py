@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 from pulque.delay.pending_changes import Changer
 from pulque.delay.pending_queries import Looker
-from pulque.delay.receiver import Receiver
+from pulque.delay.receiver import DelayReceiver
 from pulque.delay.registration import DelayRegistration
 from pulque.errors import PulqueError, ReadOnlyError, UnsupportedError
 from pulque.model.names import PartitionName, Pattern, parse_pattern
@@ -53,7 +53,7 @@ class DelayHandler(RequestHandler):
     def __init__(
         self,
         welcome: Welcome,
-        receiver: Receiver,
+        receiver: DelayReceiver,
         changer: Changer,
         looker: Looker,
         registration: DelayRegistration,
@@ -102,11 +102,10 @@ class DelayHandler(RequestHandler):
         self._receiver.send_single(request, responder)
 
     def _send(self, connection: Connection, request: Send, responder: Responder) -> Work | None:
-        del connection
         self._check_writable()
-        if len(request.batches) > 1:
-            return self._receiver.send_in_steps(request, responder.answer, lambda: None)
-        self._receiver.send(request, responder.answer)
+        if len(request.batches) > self._receiver.batches_per_step:
+            return self._receiver.send_in_steps(request, responder.answer)
+        self._receiver.send(request, responder.answer, connection)
         return None
 
     def _check_writable(self) -> None:

@@ -21,7 +21,7 @@ from pulque.delay.dispatch.due_batches import Delivery
 from pulque.delay.housekeeping import Housekeeper
 from pulque.delay.pending_changes import Changer
 from pulque.delay.pending_queries import Looker
-from pulque.delay.receiver import DueLimits, Receiver
+from pulque.delay.receiver import DelayReceiver, DueLimits
 from pulque.delay.recovery import Recovered, recover
 from pulque.delay.registration import DelayRegistration
 from pulque.delay.requests import DelayHandler
@@ -218,7 +218,7 @@ class DelayServer(Supervised):
         due = DueLimits(
             _ms(settings.schedule.longest_delay), store.tick_ms, settings.limits.max_partitions
         )
-        self._receiver = Receiver(
+        self._receiver = DelayReceiver(
             engine,
             recovered.dedup,
             self._committer,
