@@ -14,7 +14,7 @@ from pydantic import ByteSize, Field, field_validator, model_validator
 from pulque.errors import ConfigError
 from pulque.rules.retry import DEFAULT_DELAYS_MS
 from pulque.settings.joining import JoinSection
-from pulque.settings.names import Patterns, ServerName, checked_name
+from pulque.settings.names import OwnName, Patterns, checked_name
 from pulque.settings.sections import (
     BatchLimitsSection,
     ListenSection,
@@ -335,7 +335,7 @@ class BrokerSettings(ServerSettings):
 
     server = "broker"
 
-    name: ServerName = Field(
+    name: OwnName = Field(
         default="broker",
         description="The broker's own name, which no other one of its cluster has; it is "
         "spelled like a subject.",

@@ -25,7 +25,7 @@ from pulque.net.server import Connection, Work
 from pulque.net.steps import Steps
 from pulque.serving.requests import (
     RequestHandler,
-    Row,
+    RequestRow,
     calls_back,
     in_steps,
     returns,
@@ -143,7 +143,7 @@ class BrokerHandler(RequestHandler):
             lateness=", as its connection did not read answers",
         )
 
-    def _rows_of_messages(self) -> tuple[Row, ...]:
+    def _rows_of_messages(self) -> tuple[RequestRow, ...]:
         parts = self._parts
         return (
             row(Send, self._send, has_deadline=True, outlives_client=True),
@@ -158,7 +158,7 @@ class BrokerHandler(RequestHandler):
             row(Seal, self._seal, outlives_client=True),
         )
 
-    def _rows_of_groups(self) -> tuple[Row, ...]:
+    def _rows_of_groups(self) -> tuple[RequestRow, ...]:
         parts = self._parts
         return (
             row(Heartbeat, self._beat),
@@ -174,7 +174,7 @@ class BrokerHandler(RequestHandler):
             row(Close, calls_back(parts.steward.close)),
         )
 
-    def _rows_of_the_cluster(self) -> tuple[Row, ...]:
+    def _rows_of_the_cluster(self) -> tuple[RequestRow, ...]:
         relay, clients = self._cluster.relay, self._clients
         watch = self._watch if relay is None else calls_back(relay.watch)
         attend = self._attend if relay is None else calls_back(relay.attend)

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import ByteSize, Field, field_validator
 
 from pulque.settings.joining import JoinSection
-from pulque.settings.names import ServerName
+from pulque.settings.names import OwnName
 from pulque.settings.sections import (
     BatchLimitsSection,
     ListenSection,
@@ -177,7 +177,7 @@ class DelaySettings(ServerSettings):
 
     server = "delay"
 
-    name: ServerName = Field(
+    name: OwnName = Field(
         default="delay",
         description="The delay server's own name, which no other server of its cluster has; it "
         "is spelled like a subject.",

@@ -7,7 +7,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 
 from pulque.errors import ConfigError
 from pulque.meta.database.connection import parse_database_url
-from pulque.settings.names import Patterns, ServerName
+from pulque.settings.names import OwnName, Patterns
 from pulque.settings.sections import ListenSection, LogSection, Section, ServerSettings
 from pulque.settings.units import DAY, HOUR, MILLISECOND, MINUTE, SECOND, Duration, Number
 
@@ -208,7 +208,7 @@ class MetaSettings(ServerSettings):
 
     server = "meta"
 
-    name: ServerName = Field(
+    name: OwnName = Field(
         default="meta", description="What this meta server calls itself; spelled like a subject."
     )
     listen: MetaListenSection = Field(

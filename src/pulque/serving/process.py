@@ -11,10 +11,10 @@ from pulque.net.server import FrameServer
 from pulque.settings.logs import configure_logging
 from pulque.settings.sections import LogSection
 
-__all__ = ["Server", "listen", "run_process", "serve"]
+__all__ = ["Runnable", "listen", "run_process", "serve"]
 
 
-class Server(Protocol):
+class Runnable(Protocol):
     """A server that can be run as a process."""
 
     url: str
@@ -49,7 +49,7 @@ def run_process(log: LogSection, work: Callable[[], Coroutine[None, None, None]]
         runner.run(work())
 
 
-async def serve(server: Server, on_ready: Callable[[str], None]) -> None:
+async def serve(server: Runnable, on_ready: Callable[[str], None]) -> None:
     """Run a server until SIGTERM or SIGINT.
 
     Args:

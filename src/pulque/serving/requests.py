@@ -1,7 +1,7 @@
 """From frames to answers, the same for every server: greet, look up, hold, answer.
 
-A server lists the types of request that it answers, one ``Row`` for each. What holds for all
-servers is done here once, between a frame and its row: the handshake, the refusal of requests
+A server lists the types of request that it answers, one ``RequestRow`` for each. What holds for
+all servers is done here once, between a frame and its row: the handshake, the refusal of requests
 that come too late, how many requests of one connection may wait, steps, and how errors are
 answered. A check or a counter for every request belongs into ``RequestHandler.handle``,
 authentication into ``RequestHandler._authenticate``.
@@ -27,7 +27,7 @@ from pulque.wire.responses import Response, Welcome
 from pulque.wire.single import SingleSend, read_single_send
 from pulque.wire.versions import agree
 
-__all__ = ["RequestHandler", "Row", "calls_back", "in_steps", "returns", "row"]
+__all__ = ["RequestHandler", "RequestRow", "calls_back", "in_steps", "returns", "row"]
 
 _MOST_HELD = 1000
 """Requests of one connection that may wait for their answers, if the server says nothing else."""
@@ -37,7 +37,7 @@ RowHandler = Callable[[Connection, R, Responder], Work | None]
 """Answers a request, at once, later, or with the last of the steps that it returns."""
 
 
-class Row(NamedTuple):
+class RequestRow(NamedTuple):
     """How requests of one type are answered."""
 
     kind: type[Any]
@@ -56,7 +56,7 @@ def row(  # one fact after the other, each by its name
     has_deadline: bool = False,
     needs_leadership: bool = True,
     outlives_client: bool = False,
-) -> Row:
+) -> RequestRow:
     """Return how requests of one type are answered.
 
     Args:
@@ -69,7 +69,7 @@ def row(  # one fact after the other, each by its name
         needs_leadership: Whether a server that cannot tell whether it leads refuses it.
         outlives_client: Whether all its steps are taken, although its client is gone.
     """
-    return Row(kind, handler, is_held, has_deadline, needs_leadership, outlives_client)
+    return RequestRow(kind, handler, is_held, has_deadline, needs_leadership, outlives_client)
 
 
 def returns(answer: Callable[[R], Response]) -> RowHandler[R]:
@@ -129,7 +129,7 @@ class RequestHandler:
 
     def __init__(  # noqa: PLR0913  # all in which servers differ
         self,
-        rows: Iterable[Row],
+        rows: Iterable[RequestRow],
         *,
         server: str,
         welcome: Callable[[], Welcome],
@@ -142,7 +142,7 @@ class RequestHandler:
         send_single: Callable[[SingleSend, Responder], None] | None = None,
         lateness: str = "",
     ) -> None:
-        self._table: dict[type[Any], Row] = {each.kind: each for each in rows}
+        self._table: dict[type[Any], RequestRow] = {each.kind: each for each in rows}
         self._table[Hello] = row(Hello, _greet_again)
         self._unconditional = frozenset(
             int(each.kind.opcode) for each in self._table.values() if not each.needs_leadership
@@ -174,12 +174,11 @@ class RequestHandler:
                 refusal = self._refusal()
                 if refusal is not None:
                     raise refusal
-            if self._send_single is not None:
-                single = read_single_send(frame)
-                if single is not None:
+            if self._send_single is not None and (single := read_single_send(frame)) is not None:
+                if connection.waited_ms:
                     self._check_deadline(connection, single.timeout_ms)
-                    self._send_single(single, responder)
-                    return None
+                self._send_single(single, responder)
+                return None
             return self._dispatch(connection, self._decode(frame), responder)
         except ProtocolError as error:
             connection.refuse(error, frame.request_id)
@@ -259,7 +258,7 @@ class RequestHandler:
             RequestTimeoutError: It has.
         """
         waited_ms = connection.waited_ms
-        if waited_ms and waited_ms > timeout_ms > 0:
+        if waited_ms > timeout_ms > 0:
             raise RequestTimeoutError(
                 f"a send with a limit of {timeout_ms} ms waited {waited_ms} ms for its turn"
                 f"{self._lateness}; nothing of it was stored"

@@ -8,7 +8,7 @@ from pulque.errors import InvalidNameError
 from pulque.model.names import parse_group, parse_pattern
 from pulque.settings.units import Listed
 
-__all__ = ["Patterns", "ServerName", "checked_name"]
+__all__ = ["OwnName", "Patterns", "checked_name"]
 
 
 def checked_name(name: str) -> str:
@@ -32,7 +32,7 @@ def _checked_patterns(patterns: tuple[str, ...]) -> tuple[str, ...]:
     return patterns
 
 
-ServerName = Annotated[str, AfterValidator(checked_name)]
+OwnName = Annotated[str, AfterValidator(checked_name)]
 """What a server calls itself."""
 Patterns = Annotated[Listed, AfterValidator(_checked_patterns)]
 """Subjects, and patterns like ``order.*`` that cover several."""

@@ -20,7 +20,7 @@ from pulque.errors import (
 )
 from pulque.model.positions import Epoch, StartCount, Tenure
 from pulque.net.server import Connection, ConnectionLimits, FrameServer, Work
-from pulque.serving.requests import RequestHandler, Row, returns, row
+from pulque.serving.requests import RequestHandler, RequestRow, returns, row
 from pulque.serving.responses import Responder
 from pulque.testing.raw import RawConnection
 from pulque.wire.frame import FRAME_HEADER_SIZE, Frame, pack_frame_header
@@ -65,7 +65,7 @@ class Server:
     error: PulqueError | None = None
     refusal: PulqueError | None = None
 
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> tuple[RequestRow, ...]:
         return (
             row(Heartbeat, returns(lambda _: Beaten(1))),
             row(Status, returns(lambda _: StatusReport(b"{}")), needs_leadership=False),
