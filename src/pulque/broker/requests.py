@@ -8,10 +8,10 @@ from pulque.broker.cluster.membership import ClusterSide
 from pulque.broker.cluster.partition_coverage import Place
 from pulque.broker.cluster.route_watches import Watcher
 from pulque.broker.components import Parts
+from pulque.broker.housekeeping import opened_in_steps
 from pulque.broker.replication.log_streams import Streams
 from pulque.broker.responses import BrokerResponder
 from pulque.broker.search.search_thread import Finder
-from pulque.broker.segment_openings import opened_in_steps
 from pulque.broker.state import BrokerState
 from pulque.clock import Clock
 from pulque.errors import (
