@@ -5,10 +5,9 @@ from hypothesis import strategies as st
 
 from pulque.model.names import PartitionName
 from pulque.model.positions import ConsumeSequence, PartitionId
-from pulque.storage.checkpoint import Checkpoints
+from pulque.storage.checkpoint import MARK_KEY, Checkpoints, Mark
 from pulque.storage.events import SilentListener
 from pulque.storage.logs.partitions import Partitions, decode_table, encode_table
-from pulque.storage.recovery import MARK_KEY, Mark
 from pulque.testing.files import MemoryFileSystem
 
 keys = st.binary(max_size=8)

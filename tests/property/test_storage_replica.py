@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulque.errors import PositionLostError, UsageError
-from pulque.storage.checkpoint import decode_checkpoint
+from pulque.storage.checkpoint import Mark, decode_checkpoint
 from pulque.storage.engine import Engine
-from pulque.storage.recovery import Mark
 from pulque.storage.replication.replica_logs import ReplicaLogs
 from pulque.testing.files import Cut, MemoryFileSystem
 from tests.crash.opening import Heard, Opened, open_engine

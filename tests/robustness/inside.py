@@ -22,7 +22,7 @@ from pulque.broker.pulling.puller import Puller
 from pulque.broker.receiving.admission import Gate
 from pulque.broker.receiving.internal_appends import Appender
 from pulque.broker.receiving.new_subjects import Newcomers
-from pulque.broker.receiving.receiver import Receiver
+from pulque.broker.receiving.receiver import BrokerReceiver
 from pulque.broker.recovery import recover
 from pulque.broker.settling.adopted_nacks import Adopter, AdoptionRules
 from pulque.broker.settling.dead_letters import DeadLetterOffice
@@ -125,7 +125,7 @@ async def open_inside(files: MemoryFileSystem) -> AsyncIterator[Inside]:  # noqa
     settler = Settler(state, clock, perform=redeliverer.perform, longest_delay_ms=1000)
     locker = Locker(state, clock, committer.sync_facts, puller.look_again)
     parts = Parts(
-        Receiver(
+        BrokerReceiver(
             state,
             around,
             committer,

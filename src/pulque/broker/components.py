@@ -10,7 +10,7 @@ from pulque.broker.groups.pull_locks import Locker
 from pulque.broker.groups.subscriptions import Registrar
 from pulque.broker.pulling.partition_reads import Browser
 from pulque.broker.pulling.puller import Puller
-from pulque.broker.receiving.receiver import Receiver
+from pulque.broker.receiving.receiver import BrokerReceiver
 from pulque.broker.settling.adopted_nacks import Adopter
 from pulque.broker.settling.dead_letters import DeadLetterOffice
 from pulque.broker.settling.due_retries import Releaser
@@ -24,7 +24,7 @@ __all__ = ["Parts"]
 class Parts:
     """One of each."""
 
-    receiver: Receiver
+    receiver: BrokerReceiver
     puller: Puller
     settler: Settler
     browser: Browser

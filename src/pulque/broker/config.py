@@ -11,12 +11,27 @@ from typing import Annotated
 
 from pydantic import ByteSize, Field, field_validator, model_validator
 
-from pulque.errors import ConfigError, InvalidNameError
-from pulque.model.names import parse_pattern
+from pulque.errors import ConfigError
 from pulque.rules.retry import DEFAULT_DELAYS_MS
-from pulque.settings.joining import JoinSection, checked_name
-from pulque.settings.sections import ListenSection, LogSection, Section, ServerSettings
+from pulque.settings.joining import JoinSection
+from pulque.settings.names import OwnName, Patterns, checked_name
+from pulque.settings.sections import (
+    BatchLimitsSection,
+    ListenSection,
+    LogSection,
+    Section,
+    ServerSettings,
+)
 from pulque.settings.units import (
+    DAY,
+    GIB,
+    HOUR,
+    KIB,
+    MIB,
+    MILLISECOND,
+    MINUTE,
+    SECOND,
+    TIB,
     Duration,
     Listed,
     Number,
@@ -39,15 +54,6 @@ __all__ = [
     "StorageSection",
 ]
 
-_KIB = 1024
-_MIB = 1024**2
-_GIB = 1024**3
-_TIB = 1024**4
-_MILLISECOND = timedelta(milliseconds=1)
-_SECOND = timedelta(seconds=1)
-_MINUTE = timedelta(minutes=1)
-_HOUR = timedelta(hours=1)
-_DAY = timedelta(days=1)
 _MOST_DELAYS = 100
 
 
@@ -57,27 +63,27 @@ class StorageSection(Section):
     directory: Path = Field(
         description="Holds all logs; made if it is not there. One broker owns it."
     )
-    segment_size: Annotated[Size, Field(ge=64 * _KIB, le=16 * _GIB)] = Field(
-        default=ByteSize(_GIB),
+    segment_size: Annotated[Size, Field(ge=64 * KIB, le=16 * GIB)] = Field(
+        default=ByteSize(GIB),
         description="A segment of the message log is sealed at this size …",
     )
     segment_batches: Annotated[Number, Field(ge=1, le=100_000_000)] = Field(
         default=1_000_000,
         description="… or at this many batches …",
     )
-    segment_age: Annotated[Duration, Field(ge=_SECOND, le=30 * _DAY)] = Field(
-        default=_HOUR,
+    segment_age: Annotated[Duration, Field(ge=SECOND, le=30 * DAY)] = Field(
+        default=HOUR,
         description="… or this long after its first batch. Only sealed segments can be deleted.",
     )
-    action_segment_size: Annotated[Size, Field(ge=64 * _KIB, le=16 * _GIB)] = Field(
-        default=ByteSize(64 * _MIB),
+    action_segment_size: Annotated[Size, Field(ge=64 * KIB, le=16 * GIB)] = Field(
+        default=ByteSize(64 * MIB),
         description="The action log rolls to a new segment at this size.",
     )
-    retention: Annotated[Duration, Field(ge=_MINUTE)] = Field(
-        default=3 * _DAY,
+    retention: Annotated[Duration, Field(ge=MINUTE)] = Field(
+        default=3 * DAY,
         description="A sealed segment is deleted this long after its last batch, consumed or not.",
     )
-    retention_size: Annotated[Size, Field(ge=_MIB)] | None = Field(
+    retention_size: Annotated[Size, Field(ge=MIB)] | None = Field(
         default=None,
         description="The oldest sealed segments are deleted when the message log is larger than "
         "this. Without it, only age counts.",
@@ -87,17 +93,17 @@ class StorageSection(Section):
         description="Whether the directory is archived (`pulque pipeline archive`): what is not "
         "archived yet is then kept, whatever its age. A disk that is full refuses sends.",
     )
-    reserve: Annotated[Size, Field(ge=_MIB, le=_TIB)] = Field(
-        default=ByteSize(64 * _MIB),
+    reserve: Annotated[Size, Field(ge=MIB, le=TIB)] = Field(
+        default=ByteSize(64 * MIB),
         description="Sends are refused while the disk has less room than this, so that pulling "
         "and settling can go on.",
     )
-    tail_cache: Annotated[Size, Field(le=16 * _GIB)] = Field(
-        default=ByteSize(16 * _MIB),
+    tail_cache: Annotated[Size, Field(le=16 * GIB)] = Field(
+        default=ByteSize(16 * MIB),
         description="Memory for the newest batches, so that consumers at the tail read no file.",
     )
-    sync_interval: Annotated[Duration, Field(ge=_MILLISECOND, le=_MINUTE)] = Field(
-        default=500 * _MILLISECOND,
+    sync_interval: Annotated[Duration, Field(ge=MILLISECOND, le=MINUTE)] = Field(
+        default=500 * MILLISECOND,
         description="What was confirmed from memory is synced to disk this often: the most that a "
         "power cut can take from a producer that asks for `acks=memory`.",
     )
@@ -105,46 +111,26 @@ class StorageSection(Section):
         default=10_000,
         description="A checkpoint is written after this many records of the action log …",
     )
-    checkpoint_interval: Annotated[Duration, Field(ge=_SECOND, le=_DAY)] = Field(
-        default=_MINUTE,
+    checkpoint_interval: Annotated[Duration, Field(ge=SECOND, le=DAY)] = Field(
+        default=MINUTE,
         description="… or after this long, if anything happened. Recovery replays from there.",
     )
 
 
-def _checked_subjects(subjects: tuple[str, ...]) -> tuple[str, ...]:
-    for subject in subjects:
-        try:
-            parse_pattern(subject)
-        except InvalidNameError as error:
-            raise ValueError(str(error)) from None
-    return subjects
-
-
-class LimitsSection(Section):
+class LimitsSection(BatchLimitsSection):
     """How much one client, and all of them, may ask of the broker."""
 
-    max_message: Annotated[Size, Field(ge=_KIB, le=16 * _MIB)] = Field(
-        default=ByteSize(4 * _MIB),
-        description="The largest message: key, tags, headers and body together.",
-    )
-    max_batch: Annotated[Size, Field(ge=_KIB, le=16 * _MIB)] = Field(
-        default=ByteSize(16 * _MIB), description="The largest batch, as it travels."
-    )
     open_records: bool = Field(
         default=False,
         description="Whether batches are decompressed and every message is decoded before it is "
         "stored. It costs work for each message; else only headers and columns are checked.",
     )
-    max_connections: Annotated[Number, Field(ge=1, le=1_000_000)] = Field(
-        default=10_000,
-        description="Clients at one time; one more is refused.",
-    )
     max_pull_messages: Annotated[Number, Field(ge=1, le=1_000_000)] = Field(
         default=10_000,
         description="The most messages in the answer to one pull, whatever the consumer asks for.",
     )
-    max_pull_bytes: Annotated[Size, Field(ge=_KIB, le=16 * _MIB)] = Field(
-        default=ByteSize(8 * _MIB),
+    max_pull_bytes: Annotated[Size, Field(ge=KIB, le=16 * MIB)] = Field(
+        default=ByteSize(8 * MIB),
         description="The most bytes in the answer to one pull; one whole batch always fits.",
     )
     max_held: Annotated[Number, Field(ge=1, le=10_000_000)] = Field(
@@ -162,47 +148,37 @@ class LimitsSection(Section):
         description="The most subscriptions: one for each consumer id that ever pulled from a "
         "partition (2 KiB of memory each). Another consumer's pull is refused.",
     )
-    allowed_subjects: Listed = Field(
+    allowed_subjects: Patterns = Field(
         default=(),
         description="Only these subjects, and those that patterns like `order.*` cover, may be "
         "sent to; others are refused. Empty allows all.",
     )
-    send_buffer: Annotated[Size, Field(ge=64 * _KIB, le=_GIB)] = Field(
-        default=ByteSize(8 * _MIB),
+    send_buffer: Annotated[Size, Field(ge=64 * KIB, le=GIB)] = Field(
+        default=ByteSize(8 * MIB),
         description="A client that leaves this many bytes of answers unread, besides those to one "
         "full pull, is cut off.",
     )
-    max_in_flight: Annotated[Size, Field(ge=_MIB, le=64 * _GIB)] = Field(
-        default=ByteSize(64 * _MIB),
+    max_in_flight: Annotated[Size, Field(ge=MIB, le=64 * GIB)] = Field(
+        default=ByteSize(64 * MIB),
         description="Bytes of batches that wait to be written or synced, over all clients; beyond "
         "it, sends are refused as overloaded until some are done.",
     )
-    handshake_timeout: Annotated[Duration, Field(ge=10 * _MILLISECOND, le=_HOUR)] = Field(
-        default=5 * _SECOND,
+    handshake_timeout: Annotated[Duration, Field(ge=10 * MILLISECOND, le=HOUR)] = Field(
+        default=5 * SECOND,
         description="A new connection has to say who it is within this time.",
     )
-    frame_timeout: Annotated[Duration, Field(ge=10 * _MILLISECOND, le=_HOUR)] = Field(
-        default=10 * _SECOND,
+    frame_timeout: Annotated[Duration, Field(ge=10 * MILLISECOND, le=HOUR)] = Field(
+        default=10 * SECOND,
         description="A frame that has begun to arrive has to end within this time.",
     )
-    idle_timeout: Annotated[Duration, Field(ge=10 * _MILLISECOND, le=_DAY)] = Field(
-        default=2 * _MINUTE,
+    idle_timeout: Annotated[Duration, Field(ge=10 * MILLISECOND, le=DAY)] = Field(
+        default=2 * MINUTE,
         description="A connection without a request, and without one waiting for its answer, is "
         "closed after this time.",
     )
 
-    @field_validator("allowed_subjects")
-    @classmethod
-    def _are_subjects(cls, subjects: tuple[str, ...]) -> tuple[str, ...]:
-        return _checked_subjects(subjects)
-
     @model_validator(mode="after")
     def _fits(self) -> "LimitsSection":
-        if self.max_message > self.max_batch:
-            raise ValueError(
-                f"max_message ({show_size(self.max_message)}) is over "
-                f"max_batch ({show_size(self.max_batch)}): such a message would fit into no batch"
-            )
         if self.max_batch > self.max_in_flight:
             raise ValueError(
                 f"max_batch ({show_size(self.max_batch)}) is over "
@@ -214,21 +190,21 @@ class LimitsSection(Section):
 class ConsumptionSection(Section):
     """How long a silent consumer keeps what it holds, and what comes first."""
 
-    lease: Annotated[Duration, Field(ge=100 * _MILLISECOND, le=_DAY)] = Field(
-        default=30 * _SECOND,
+    lease: Annotated[Duration, Field(ge=100 * MILLISECOND, le=DAY)] = Field(
+        default=30 * SECOND,
         description="A consumer that is silent for this long is lost: what it holds goes to "
         "others.",
     )
-    lease_check: Annotated[Duration, Field(ge=10 * _MILLISECOND, le=_HOUR)] = Field(
-        default=5 * _SECOND,
+    lease_check: Annotated[Duration, Field(ge=10 * MILLISECOND, le=HOUR)] = Field(
+        default=5 * SECOND,
         description="Leases are looked at this often, so a loss is noticed at most this late.",
     )
-    lock: Annotated[Duration, Field(ge=100 * _MILLISECOND, le=_HOUR)] = Field(
-        default=10 * _SECOND,
+    lock: Annotated[Duration, Field(ge=100 * MILLISECOND, le=HOUR)] = Field(
+        default=10 * SECOND,
         description="A partition of an ordered group belongs to its consumer for this long after "
         "each pull and settle: then another one that it was allotted to may have it.",
     )
-    strict: Listed = Field(
+    strict: Patterns = Field(
         default=(),
         description="Subjects, and patterns like `order.*`, whose order is strict, at a broker "
         "that stands alone; in a cluster the meta servers say which (`pulque subject order`).",
@@ -239,11 +215,6 @@ class ConsumptionSection(Section):
         "highest that waits, each in its turn: so lower ones go on, however much waits above "
         "them. With 0 they wait until nothing else does.",
     )
-
-    @field_validator("strict")
-    @classmethod
-    def _are_subjects(cls, subjects: tuple[str, ...]) -> tuple[str, ...]:
-        return _checked_subjects(subjects)
 
     @model_validator(mode="after")
     def _checks_within_the_lease(self) -> "ConsumptionSection":
@@ -273,8 +244,8 @@ class RetrySection(Section):
         default=16,
         description="After so many failed attempts a message becomes a dead letter.",
     )
-    longest_delay: Annotated[Duration, Field(ge=_SECOND, le=365 * _DAY)] = Field(
-        default=7 * _DAY,
+    longest_delay: Annotated[Duration, Field(ge=SECOND, le=365 * DAY)] = Field(
+        default=7 * DAY,
         description="The longest delay that a nack may ask for. Never more than half of "
         "`storage.retention`, as the message is not stored for longer.",
     )
@@ -333,8 +304,8 @@ class ReplicationSection(Section):
         "among them, have all that was confirmed. If it is not given: 2. That of the broker "
         "which leads holds: give all of a group the same.",
     )
-    lag: Annotated[Duration, Field(ge=100 * _MILLISECOND, le=_HOUR)] = Field(
-        default=5 * _SECOND,
+    lag: Annotated[Duration, Field(ge=100 * MILLISECOND, le=HOUR)] = Field(
+        default=5 * SECOND,
         description="A follower that has not caught up for so long is not in sync any more, and "
         "nobody waits for it.",
     )
@@ -364,7 +335,7 @@ class BrokerSettings(ServerSettings):
 
     server = "broker"
 
-    name: str = Field(
+    name: OwnName = Field(
         default="broker",
         description="The broker's own name, which no other one of its cluster has; it is "
         "spelled like a subject.",
@@ -395,11 +366,6 @@ class BrokerSettings(ServerSettings):
     log: LogSection = Field(
         default=LogSection(), description="What the broker says about itself, on stderr."
     )
-
-    @field_validator("name")
-    @classmethod
-    def _is_a_name(cls, name: str) -> str:
-        return checked_name(name)
 
     def check_replication(self) -> None:
         """See that a broker that is to have followers can have them.

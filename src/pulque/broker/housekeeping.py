@@ -5,14 +5,16 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from pulque.broker.components import Parts
-from pulque.broker.segment_openings import opened_in_steps
 from pulque.broker.state import BrokerState, Surroundings
 from pulque.errors import CorruptionError, PulqueError, StorageFullError
+from pulque.net.steps import Steps, in_slices
+from pulque.rules.consumption import Consumption
 from pulque.rules.consumption_state import encode_changes
 from pulque.rules.retention import SegmentAge, expired_segments
 from pulque.serving.commit import Committer
+from pulque.storage.logs.fact_codec import encode_action
 
-__all__ = ["Housekeeper", "Rhythm"]
+__all__ = ["Housekeeper", "Rhythm", "opened_in_steps"]
 
 _TICK_S = 0.25
 _CHECKPOINT_LEAST_MS = 1000
@@ -188,3 +190,25 @@ class Housekeeper:
         loop = asyncio.get_running_loop()
         for _ in range(min(expired, self._engine.removable_segments)):
             await loop.run_in_executor(self._executor, self._engine.remove_oldest().run)
+
+
+def opened_in_steps(consumption: Consumption) -> Steps[list[bytes]]:
+    """Return what a segment that is started before the next step has to begin with, encoded.
+
+    A segment of the action log begins with all subscriptions that are open. There may be hundreds
+    of thousands of them. They are made into bytes a few at a time, between the requests of others;
+    only where each stands in the file is found out at the instant of the change.
+    """
+    made: dict[int, tuple[int, bytes]] = {}
+    for some in in_slices(list(consumption.subscriptions.values())):
+        for each in some:
+            made[each.id] = (each.incarnation, encode_action(consumption.open_fact(each)))
+        yield
+    found = []
+    for each in consumption.subscriptions.values():
+        incarnation, fact = made.get(each.id, (-1, b""))
+        # Meanwhile some came, and some are another run of their consumer.
+        if incarnation != each.incarnation:
+            fact = encode_action(consumption.open_fact(each))
+        found.append(fact)
+    return found

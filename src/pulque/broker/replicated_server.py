@@ -16,7 +16,6 @@ import structlog
 
 from pulque.broker.clients import ClientTable
 from pulque.broker.cluster.membership import advertised, join_cluster
-from pulque.broker.cluster.registration import Registration
 from pulque.broker.config import BrokerSettings
 from pulque.broker.parameters import connection_limits, in_ms, longest_delay_ms, storage_options
 from pulque.broker.replication.follower import FollowerHandler, Following
@@ -26,16 +25,18 @@ from pulque.broker.server import Broker, Reign
 from pulque.broker.status import cluster_report
 from pulque.client.connection.url import Address
 from pulque.clock import Clock, SystemClock
-from pulque.errors import ConfigError, PulqueError, StorageFullError
+from pulque.errors import PulqueError, StorageFullError
 from pulque.model.leadership import Leadership
 from pulque.model.positions import Epoch, Tenure
 from pulque.model.routes import Role
 from pulque.net.server import FrameServer
 from pulque.rules.consumption import Consumption
 from pulque.serving.listener import LoggingListener
+from pulque.serving.process import listen
+from pulque.serving.registration import Registration
 from pulque.serving.supervised import Supervised
 from pulque.storage.events import Listener
-from pulque.storage.files import FileSystem, OsFileSystem
+from pulque.storage.files import FileSystem, open_directory
 from pulque.storage.logs.partitions import Partitions
 from pulque.storage.options import StorageOptions
 from pulque.storage.replication.last_leadership import Told, read_told, write_told
@@ -121,9 +122,7 @@ class ReplicatedBroker(Supervised):
         Raises:
             PulqueError: It cannot; nothing runs then.
         """
-        directory = self._settings.storage.directory
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._files = OsFileSystem(str(directory))
+        self._files = open_directory(self._settings.storage.directory)
         self._files.lock()
         try:
             registration = self._join()
@@ -326,7 +325,7 @@ class ReplicatedBroker(Supervised):
         )
         limits = connection_limits(self._settings)
         self._server = FrameServer(handler, limits, self._clock, self._log.info)
-        host, self._port = await self._listen(self._server)
+        host, self._port = await listen(self._server, self._settings.listen.host, self._port)
         self._address = advertised(self._settings, host, self._port)
         self.url = f"pulque://{Address(host, self._port)}"
         self._log.info(
@@ -346,13 +345,6 @@ class ReplicatedBroker(Supervised):
         if logs is not None:
             self._last = _known_of_logs(logs)
             logs.close()
-
-    async def _listen(self, server: FrameServer) -> tuple[str, int]:
-        host = self._settings.listen.host
-        try:
-            return await server.listen(host, self._port)
-        except OSError as error:
-            raise ConfigError(f"cannot listen on {host}:{self._port}: {error.strerror}") from error
 
     def _hear_of(self, leadership: Leadership) -> None:
         """Write down which leadership this broker was told of, if it has the leader's messages.

@@ -9,7 +9,6 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Protocol
 
 import structlog
 
@@ -39,11 +38,11 @@ from pulque.broker.pulling.partition_reads import Browser
 from pulque.broker.pulling.puller import Puller
 from pulque.broker.receiving.internal_appends import Appender
 from pulque.broker.receiving.new_subjects import Newcomers
-from pulque.broker.receiving.receiver import Receiver
+from pulque.broker.receiving.receiver import BrokerReceiver
 from pulque.broker.recovery import Recovered, recover
 from pulque.broker.replication.leader import Leading, Rule
 from pulque.broker.replication.log_streams import Streams
-from pulque.broker.requests import RequestHandler
+from pulque.broker.requests import BrokerHandler
 from pulque.broker.search.key_index_writer import Indexer
 from pulque.broker.search.search_thread import Finder
 from pulque.broker.settling.adopted_nacks import Adopter, AdoptionRules
@@ -55,7 +54,7 @@ from pulque.broker.state import BrokerState, Surroundings
 from pulque.broker.status import cluster_report, status_report
 from pulque.client.connection.url import Address
 from pulque.clock import Clock, SystemClock
-from pulque.errors import ConfigError, PulqueError, StorageError
+from pulque.errors import PulqueError, StorageError
 from pulque.model.positions import Epoch, Tenure
 from pulque.net.server import FrameServer
 from pulque.net.steps import Steps
@@ -64,8 +63,9 @@ from pulque.rules.locks import LockTimes
 from pulque.serving.attended import Authorisation
 from pulque.serving.commit import Committer
 from pulque.serving.listener import LoggingListener
+from pulque.serving.process import listen
 from pulque.serving.supervised import Supervised
-from pulque.storage.files import FileSystem, OsFileSystem
+from pulque.storage.files import DataDirectory, open_directory
 from pulque.storage.indexes.key_index import KeyIndex
 from pulque.storage.logs.partitions import Partition
 from pulque.wire.frame import MAX_PAYLOAD
@@ -73,15 +73,7 @@ from pulque.wire.registration import Register, ServerState
 from pulque.wire.responses import Welcome
 from pulque.wire.versions import NEWEST
 
-__all__ = ["Broker", "DataDirectory", "Reign"]
-
-
-class DataDirectory(FileSystem, Protocol):
-    """Files that one broker at a time may have."""
-
-    def lock(self) -> None: ...
-
-    def unlock(self) -> None: ...
+__all__ = ["Broker", "Reign"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +127,9 @@ class Broker(Supervised):
         """
         began_ms = self._clock.monotonic_ms()
         with ExitStack() as undo:
-            files = self._open_directory()
+            if self._files is None:
+                self._files = open_directory(self._settings.storage.directory)
+            files = self._files
             if self._reign is None:
                 files.lock()
                 undo.callback(files.unlock)
@@ -172,7 +166,9 @@ class Broker(Supervised):
         ]
         if self.leading is not None:
             self._tasks.append(asyncio.create_task(self._supervise(self.leading.run())))
-        host, port = await self._listen()
+        at = self._settings.listen
+        port = at.port if self._reign is None else self._reign.port
+        host, port = await listen(self._server, at.host, port)
         self.url = f"pulque://{Address(host, port)}"
         self._address = advertised(self._settings, host, port)
         self._log.info(
@@ -183,14 +179,6 @@ class Broker(Supervised):
             replayed_facts=recovered.facts,
             recovery_ms=self._clock.monotonic_ms() - began_ms,
         )
-
-    def _open_directory(self) -> DataDirectory:
-        """Return the data directory, which is made if need be."""
-        if self._files is None:
-            directory = self._settings.storage.directory
-            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._files = OsFileSystem(str(directory))
-        return self._files
 
     def _recover(self, files: DataDirectory) -> Recovered:
         """Bring the data directory to where it was."""
@@ -273,7 +261,7 @@ class Broker(Supervised):
         puller = Puller(state, around, pull_limits(settings), self._committer.sync_facts)
         locker = Locker(state, self._clock, self._committer.sync_facts, puller.look_again)
         self._parts = Parts(
-            Receiver(state, around, self._committer, send_limits(settings), newcomers),
+            BrokerReceiver(state, around, self._committer, send_limits(settings), newcomers),
             puller,
             settler,
             Browser(state.engine, self._executor, pull_limits(settings)),
@@ -329,7 +317,7 @@ class Broker(Supervised):
             state.leases.lease_ms,
             longest_delay_ms(settings),
         )
-        self._handler = RequestHandler(
+        self._handler = BrokerHandler(
             welcome,
             self._parts,
             state,
@@ -416,16 +404,6 @@ class Broker(Supervised):
         if self._files is not None and self._reign is None:
             self._files.unlock()
         self._log.info("broker_stopped")
-
-    async def _listen(self) -> tuple[str, int]:
-        listen = self._settings.listen
-        port = listen.port if self._reign is None else self._reign.port
-        try:
-            return await self._server.listen(listen.host, port)
-        except OSError as error:
-            raise ConfigError(
-                f"cannot listen on {listen.host}:{listen.port}: {error.strerror}"
-            ) from error
 
     def _forsake(self, error: PulqueError) -> None:
         """Confirm no message that was taken in while enough were in sync, and is not confirmed.

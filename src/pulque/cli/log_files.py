@@ -12,7 +12,7 @@ from pulque.cli.common.output import Output, instant, print_json, print_line
 from pulque.errors import PulqueError, UsageError
 from pulque.model.batch import Codec, read_header
 from pulque.model.message import Message, StoredBatch
-from pulque.storage.checkpoint import read_checkpoint
+from pulque.storage.checkpoint import MARK_KEY, Mark, read_checkpoint
 from pulque.storage.files import FileSystem, OsFileSystem
 from pulque.storage.indexes.key_file import read_heads
 from pulque.storage.indexes.segment_index import Entry, SealedIndex
@@ -30,7 +30,6 @@ from pulque.storage.inspection.data_files import (
     refuse_if_locked,
 )
 from pulque.storage.inspection.verification import Finding, Verified
-from pulque.storage.recovery import MARK_KEY, Mark
 
 __all__ = ["open_files", "print_file", "print_verified"]
 

@@ -4,11 +4,33 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import ByteSize, Field, field_validator, model_validator
+from pydantic import ByteSize, Field, field_validator
 
-from pulque.settings.joining import JoinSection, checked_name
-from pulque.settings.sections import ListenSection, LogSection, Section, ServerSettings
-from pulque.settings.units import Duration, Listed, Number, Size, show_duration, show_size
+from pulque.settings.joining import JoinSection
+from pulque.settings.names import OwnName
+from pulque.settings.sections import (
+    BatchLimitsSection,
+    ListenSection,
+    LogSection,
+    Section,
+    ServerSettings,
+)
+from pulque.settings.units import (
+    DAY,
+    GIB,
+    HOUR,
+    KIB,
+    MIB,
+    MILLISECOND,
+    MINUTE,
+    SECOND,
+    TIB,
+    Duration,
+    Listed,
+    Number,
+    Size,
+    show_duration,
+)
 
 __all__ = [
     "DELAY_PORT",
@@ -21,16 +43,7 @@ __all__ = [
 ]
 
 DELAY_PORT = 7460
-_KIB = 1024
-_MIB = 1024**2
-_GIB = 1024**3
-_TIB = 1024**4
-_MILLISECOND = timedelta(milliseconds=1)
-_SECOND = timedelta(seconds=1)
-_MINUTE = timedelta(minutes=1)
-_HOUR = timedelta(hours=1)
-_DAY = timedelta(days=1)
-_TWO_YEARS = 2 * 366 * _DAY
+_TWO_YEARS = 2 * 366 * DAY
 
 
 class DelayListenSection(ListenSection):
@@ -48,22 +61,22 @@ class DelayStorageSection(Section):
     directory: Path = Field(
         description="Holds all logs; made if it is not there. One delay server owns it."
     )
-    segment_size: Annotated[Size, Field(ge=64 * _KIB, le=16 * _GIB)] = Field(
-        default=ByteSize(64 * _MIB),
+    segment_size: Annotated[Size, Field(ge=64 * KIB, le=16 * GIB)] = Field(
+        default=ByteSize(64 * MIB),
         description="A segment of the message log is sealed at this size. It goes once all of it "
         "is in the schedule logs.",
     )
-    reserve: Annotated[Size, Field(ge=_MIB, le=_TIB)] = Field(
-        default=ByteSize(64 * _MIB),
+    reserve: Annotated[Size, Field(ge=MIB, le=TIB)] = Field(
+        default=ByteSize(64 * MIB),
         description="Sends are refused while the disk has less room than this, so that what is "
         "there can be dispatched.",
     )
-    sync_interval: Annotated[Duration, Field(ge=_MILLISECOND, le=_MINUTE)] = Field(
-        default=500 * _MILLISECOND,
+    sync_interval: Annotated[Duration, Field(ge=MILLISECOND, le=MINUTE)] = Field(
+        default=500 * MILLISECOND,
         description="What was confirmed from memory is synced to disk this often.",
     )
-    checkpoint_interval: Annotated[Duration, Field(ge=_SECOND, le=_DAY)] = Field(
-        default=_MINUTE,
+    checkpoint_interval: Annotated[Duration, Field(ge=SECOND, le=DAY)] = Field(
+        default=MINUTE,
         description="A checkpoint is written this often, if anything happened. Recovery replays "
         "the message log from there.",
     )
@@ -72,12 +85,12 @@ class DelayStorageSection(Section):
 class ScheduleSection(Section):
     """How delayed messages are kept until they are due."""
 
-    tick: Annotated[Duration, Field(ge=5 * _MINUTE, le=_HOUR)] = Field(
-        default=_HOUR,
+    tick: Annotated[Duration, Field(ge=5 * MINUTE, le=HOUR)] = Field(
+        default=HOUR,
         description="Messages are kept in one file for each span of this length. It has to be a "
         "whole part of an hour.",
     )
-    longest_delay: Annotated[Duration, Field(ge=_SECOND, le=10 * 366 * _DAY)] = Field(
+    longest_delay: Annotated[Duration, Field(ge=SECOND, le=10 * 366 * DAY)] = Field(
         default=_TWO_YEARS,
         description="A message may be due at most this far ahead; one that is later is refused.",
     )
@@ -85,7 +98,7 @@ class ScheduleSection(Section):
     @field_validator("tick")
     @classmethod
     def _divides_an_hour(cls, tick: timedelta) -> timedelta:
-        if _HOUR % tick or tick % _MINUTE:
+        if HOUR % tick or tick % MINUTE:
             raise ValueError(
                 f"{show_duration(tick)} is no part of an hour in whole minutes: 5 m, 6 m, 10 m, "
                 "12 m, 15 m, 20 m, 30 m and 1 h are"
@@ -99,64 +112,49 @@ class DeliverySection(Section):
     batch_messages: Annotated[Number, Field(ge=1, le=10_000)] = Field(
         default=10_000, description="The most messages that go to a broker in one batch."
     )
-    batch_size: Annotated[Size, Field(ge=_KIB, le=16 * _MIB)] = Field(
-        default=ByteSize(4 * _MIB),
+    batch_size: Annotated[Size, Field(ge=KIB, le=16 * MIB)] = Field(
+        default=ByteSize(4 * MIB),
         description="The most bytes that go to a broker in one batch; a single larger message "
         "goes alone.",
     )
-    timeout: Annotated[Duration, Field(ge=100 * _MILLISECOND, le=_HOUR)] = Field(
-        default=10 * _SECOND, description="A broker has to answer within this time."
+    timeout: Annotated[Duration, Field(ge=100 * MILLISECOND, le=HOUR)] = Field(
+        default=10 * SECOND, description="A broker has to answer within this time."
     )
-    patience: Annotated[Duration, Field(ge=_SECOND, le=365 * _DAY)] = Field(
-        default=5 * _MINUTE,
+    patience: Annotated[Duration, Field(ge=SECOND, le=365 * DAY)] = Field(
+        default=5 * MINUTE,
         description="A batch whose outcome is not known, as its broker went away, is sent to the "
         "same broker again for this long, which stores it once. After that it goes to another "
         "one, and may be there twice.",
     )
 
 
-class DelayLimitsSection(Section):
+class DelayLimitsSection(BatchLimitsSection):
     """How much clients may ask of the delay server."""
 
-    max_message: Annotated[Size, Field(ge=_KIB, le=16 * _MIB)] = Field(
-        default=ByteSize(4 * _MIB),
+    max_message: Annotated[Size, Field(ge=KIB, le=16 * MIB)] = Field(
+        default=ByteSize(4 * MIB),
         description="The largest message: key, tags, headers and body together. Brokers have to "
         "take as large ones.",
-    )
-    max_batch: Annotated[Size, Field(ge=_KIB, le=16 * _MIB)] = Field(
-        default=ByteSize(16 * _MIB), description="The largest batch, as it travels."
     )
     open_records: bool = Field(
         default=False,
         description="Whether every message is decoded before it is stored; needed where a broker "
         "has this setting on, as it would refuse what cannot be decoded when it is due.",
     )
-    max_connections: Annotated[Number, Field(ge=1, le=1_000_000)] = Field(
-        default=10_000, description="Clients at one time; one more is refused."
-    )
     max_partitions: Annotated[Number, Field(ge=1, le=10_000_000)] = Field(
         default=100_000,
         description="The most subjects that messages may be delayed for (1 KiB of memory each).",
     )
-    max_in_flight: Annotated[Size, Field(ge=_MIB, le=64 * _GIB)] = Field(
-        default=ByteSize(64 * _MIB),
+    max_in_flight: Annotated[Size, Field(ge=MIB, le=64 * GIB)] = Field(
+        default=ByteSize(64 * MIB),
         description="Bytes of batches that wait to be written, synced or put into the schedule; "
         "beyond it, sends are refused as overloaded until some are done.",
     )
-    index_memory: Annotated[Size, Field(ge=_MIB, le=64 * _GIB)] = Field(
-        default=ByteSize(64 * _MIB),
+    index_memory: Annotated[Size, Field(ge=MIB, le=64 * GIB)] = Field(
+        default=ByteSize(64 * MIB),
         description="Memory for the indexes of ticks that somebody asked about, besides those "
         "that are due.",
     )
-
-    @model_validator(mode="after")
-    def _fits(self) -> "DelayLimitsSection":
-        if self.max_message > self.max_batch:
-            raise ValueError(
-                f"max_message ({show_size(self.max_message)}) is over "
-                f"max_batch ({show_size(self.max_batch)}): such a message would fit into no batch"
-            )
-        return self
 
 
 class DelayClusterSection(JoinSection):
@@ -179,7 +177,7 @@ class DelaySettings(ServerSettings):
 
     server = "delay"
 
-    name: str = Field(
+    name: OwnName = Field(
         default="delay",
         description="The delay server's own name, which no other server of its cluster has; it "
         "is spelled like a subject.",
@@ -205,8 +203,3 @@ class DelaySettings(ServerSettings):
     log: LogSection = Field(
         default=LogSection(), description="What the delay server says about itself, on stderr."
     )
-
-    @field_validator("name")
-    @classmethod
-    def _is_a_name(cls, name: str) -> str:
-        return checked_name(name)

@@ -6,7 +6,6 @@ from functools import partial
 
 from pulque.delay.context import Around
 from pulque.delay.dispatch.dispatcher import Dispatcher
-from pulque.delay.idle_detector import Lull
 from pulque.delay.pending_queries import Looker
 from pulque.delay.recovery import Recovered, encode_closed, encode_sequences
 from pulque.delay.schedule.checkpoint import Extent
@@ -16,9 +15,10 @@ from pulque.errors import PulqueError, StorageFullError
 from pulque.rules.ticks import LONGEST_TICK_MS
 from pulque.serving.commit import Committer
 
-__all__ = ["Housekeeper"]
+__all__ = ["Housekeeper", "IdleDetector"]
 
 _TICK_S = 0.25
+_LITTLE_BYTES = 1024 * 1024
 _SWEEP_MS = 60_000
 _LEAST_MS = 1000
 _MOST_SEALED = 16
@@ -70,8 +70,8 @@ class Housekeeper:
         self._spent_ms = 0
         self._turn = asyncio.Lock()
         self._unindexed: list[int] = []
-        self._pause = Lull(self._engine.end, after_ms=_PAUSE_MS)
-        self._quiet = Lull(self._engine.end, after_ms=_QUIET_MS)
+        self._pause = IdleDetector(self._engine.end, after_ms=_PAUSE_MS)
+        self._quiet = IdleDetector(self._engine.end, after_ms=_QUIET_MS)
         self.checkpoints = 0
         self.removed_ticks = 0
 
@@ -223,3 +223,25 @@ class Housekeeper:
             self._dispatcher.forget(tick)
             self._looker.forget(tick)
             self.removed_ticks += 1
+
+
+class IdleDetector:
+    """Notices when little comes: the time for work that what comes would have to wait for.
+
+    Args:
+        end: Where the log that is watched ends now.
+        after_ms: How long only a little has to come before it counts.
+    """
+
+    def __init__(self, end: int, *, after_ms: int) -> None:
+        self._end = end
+        self._after_ms = after_ms
+        self._since_ms: int | None = None
+        """When much came last; None if it never did."""
+
+    def is_now(self, end: int, now_ms: int) -> bool:
+        """Say whether no more than a little came between any two calls for as long as that."""
+        if end - self._end > _LITTLE_BYTES:
+            self._since_ms = now_ms
+        self._end = end
+        return self._since_ms is None or now_ms - self._since_ms >= self._after_ms

@@ -7,7 +7,7 @@ import numpy as np
 from pulque.clock import Clock
 from pulque.delay.dispatch.dispatcher import Dispatcher
 from pulque.delay.pending_queries import Found, Looker
-from pulque.delay.receiver import DueLimits, Receiver
+from pulque.delay.receiver import DelayReceiver, DueLimits
 from pulque.delay.schedule.dispatch_log_writer import Notebook
 from pulque.delay.schedule.entries import MOVED_PREFIX
 from pulque.delay.schedule.store import ScheduleStore
@@ -31,7 +31,7 @@ class Changer:
         store: ScheduleStore,
         looker: Looker,
         notebook: Notebook,
-        receiver: Receiver,
+        receiver: DelayReceiver,
         dispatcher: Dispatcher,
         *,
         clock: Clock,

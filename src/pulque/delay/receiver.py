@@ -4,7 +4,6 @@ As a broker does it: each batch is checked, deduplicated and appended on its own
 already is due at once.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -32,28 +31,17 @@ from pulque.model.names import (
     parse_partition,
 )
 from pulque.model.positions import ConsumeSequence
-from pulque.net.server import Work
 from pulque.rules.dedup import Dedup
 from pulque.serving.batches import SendLimits, check_batch, check_headers
 from pulque.serving.commit import Committer
-from pulque.serving.outcomes import (
-    PendingSend,
-    Waiter,
-    outcome_of,
-    put_again,
-    refused,
-    take_in_steps,
-    tell,
-    wants_disk,
-)
+from pulque.serving.outcomes import Waiter, outcome_of, put_again, tell
+from pulque.serving.receiver import BatchReceiver
 from pulque.storage.engine import Engine
 from pulque.storage.logs.message_log import Appended
 from pulque.storage.message_table import MessageTable
-from pulque.wire.requests import MAX_BATCHES, Send
-from pulque.wire.responses import Outcome, Sent
-from pulque.wire.single import SingleSend
+from pulque.wire.responses import Outcome
 
-__all__ = ["DueLimits", "Receiver"]
+__all__ = ["DelayReceiver", "DueLimits"]
 
 _TIMES = np.dtype("<i8")
 _SLACK_MS = 60_000
@@ -69,8 +57,8 @@ class DueLimits:
     max_partitions: int
 
 
-class Receiver:
-    """Takes in what producers send."""
+class DelayReceiver(BatchReceiver):
+    """Stores what producers send, until it is due."""
 
     def __init__(  # noqa: PLR0913  # what it needs, and nothing else
         self,
@@ -83,42 +71,13 @@ class Receiver:
         limits: SendLimits,
         due: DueLimits,
     ) -> None:
+        super().__init__(committer, batches_per_step=1)  # a compressed one is opened
         self._engine = engine
         self._dedup = dedup
-        self._committer = committer
         self.replayer = replayer
         self._clock = clock
         self._limits = limits
         self._due = due
-        self._unconfirmed: dict[tuple[int, int], Appended] = {}
-        self.messages = 0
-        self.batches = 0
-        self.refused = 0
-
-    def send(self, request: Send, answer: Callable[[Sent], None]) -> None:
-        """Store the batches of a send, and answer once each has its outcome."""
-        batches = request.batches
-        if not batches:
-            raise InvalidRequestError(f"a send of 0 batches; 1 to {MAX_BATCHES} are allowed")
-        pending = PendingSend(len(batches), answer)
-        to_disk = wants_disk(request.acks, has_followers=False)
-        for index, (name, batch) in enumerate(batches):
-            self._take_in(name, bytes(batch), pending, index, wants_disk=to_disk)
-
-    def send_in_steps(
-        self,
-        request: Send,
-        answer: Callable[[Sent], None],
-        refusal: Callable[[], PulqueError | None],
-    ) -> Work:
-        """Store the batches of a send, one at a time: a compressed one is opened."""
-        take_in = partial(self._take_in, wants_disk=wants_disk(request.acks, has_followers=False))
-        return take_in_steps(request.batches, take_in, answer, refusal, 1)
-
-    def send_single(self, request: SingleSend, waiter: Waiter) -> None:
-        """Store the only batch of a send; ``pause`` has to follow."""
-        acks, _, name, batch = request
-        self._take_in(name, batch, waiter, 0, wants_disk=wants_disk(acks, has_followers=False))
 
     def _take_in(
         self, name: str, batch: bytes, waiter: Waiter, index: int, *, wants_disk: bool
@@ -127,12 +86,7 @@ class Receiver:
         try:
             self._store(name, batch, waiter, index, wants_disk=wants_disk)
         except PulqueError as error:
-            self.refused += 1
-            waiter.put(index, refused(error))
-
-    def pause(self, owner: object) -> None:
-        """Take note that a connection has sent all that it had."""
-        self._committer.hurry(owner)
+            self._refuse(waiter, index, error)
 
     def move(self, partition: PartitionName, batch: bytes, waiter: Waiter) -> None:
         """Store a message that is moved to another time.
@@ -257,10 +211,7 @@ class Receiver:
         wants_disk: bool,
     ) -> None:
         """Answer a batch that is stored, once it is as durable as this send wants it."""
-        unconfirmed = self._unconfirmed.get((partition, first))
-        if unconfirmed is not None:
-            unconfirmed.wants_disk |= wants_disk
-            unconfirmed.waiting.append((waiter, index))
+        if self._joins(partition, first, waiter, index, wants_disk=wants_disk):
             return
         put_again(
             waiter,

@@ -1,28 +1,23 @@
-"""From frames to the parts of the delay server and back."""
+"""Which parts of the delay server answer which requests."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 from pulque.delay.pending_changes import Changer
 from pulque.delay.pending_queries import Looker
-from pulque.delay.receiver import Receiver
-from pulque.delay.registration import Joining
-from pulque.errors import (
-    OverloadedError,
-    ProtocolError,
-    PulqueError,
-    ReadOnlyError,
-    RemoteProtocolError,
-    RequestTimeoutError,
-    UnavailableError,
-    UnsupportedError,
-)
+from pulque.delay.receiver import DelayReceiver
+from pulque.delay.registration import DelayRegistration
+from pulque.errors import PulqueError, ReadOnlyError, UnsupportedError
 from pulque.model.names import PartitionName, Pattern, parse_pattern
 from pulque.model.routes import PartitionRoute, RouteKind
 from pulque.model.routes import Route as RouteOf
 from pulque.net.server import Connection, Work
+from pulque.serving.request_tasks import RequestTasks
+from pulque.serving.requests import RequestHandler, returns, row
+from pulque.serving.responses import Responder
 from pulque.wire.delay import (
     Cancel,
     Cancelled,
@@ -31,180 +26,100 @@ from pulque.wire.delay import (
     Scheduled,
     ScheduledListed,
 )
-from pulque.wire.frame import Frame
 from pulque.wire.requests import (
-    Hello,
     Request,
     Route,
     Send,
     Status,
     StuckMessages,
-    decode_request,
 )
 from pulque.wire.responses import (
-    Outcome,
     Response,
     Routed,
-    Sent,
     StatusReport,
     StuckListed,
     Welcome,
-    encode_error,
-    encode_response,
 )
-from pulque.wire.single import encode_single_stored, read_single_send
-from pulque.wire.versions import agree
+from pulque.wire.single import SingleSend
 
 __all__ = ["DelayHandler"]
 
-_MOST_WAITING = 1000
+R = TypeVar("R", bound=Request)
 
 
-class _Answerer:
-    """Where the answer to one request goes."""
-
-    __slots__ = ("_connection", "_request_id")
-
-    def __init__(self, connection: Connection, request_id: int) -> None:
-        self._connection = connection
-        self._request_id = request_id
-
-    def answer(self, response: Response) -> None:
-        """Send the answer."""
-        connection = self._connection
-        connection.send(encode_response(response, self._request_id, 0, connection.version))
-
-    def refuse(self, error: PulqueError) -> None:
-        """Send an error."""
-        self._connection.send([encode_error(error, self._request_id, 0)])
-
-    def put(self, index: int, outcome: Outcome) -> None:
-        """Send the outcome of a send that has one batch."""
-        del index
-        if outcome.code:
-            self.answer(Sent((outcome,)))
-            return
-        answer = encode_single_stored(
-            is_duplicate=outcome.is_duplicate,
-            first_sequence=outcome.first_sequence,
-            stored_at_ms=outcome.stored_at_ms,
-            request_id=self._request_id,
-            epoch=0,
-        )
-        self._connection.send([answer])
-
-
-class DelayHandler:
+class DelayHandler(RequestHandler):
     """Answers every opcode that a delay server knows."""
 
     def __init__(
         self,
         welcome: Welcome,
-        receiver: Receiver,
+        receiver: DelayReceiver,
         changer: Changer,
         looker: Looker,
-        joining: Joining,
+        registration: DelayRegistration,
         *,
         status: Callable[[], bytes],
     ) -> None:
-        self._welcome = welcome
+        self._broker = welcome.broker
         self._receiver = receiver
         self._changer = changer
         self._looker = looker
-        self._joining = joining
+        self._registration = registration
         self._status = status
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = RequestTasks("delay server")
         self._changing: WeakKeyDictionary[Connection, asyncio.Lock] = WeakKeyDictionary()
         """So that a connection stands once in the queue of those who change something."""
-
-    def handle(self, connection: Connection, frame: Frame) -> Work | None:
-        """Answer a frame, now or when there is something to answer."""
-        answerer = _Answerer(connection, frame.request_id)
-        try:
-            if not connection.is_welcome:
-                self._greet(connection, decode_request(frame), answerer)
-                return None
-            single = read_single_send(frame)
-            if single is None:
-                return self._begin(connection, decode_request(frame), answerer)
-            self._check_send(connection, single.timeout_ms)
-            self._receiver.send_single(single, answerer)
-        except ProtocolError as error:
-            connection.refuse(error, frame.request_id)
-        except PulqueError as error:
-            answerer.refuse(error)
-        return None
+        super().__init__(
+            (
+                row(Send, self._send, has_deadline=True, outlives_client=True),
+                row(Cancel, self._in_task(self._cancel), is_held=True),
+                row(Reschedule, self._in_task(self._reschedule), is_held=True),
+                row(Scheduled, self._in_task(self._listed), is_held=True),
+                row(StuckMessages, self._in_task(self._stuck), is_held=True),
+                row(Route, returns(self._route)),
+                row(Status, returns(self._report)),
+            ),
+            server="server",
+            welcome=lambda: replace(welcome, cluster=registration.cluster),
+            unknown=_elsewhere,
+            send_single=self._single_send,
+        )
 
     def pause(self, connection: Connection) -> None:
         """Write what a connection sent, now that all its requests are handled."""
         self._receiver.pause(connection)
 
-    def closed(self, connection: Connection) -> None:
-        """Nothing waits for a connection only."""
-
     async def close(self) -> None:
         """Give up what is under way."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
 
-    def _greet(self, connection: Connection, request: Request, answerer: _Answerer) -> None:
-        if not isinstance(request, Hello):
-            raise RemoteProtocolError("the first frame on a connection must be a Hello")
-        if request.mechanism:
-            raise UnsupportedError(
-                f"authentication by {request.mechanism!r} is not known; this server knows none"
-            )
-        connection.version = version = agree(request.min_version, request.max_version)
-        connection.welcome()
-        answerer.answer(replace(self._welcome, version=version, cluster=self._joining.cluster))
+    def _report(self, request: Status) -> StatusReport:
+        del request
+        return StatusReport(self._status())
 
-    def _begin(self, connection: Connection, request: Request, answerer: _Answerer) -> Work | None:
-        """Answer a request, at once or in steps."""
-        if isinstance(request, Send) and len(request.batches) > 1:
-            self._check_send(connection, request.timeout_ms)
-            return self._receiver.send_in_steps(request, answerer.answer, lambda: None)
-        self._dispatch(connection, request, answerer)
+    def _single_send(self, request: SingleSend, responder: Responder) -> None:
+        self._check_writable()
+        self._receiver.send_single(request, responder)
+
+    def _send(self, connection: Connection, request: Send, responder: Responder) -> Work | None:
+        self._check_writable()
+        if len(request.batches) > self._receiver.batches_per_step:
+            return self._receiver.send_in_steps(request, responder.answer)
+        self._receiver.send(request, responder.answer, connection)
         return None
 
-    def _dispatch(self, connection: Connection, request: Request, answerer: _Answerer) -> None:
-        match request:
-            case Send():
-                self._check_send(connection, request.timeout_ms)
-                self._receiver.send(request, answerer.answer)
-            case Cancel():
-                self._do_later(connection, answerer, self._cancel(connection, request))
-            case Reschedule():
-                self._do_later(connection, answerer, self._reschedule(connection, request))
-            case Scheduled() | StuckMessages():
-                self._do_later(connection, answerer, self._listed(request))
-            case Route():
-                answerer.answer(Routed(self._route(request)))
-            case Status():
-                answerer.answer(StatusReport(self._status()))
-            case Hello():
-                raise RemoteProtocolError("a second Hello on one connection")
-            case _:
-                raise UnsupportedError(
-                    f"this is a delay server; {type(request).__name__} is for brokers and meta "
-                    "servers"
-                )
-
-    def _check_send(self, connection: Connection, timeout_ms: int) -> None:
-        waited_ms = connection.waited_ms
-        if waited_ms and waited_ms > timeout_ms > 0:
-            raise RequestTimeoutError(
-                f"a send with a limit of {timeout_ms} ms waited {waited_ms} ms for its turn; "
-                "nothing of it was stored"
-            )
-        if self._joining.is_read_only:
+    def _check_writable(self) -> None:
+        if self._registration.is_read_only:
             raise ReadOnlyError("this delay server takes no messages, by command")
 
-    async def _listed(self, request: Scheduled | StuckMessages) -> ScheduledListed | StuckListed:
-        if isinstance(request, StuckMessages):
-            return self._looker.stuck(request)
+    async def _listed(self, connection: Connection, request: Scheduled) -> ScheduledListed:
+        del connection
         await self._receiver.replayer.caught_up()
         return await self._looker.listed(request)
+
+    async def _stuck(self, connection: Connection, request: StuckMessages) -> StuckListed:
+        del connection
+        return self._looker.stuck(request)
 
     async def _cancel(self, connection: Connection, request: Cancel) -> Cancelled:
         async with self._turn_of(connection):
@@ -217,36 +132,33 @@ class DelayHandler:
     def _turn_of(self, connection: Connection) -> asyncio.Lock:
         return self._changing.setdefault(connection, asyncio.Lock())
 
-    def _route(self, request: Route) -> RouteOf:
+    def _route(self, request: Route) -> Routed:
         """Say that delayed messages come here; of all else nothing is known."""
         pattern = Pattern(parse_pattern(request.subject))
         if request.kind is not RouteKind.DELAYED:
             raise UnsupportedError("this is a delay server; ask a meta server who serves subjects")
-        here = PartitionRoute(PartitionName(pattern), self._welcome.broker, "", 0)
-        return RouteOf(pattern, 0, (here,))
+        here = PartitionRoute(PartitionName(pattern), self._broker, "", 0)
+        return Routed(RouteOf(pattern, 0, (here,)))
 
-    def _do_later(
-        self,
-        connection: Connection,
-        answerer: _Answerer,
-        work: Coroutine[None, None, Response],
-    ) -> None:
-        if connection.waiting >= _MOST_WAITING:
-            work.close()
-            raise OverloadedError(f"{connection.waiting} requests of this connection wait already")
-        connection.waiting += 1
+    def _in_task(
+        self, work: Callable[[Connection, R], Coroutine[None, None, Response]]
+    ) -> Callable[[Connection, R, Responder], None]:
+        """Return a handler that answers a request from a task."""
 
-        async def do() -> None:
-            try:
-                answerer.answer(await work)
-            except PulqueError as error:
-                answerer.refuse(error)
-            except asyncio.CancelledError:
-                answerer.refuse(UnavailableError("the delay server stops"))
-                raise
-            finally:
-                connection.waiting -= 1
+        def handle(connection: Connection, request: R, responder: Responder) -> None:
+            async def do() -> Response:
+                try:
+                    return await work(connection, request)
+                finally:
+                    responder.release()
 
-        task = asyncio.create_task(do())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+            self._tasks.begin(do(), responder.answer, responder.refuse)
+
+        return handle
+
+
+def _elsewhere(request: Request) -> PulqueError:
+    """Return the error for a request that other servers answer."""
+    return UnsupportedError(
+        f"this is a delay server; {type(request).__name__} is for brokers and meta servers"
+    )

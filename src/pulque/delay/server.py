@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from hashlib import blake2b
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
@@ -21,24 +21,22 @@ from pulque.delay.dispatch.due_batches import Delivery
 from pulque.delay.housekeeping import Housekeeper
 from pulque.delay.pending_changes import Changer
 from pulque.delay.pending_queries import Looker
-from pulque.delay.receiver import DueLimits, Receiver
+from pulque.delay.receiver import DelayReceiver, DueLimits
 from pulque.delay.recovery import Recovered, recover
-from pulque.delay.registration import Joining
+from pulque.delay.registration import DelayRegistration
 from pulque.delay.requests import DelayHandler
 from pulque.delay.schedule.dispatch_log_writer import Notebook
 from pulque.delay.schedule.replay import Replayer
-from pulque.errors import ConfigError, StorageError
+from pulque.errors import StorageError
 from pulque.model.positions import Epoch, Tenure
 from pulque.model.routes import Role
-from pulque.net.garbage import ShortCollections
-from pulque.net.process import allow_descriptors, loop_factory, stop_on_signals
 from pulque.net.server import ConnectionLimits, FrameServer
 from pulque.serving.batches import SendLimits
 from pulque.serving.commit import Committer
 from pulque.serving.listener import LoggingListener
+from pulque.serving.process import listen, run_process, serve
 from pulque.serving.supervised import Supervised
-from pulque.settings.logs import configure_logging
-from pulque.storage.files import FileSystem, OsFileSystem
+from pulque.storage.files import DataDirectory, open_directory
 from pulque.storage.options import StorageOptions
 from pulque.wire.frame import MAX_PAYLOAD
 from pulque.wire.registration import Register, ServerState
@@ -66,31 +64,13 @@ def run_delay(settings: DelaySettings, *, on_ready: Callable[[str], None]) -> No
     Raises:
         PulqueError: It cannot start, or its disk failed.
     """
-    configure_logging(settings.log)
-    allow_descriptors()
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(_serve(settings, on_ready))
+    run_process(settings.log, lambda: _serve(settings, on_ready))
 
 
 async def _serve(settings: DelaySettings, on_ready: Callable[[str], None]) -> None:
     server = DelayServer(settings)
-    stop_on_signals(server.stop)
     asyncio.get_running_loop().set_exception_handler(server.callback_failed)
-    await server.start()
-    try:
-        ShortCollections().begin()
-        on_ready(server.url)
-        await server.stopped()
-    finally:
-        await server.close()
-
-
-class DataDirectory(FileSystem, Protocol):
-    """Files that one server at a time may have."""
-
-    def lock(self) -> None: ...
-
-    def unlock(self) -> None: ...
+    await serve(server, on_ready)
 
 
 class DelayServer(Supervised):
@@ -128,7 +108,9 @@ class DelayServer(Supervised):
         """
         began_ms = self._clock.monotonic_ms()
         with contextlib.ExitStack() as undo:
-            files = self._open_directory()
+            if self._files is None:
+                self._files = open_directory(self._settings.storage.directory)
+            files = self._files
             files.lock()
             undo.callback(files.unlock)
             recovered = self._recover(files)
@@ -150,7 +132,8 @@ class DelayServer(Supervised):
             recovered.store.forget_ahead()
         for work in (self._replayer.run(), self._dispatcher.run(), self._housekeeper.run()):
             self._tasks.append(asyncio.create_task(self._supervise(work)))
-        host, port = await self._listen()
+        at = self._settings.listen
+        host, port = await listen(self._server, at.host, at.port)
         self.url = f"pulque://{Address(host, port)}"
         told = self._settings.cluster.advertise
         self._address = parse_address(told, default_port=port) if told else Address(host, port)
@@ -164,15 +147,7 @@ class DelayServer(Supervised):
         )
         if self._given_brokers is not None and not self._settings.cluster.meta:
             return  # there is nobody to register at, and no need to
-        await self._joining.start()
-
-    def _open_directory(self) -> DataDirectory:
-        """Return the data directory, which is made if need be."""
-        if self._files is None:
-            directory = self._settings.storage.directory
-            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._files = OsFileSystem(str(directory))
-        return self._files
+        await self._registration.start()
 
     def _recover(self, files: DataDirectory) -> Recovered:
         """Bring the data directory to where it was."""
@@ -192,7 +167,7 @@ class DelayServer(Supervised):
         self._engine, self._store = engine, store
         assert self._files is not None  # noqa: S101  # the state was recovered from them
         # This may fail, so it comes before the committer, which starts a thread.
-        self._joining = Joining(
+        self._registration = DelayRegistration(
             settings.cluster.meta_addresses,
             self._files,
             name=settings.name,
@@ -214,7 +189,7 @@ class DelayServer(Supervised):
         )
         self._notebook = Notebook(store, around.noter, around.warn)
         self._brokers: Taker = self._given_brokers or Brokers(
-            self._joining.links,
+            self._registration.links,
             settings.name,
             clock,
             timeout_s=settings.delivery.timeout.total_seconds(),
@@ -243,7 +218,7 @@ class DelayServer(Supervised):
         due = DueLimits(
             _ms(settings.schedule.longest_delay), store.tick_ms, settings.limits.max_partitions
         )
-        self._receiver = Receiver(
+        self._receiver = DelayReceiver(
             engine,
             recovered.dedup,
             self._committer,
@@ -278,7 +253,7 @@ class DelayServer(Supervised):
             Role.DELAY,
         )
         self._handler = DelayHandler(
-            welcome, self._receiver, self._changer, looker, self._joining, status=self._report
+            welcome, self._receiver, self._changer, looker, self._registration, status=self._report
         )
         self._server = FrameServer(
             self._handler, _connection_limits(settings), clock, self._log.info
@@ -288,7 +263,7 @@ class DelayServer(Supervised):
         if state is ServerState.READY and self._engine.is_full:
             state = ServerState.FULL
         return Register(
-            self._joining.cluster,
+            self._registration.cluster,
             self._settings.name,
             self._settings.name,
             Role.DELAY,
@@ -307,7 +282,10 @@ class DelayServer(Supervised):
         dispatcher, receiver = self._dispatcher, self._receiver
         return {
             "delay": self._settings.name,
-            "cluster": {"id": self._joining.cluster, "meta": self._joining.registered_at},
+            "cluster": {
+                "id": self._registration.cluster,
+                "meta": self._registration.registered_at,
+            },
             "start": self._engine.start_count,
             "connections": len(self._server.connections),
             "is_full": self._engine.is_full,
@@ -363,7 +341,7 @@ class DelayServer(Supervised):
             catch_up_s: How long to wait until all that was stored is in the schedule, so that the
                 next start need not replay it.
         """
-        await self._joining.close()
+        await self._registration.close()
         self._server.stop_listening()
         await self._handler.close()
         with contextlib.suppress(TimeoutError):
@@ -393,15 +371,6 @@ class DelayServer(Supervised):
         if self._files is not None:
             self._files.unlock()
         self._log.info("delay_server_stopped")
-
-    async def _listen(self) -> tuple[str, int]:
-        listen = self._settings.listen
-        try:
-            return await self._server.listen(listen.host, listen.port)
-        except OSError as error:
-            raise ConfigError(
-                f"cannot listen on {listen.host}:{listen.port}: {error.strerror}"
-            ) from error
 
     def _answered(self) -> None:
         self._server.write_out()

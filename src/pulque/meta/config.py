@@ -1,16 +1,15 @@
 """The settings of a meta server: read once, never changed, every one explained."""
 
-from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from pulque.errors import ConfigError, InvalidNameError
+from pulque.errors import ConfigError
 from pulque.meta.database.connection import parse_database_url
-from pulque.model.names import parse_group, parse_pattern
+from pulque.settings.names import OwnName, Patterns
 from pulque.settings.sections import ListenSection, LogSection, Section, ServerSettings
-from pulque.settings.units import Duration, Listed, Number
+from pulque.settings.units import DAY, HOUR, MILLISECOND, MINUTE, SECOND, Duration, Number
 
 __all__ = [
     "AdminSection",
@@ -24,11 +23,6 @@ __all__ = [
     "SubjectsSection",
 ]
 
-_MILLISECOND = timedelta(milliseconds=1)
-_SECOND = timedelta(seconds=1)
-_MINUTE = timedelta(minutes=1)
-_HOUR = timedelta(hours=1)
-_DAY = timedelta(days=1)
 DEFAULT_PORT = 7440
 SQLITE_FILE = "meta.sqlite"
 
@@ -72,13 +66,13 @@ class DatabaseSection(Section):
         description="A file with nothing but the password in it, as systemd and containers give "
         "secrets. It comes before `database.password`.",
     )
-    timeout: Annotated[Duration, Field(ge=10 * _MILLISECOND, le=_MINUTE)] = Field(
-        default=2 * _SECOND,
+    timeout: Annotated[Duration, Field(ge=10 * MILLISECOND, le=MINUTE)] = Field(
+        default=2 * SECOND,
         description="A transaction that takes longer is given up, and the database counts as "
         "away.",
     )
-    refresh: Annotated[Duration, Field(ge=10 * _MILLISECOND, le=_MINUTE)] = Field(
-        default=_SECOND,
+    refresh: Annotated[Duration, Field(ge=10 * MILLISECOND, le=MINUTE)] = Field(
+        default=SECOND,
         description="How often to look for what other meta servers wrote.",
     )
 
@@ -111,13 +105,13 @@ class DatabaseSection(Section):
 class ClusterSection(Section):
     """How the servers of the cluster are watched over."""
 
-    heartbeat: Annotated[Duration, Field(ge=50 * _MILLISECOND, le=_HOUR)] = Field(
-        default=5 * _SECOND,
+    heartbeat: Annotated[Duration, Field(ge=50 * MILLISECOND, le=HOUR)] = Field(
+        default=5 * SECOND,
         description="How often brokers and delay servers say that they live. One that misses "
         "three leaves the routes until it is heard again.",
     )
-    clock_tolerance: Annotated[Duration, Field(ge=_MILLISECOND, le=_DAY)] = Field(
-        default=10 * _SECOND,
+    clock_tolerance: Annotated[Duration, Field(ge=MILLISECOND, le=DAY)] = Field(
+        default=10 * SECOND,
         description="A server whose clock is further from the meta server's is warned about.",
     )
 
@@ -125,8 +119,8 @@ class ClusterSection(Section):
 class ReplicationSection(Section):
     """How broker groups that have followers are led."""
 
-    lease: Annotated[Duration, Field(ge=200 * _MILLISECOND, le=_HOUR)] = Field(
-        default=5 * _SECOND,
+    lease: Annotated[Duration, Field(ge=200 * MILLISECOND, le=HOUR)] = Field(
+        default=5 * SECOND,
         description="A leader that no meta server heard of for so long is replaced by one of "
         "those that have all that was confirmed. It stops by itself a little before. The same "
         "on all meta servers.",
@@ -153,7 +147,7 @@ class SubjectsSection(Section):
         description="`first-send`: a subject that does not exist is created when somebody wants "
         "to send to it. `beforehand`: only by command, and sends to others are refused.",
     )
-    allowed: Listed = Field(
+    allowed: Patterns = Field(
         default=(),
         description="Only these subjects, and those that patterns like `order.*` cover, may be "
         "created. Empty allows all.",
@@ -164,16 +158,6 @@ class SubjectsSection(Section):
         "fewer.",
     )
 
-    @field_validator("allowed")
-    @classmethod
-    def _are_subjects(cls, subjects: tuple[str, ...]) -> tuple[str, ...]:
-        for subject in subjects:
-            try:
-                parse_pattern(subject)
-            except InvalidNameError as error:
-                raise ValueError(str(error)) from None
-        return subjects
-
 
 class OrderedSection(Section):
     """How partitions are allotted to the consumers of ordered groups."""
@@ -183,13 +167,13 @@ class OrderedSection(Section):
         description="Whether each partition belongs to one consumer of an ordered group. Without "
         "that, consumers that ask for order are told that they have none.",
     )
-    timeout: Annotated[Duration, Field(ge=300 * _MILLISECOND, le=_HOUR)] = Field(
-        default=10 * _SECOND,
+    timeout: Annotated[Duration, Field(ge=300 * MILLISECOND, le=HOUR)] = Field(
+        default=10 * SECOND,
         description="A consumer that is silent for this long counts as gone, and its partitions "
         "go to others; it is also how long a consumer may go on without a word from here.",
     )
-    drain_check: Annotated[Duration, Field(ge=20 * _MILLISECOND, le=_MINUTE)] = Field(
-        default=500 * _MILLISECOND,
+    drain_check: Annotated[Duration, Field(ge=20 * MILLISECOND, le=MINUTE)] = Field(
+        default=500 * MILLISECOND,
         description="How often brokers are asked whether a partition that was split or merged is "
         "empty for a group: then those that follow it are consumed.",
     )
@@ -208,12 +192,12 @@ class MetaLimitsSection(Section):
     max_watched: Annotated[Number, Field(ge=1, le=65_535)] = Field(
         default=10_000, description="The most routes that one client may watch."
     )
-    handshake_timeout: Annotated[Duration, Field(ge=10 * _MILLISECOND, le=_HOUR)] = Field(
-        default=5 * _SECOND,
+    handshake_timeout: Annotated[Duration, Field(ge=10 * MILLISECOND, le=HOUR)] = Field(
+        default=5 * SECOND,
         description="A new connection has to say who it is within this time.",
     )
-    idle_timeout: Annotated[Duration, Field(ge=10 * _MILLISECOND, le=_DAY)] = Field(
-        default=2 * _MINUTE,
+    idle_timeout: Annotated[Duration, Field(ge=10 * MILLISECOND, le=DAY)] = Field(
+        default=2 * MINUTE,
         description="A connection without a request, and without one waiting for its answer, is "
         "closed after this time.",
     )
@@ -224,7 +208,7 @@ class MetaSettings(ServerSettings):
 
     server = "meta"
 
-    name: str = Field(
+    name: OwnName = Field(
         default="meta", description="What this meta server calls itself; spelled like a subject."
     )
     listen: MetaListenSection = Field(
@@ -277,11 +261,3 @@ class MetaSettings(ServerSettings):
         if self.database.url or self.storage.directory is None:
             return self.database.url
         return f"sqlite:///{self.storage.directory.absolute() / SQLITE_FILE}"
-
-    @field_validator("name")
-    @classmethod
-    def _is_a_name(cls, name: str) -> str:
-        try:
-            return parse_group(name)
-        except InvalidNameError as error:
-            raise ValueError(str(error).replace("group", "name", 1)) from None

@@ -33,12 +33,10 @@ from pulque.meta.status import status_report
 from pulque.meta.subject_creation import Subjects
 from pulque.model.positions import Epoch, StartCount, Tenure
 from pulque.model.routes import Role
-from pulque.net.garbage import ShortCollections
-from pulque.net.process import allow_descriptors, loop_factory, stop_on_signals
 from pulque.net.server import ConnectionLimits, FrameServer
 from pulque.rules.membership import Heard
 from pulque.serving.attended import Authorisation
-from pulque.settings.logs import configure_logging
+from pulque.serving.process import listen, run_process, serve
 from pulque.wire.frame import MAX_PAYLOAD
 from pulque.wire.responses import Welcome
 from pulque.wire.versions import NEWEST
@@ -65,23 +63,7 @@ def run_meta(settings: MetaSettings, *, on_ready: Callable[[str], None]) -> None
     Raises:
         PulqueError: It cannot start.
     """
-    configure_logging(settings.log)
-    allow_descriptors()
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(_serve(settings, on_ready))
-
-
-async def _serve(settings: MetaSettings, on_ready: Callable[[str], None]) -> None:
-    server = MetaServer(settings)
-    stop = asyncio.Event()
-    stop_on_signals(stop.set)
-    try:
-        url = await server.start()
-        ShortCollections().begin()
-        on_ready(url)
-        await stop.wait()
-    finally:
-        await server.stop()
+    run_process(settings.log, lambda: serve(MetaServer(settings), on_ready))
 
 
 class MetaServer:
@@ -97,6 +79,7 @@ class MetaServer:
         self._clock = clock or SystemClock()
         self._log = structlog.get_logger(component="meta")
         self._background = Background(self._failed)
+        self._stop = asyncio.Event()
         self._server: FrameServer | None = None
         self._store: Store | None = None
         self._watches: Watches | None = None
@@ -123,6 +106,14 @@ class MetaServer:
         Raises:
             ConfigError: The settings cannot be used, or the tables are of a newer version.
         """
+        try:
+            await self._begin()
+        except BaseException:
+            await self.close()
+            raise
+        return self.url
+
+    async def _begin(self) -> None:
         refresher = self._build()
         try:
             await refresher.refresh()
@@ -133,15 +124,24 @@ class MetaServer:
         for each in (self._attendance, self._drains, self._elections):
             assert each is not None  # noqa: S101  # it was built
             self._background.start(each.run())
-        host, port = await self._listen()
+        at = self._settings.listen
+        assert self._server is not None  # noqa: S101  # it was built
+        host, port = await listen(self._server, at.host, at.port)
         shown = f"[{host}]" if ":" in host else host
         self.url = f"pulque://{shown}:{port}"
         if self._settings.admin.enabled:
             await self._start_admin(host, port)
         self._log.info("meta_server_ready", url=self.url, cluster=refresher.cluster)
-        return self.url
 
-    async def stop(self) -> None:
+    def stop(self) -> None:
+        """Ask the meta server to stop."""
+        self._stop.set()
+
+    async def stopped(self) -> None:
+        """Wait until the meta server is asked to stop."""
+        await self._stop.wait()
+
+    async def close(self) -> None:
         """Stop serving: who waits is answered, then everything is closed."""
         if self._admin is not None:
             await self._admin.stop()
@@ -233,16 +233,6 @@ class MetaServer:
         )
         self._server = FrameServer(handler, _limits(settings), clock, self._log.info)
         return refresher
-
-    async def _listen(self) -> tuple[str, int]:
-        listen = self._settings.listen
-        assert self._server is not None  # noqa: S101  # it was built
-        try:
-            return await self._server.listen(listen.host, listen.port)
-        except OSError as error:
-            raise ConfigError(
-                f"cannot listen on {listen.host}:{listen.port}: {error.strerror}"
-            ) from error
 
     async def _start_admin(self, host: str, port: int) -> None:
         from pulque.admin.server import AdminServer

@@ -8,9 +8,7 @@ from collections.abc import Generator, Iterable, Iterator
 from itertools import islice
 from typing import TypeVar
 
-from pulque.net.server import Connection, Work
-
-__all__ = ["ROWS_PER_STEP", "Steps", "in_slices", "while_heard"]
+__all__ = ["ROWS_PER_STEP", "Steps", "in_slices"]
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
@@ -24,11 +22,3 @@ def in_slices(rows: Iterable[T], size: int = ROWS_PER_STEP) -> Iterator[list[T]]
     left = iter(rows)
     while some := list(islice(left, size)):
         yield some
-
-
-def while_heard(connection: Connection, work: Work) -> Work:
-    """Take the steps of a request without effect for as long as its client is there."""
-    for _ in work:
-        if connection.is_gone:
-            return
-        yield

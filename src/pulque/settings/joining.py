@@ -3,12 +3,11 @@
 from pydantic import field_validator
 
 from pulque.client.connection.url import META_PORT, Address, parse_address
-from pulque.errors import ConfigError, InvalidNameError
-from pulque.model.names import parse_group
+from pulque.errors import ConfigError
 from pulque.settings.sections import Section
 from pulque.settings.units import Listed
 
-__all__ = ["JoinSection", "checked_name"]
+__all__ = ["JoinSection"]
 
 
 class JoinSection(Section):
@@ -35,18 +34,6 @@ class JoinSection(Section):
         if address:
             _address(address)
         return address
-
-
-def checked_name(name: str) -> str:
-    """Return the name of a server; it is spelled like that of a group.
-
-    Raises:
-        ValueError: It is not.
-    """
-    try:
-        return parse_group(name)
-    except InvalidNameError as error:
-        raise ValueError(str(error).replace("group", "name", 1)) from None
 
 
 def _address(text: str) -> Address:

@@ -1,13 +1,13 @@
 """What the settings of all servers have in common."""
 
 from ipaddress import ip_address
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, field_validator, model_validator
 
-from pulque.settings.units import Number
+from pulque.settings.units import KIB, MIB, Number, Size, show_size
 
-__all__ = ["ListenSection", "LogSection", "Section", "ServerSettings"]
+__all__ = ["BatchLimitsSection", "ListenSection", "LogSection", "Section", "ServerSettings"]
 
 
 class Section(BaseModel):
@@ -42,6 +42,31 @@ class ListenSection(Section):
                 "authentication does not exist yet; use 127.0.0.1, ::1 or localhost"
             )
         return host
+
+
+class BatchLimitsSection(Section):
+    """How large messages and batches may be, at a server that stores them."""
+
+    max_message: Annotated[Size, Field(ge=KIB, le=16 * MIB)] = Field(
+        default=ByteSize(4 * MIB),
+        description="The largest message: key, tags, headers and body together.",
+    )
+    max_batch: Annotated[Size, Field(ge=KIB, le=16 * MIB)] = Field(
+        default=ByteSize(16 * MIB), description="The largest batch, as it travels."
+    )
+    open_records: bool = False
+    max_connections: Annotated[Number, Field(ge=1, le=1_000_000)] = Field(
+        default=10_000, description="Clients at one time; one more is refused."
+    )
+
+    @model_validator(mode="after")
+    def _fit_into_batches(self) -> Self:
+        if self.max_message > self.max_batch:
+            raise ValueError(
+                f"max_message ({show_size(self.max_message)}) is over "
+                f"max_batch ({show_size(self.max_batch)}): such a message would fit into no batch"
+            )
+        return self
 
 
 class LogSection(Section):

@@ -11,6 +11,15 @@ from typing import Annotated
 from pydantic import BeforeValidator, ByteSize
 
 __all__ = [
+    "DAY",
+    "GIB",
+    "HOUR",
+    "KIB",
+    "MIB",
+    "MILLISECOND",
+    "MINUTE",
+    "SECOND",
+    "TIB",
     "Duration",
     "Listed",
     "Number",
@@ -24,6 +33,16 @@ __all__ = [
     "show_duration",
     "show_size",
 ]
+
+KIB = 1024
+MIB = 1024**2
+GIB = 1024**3
+TIB = 1024**4
+MILLISECOND = timedelta(milliseconds=1)
+SECOND = timedelta(seconds=1)
+MINUTE = timedelta(minutes=1)
+HOUR = timedelta(hours=1)
+DAY = timedelta(days=1)
 
 _UNITS_MS = {"w": 604_800_000, "d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1000, "ms": 1}
 _ALIASES = {"min": "m", "sec": "s"}

@@ -13,21 +13,69 @@ newest is damaged the one before serves, and if none is whole the logs alone do.
 
 from collections.abc import Mapping
 from struct import Struct
+from typing import NamedTuple
 
 import google_crc32c
 
-from pulque.storage.directory.layout import CHECKPOINTS, base_of
+from pulque.storage.directory.layout import CHECKPOINTS, LARGEST, base_of
 from pulque.storage.events import Listener
 from pulque.storage.files import FileSystem, replace
 
-__all__ = ["DIRECTORY", "Checkpoints", "checkpoint_path", "decode_checkpoint", "read_checkpoint"]
+__all__ = [
+    "DIRECTORY",
+    "MARK_KEY",
+    "Checkpoints",
+    "Mark",
+    "checkpoint_path",
+    "decode_checkpoint",
+    "read_checkpoint",
+]
 
 DIRECTORY = CHECKPOINTS
+MARK_KEY = b"mark"
+"""What a mark stands under in the state of a checkpoint."""
+_MARK = Struct("<QQQQIq")
 _HEAD = Struct("<4sIII")
 _ITEM = Struct("<II")
 _MAGIC = b"PLCP"
 _VERSION = 1
 _KEPT = 2
+
+
+class Mark(NamedTuple):
+    """How far a checkpoint reaches. Everything before its offsets was on disk by then."""
+
+    message_offset: int = 0
+    action_offset: int = 0
+    index_base: int = 0
+    """The segment whose entries were being collected …"""
+    index_size: int = 0
+    """… how many bytes of them are in its ``.open`` file …"""
+    index_crc: int = 0
+    """… and their CRC-32C."""
+    stored_at_ms: int = 0
+    """The store time of the newest batch."""
+
+    def encode(self) -> bytes:
+        """Return the mark as a checkpoint keeps it."""
+        return _MARK.pack(*self)
+
+    @classmethod
+    def decode(cls, state: dict[bytes, bytes]) -> "Mark":
+        """Return the mark of a checkpoint; all zero if there is none.
+
+        Raises:
+            ValueError: It is not what ``encode`` made.
+        """
+        data = state.get(MARK_KEY)
+        if data is None:
+            return cls()
+        if len(data) != _MARK.size:
+            raise ValueError(f"a mark of {len(data)} bytes")
+        mark = cls._make(_MARK.unpack(data))
+        if max(mark.message_offset, mark.action_offset, mark.index_size) > LARGEST:
+            raise ValueError(f"a mark at offset {mark.message_offset} or {mark.action_offset}")
+        return mark
 
 
 class Checkpoints:

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable
 
 from pulque.errors import StorageError, StorageFullError
 from pulque.model.positions import ActionOffset, MessageOffset
+from pulque.storage.checkpoint import Mark
 from pulque.storage.directory.layout import segment_path, write_oldest
 from pulque.storage.events import Listener
 from pulque.storage.files import FileSystem
 from pulque.storage.indexes.index_rebuild import entries_of
 from pulque.storage.indexes.segment_index import OpenIndex, write_sealed_index
 from pulque.storage.logs.segment import Segment
-from pulque.storage.recovery import Mark
 
 __all__ = [
     "CheckpointJob",

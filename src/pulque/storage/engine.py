@@ -17,7 +17,7 @@ from pulque.model.batch import BatchHeader
 from pulque.model.names import PartitionName
 from pulque.model.positions import ActionOffset, ConsumeSequence, MessageOffset, StartCount
 from pulque.model.record import ENVELOPE_SIZE
-from pulque.storage.checkpoint import Checkpoints
+from pulque.storage.checkpoint import MARK_KEY, Checkpoints, Mark
 from pulque.storage.directory.archive_progress import read_archived
 from pulque.storage.directory.disk_space import Room
 from pulque.storage.directory.identity import Identity
@@ -36,7 +36,7 @@ from pulque.storage.options import StorageOptions
 from pulque.storage.reading.damaged_batches import Damages
 from pulque.storage.reading.record_reader import RecordReader
 from pulque.storage.reading.tag_search import Search
-from pulque.storage.recovery import MARK_KEY, Mark, Observer, RecoveredLog, recover_message_log
+from pulque.storage.recovery import Observer, RecoveredLog, recover_message_log
 from pulque.storage.replication.copy_source import Copyable
 
 __all__ = ["Engine"]

@@ -22,6 +22,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
+from pathlib import Path
 from threading import Lock
 from typing import Protocol
 
@@ -30,10 +31,12 @@ from pulque.errors import DataDirectoryError, StorageError, StorageFullError
 __all__ = [
     "READ_BLOCK",
     "Buffer",
+    "DataDirectory",
     "File",
     "FileSystem",
     "OsFileSystem",
     "WouldBlockError",
+    "open_directory",
     "replace",
 ]
 
@@ -147,6 +150,20 @@ class FileSystem(Protocol):
 
     def random_bytes(self, count: int) -> bytes:
         """Return random bytes, for ids; a simulation returns them from its seed."""
+
+
+class DataDirectory(FileSystem, Protocol):
+    """The files of one server: only one process at a time may have them."""
+
+    def lock(self) -> None:
+        """Take the directory for this process.
+
+        Raises:
+            DataDirectoryError: Another one has it.
+        """
+
+    def unlock(self) -> None:
+        """Give it back."""
 
 
 class _OsFile:
@@ -291,6 +308,12 @@ def _scratch(size: int) -> Iterator[memoryview]:
         yield lent
     if len(buffer) <= _LARGEST_SPARE and len(_spare) < _MOST_SPARE:
         _spare.append(buffer)
+
+
+def open_directory(path: Path) -> "OsFileSystem":
+    """Return the files in a directory, which is made if need be; only its owner may enter it."""
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return OsFileSystem(str(path))
 
 
 class OsFileSystem:

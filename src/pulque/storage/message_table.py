@@ -27,11 +27,10 @@ from pulque.model.batch import (
 from pulque.model.compression import decompress
 from pulque.model.pack import NOBODY, ProducedBy
 from pulque.storage.files import Buffer
+from pulque.storage.message_ids import ID_TYPE
 
-__all__ = ["ID_TYPE", "MessageTable", "Scratch", "columns_before_data"]
+__all__ = ["MessageTable", "Scratch", "columns_before_data"]
 
-ID_TYPE = np.dtype("<u8")
-"""An id is two of them: half as dear to compare as sixteen bytes."""
 _Ints = npt.NDArray[Any]
 _DUE = int(Flag.DUE)
 _CREATED = int(Flag.CREATED)

@@ -13,7 +13,6 @@ A segment whose beginning is torn goes as a whole, so that every segment begins 
 """
 
 from collections.abc import Iterator
-from struct import Struct
 from typing import NamedTuple, Protocol
 
 import google_crc32c
@@ -23,6 +22,7 @@ from pulque.model.batch import HEADER, BatchHeader, verify_crc
 from pulque.model.names import PartitionName
 from pulque.model.positions import ConsumeSequence, MessageOffset, PartitionId
 from pulque.model.record import ENVELOPE_SIZE, Envelope, RecordType
+from pulque.storage.checkpoint import Mark
 from pulque.storage.directory.layout import (
     LARGEST,
     MESSAGES,
@@ -38,10 +38,7 @@ from pulque.storage.indexes.segment_index import ENTRY_SIZE, Entry, OpenIndex, w
 from pulque.storage.logs.partitions import Partition, Partitions, TableRow, decode_table
 from pulque.storage.logs.segment import Damage, Segment, open_segment, record_at, walk
 
-__all__ = ["Mark", "Observer", "RecoveredLog", "recover_message_log"]
-
-_MARK = Struct("<QQQQIq")
-MARK_KEY = b"mark"
+__all__ = ["Observer", "RecoveredLog", "recover_message_log"]
 
 
 class Observer(Protocol):
@@ -52,42 +49,6 @@ class Observer(Protocol):
 
     def batch_stored(self, partition: Partition, entry: Entry, batch: bytes) -> None:
         """Take in one batch, as after a live append."""
-
-
-class Mark(NamedTuple):
-    """How far a checkpoint reaches. Everything before its offsets was on disk by then."""
-
-    message_offset: int = 0
-    action_offset: int = 0
-    index_base: int = 0
-    """The segment whose entries were being collected …"""
-    index_size: int = 0
-    """… how many bytes of them are in its ``.open`` file …"""
-    index_crc: int = 0
-    """… and their CRC-32C."""
-    stored_at_ms: int = 0
-    """The store time of the newest batch."""
-
-    def encode(self) -> bytes:
-        """Return the mark as a checkpoint keeps it."""
-        return _MARK.pack(*self)
-
-    @classmethod
-    def decode(cls, state: dict[bytes, bytes]) -> "Mark":
-        """Return the mark of a checkpoint; all zero if there is none.
-
-        Raises:
-            ValueError: It is not what ``encode`` made.
-        """
-        data = state.get(MARK_KEY)
-        if data is None:
-            return cls()
-        if len(data) != _MARK.size:
-            raise ValueError(f"a mark of {len(data)} bytes")
-        mark = cls._make(_MARK.unpack(data))
-        if max(mark.message_offset, mark.action_offset, mark.index_size) > LARGEST:
-            raise ValueError(f"a mark at offset {mark.message_offset} or {mark.action_offset}")
-        return mark
 
 
 class RecoveredLog(NamedTuple):

@@ -29,7 +29,7 @@ from typing import Any, Self, TypeVar
 import structlog
 
 from pulque.broker.config import BrokerSettings
-from pulque.broker.server import Broker, DataDirectory
+from pulque.broker.server import Broker
 from pulque.client.connection.url import Address, parse_address
 from pulque.clock import SystemClock, put_back, stand_in
 from pulque.delay.config import DelaySettings
@@ -41,7 +41,7 @@ from pulque.model.names import PartitionName, Pattern, Subject
 from pulque.model.routes import PartitionRoute, Route
 from pulque.net.server import FrameServer
 from pulque.serving.listener import LoggingListener
-from pulque.storage.files import OsFileSystem
+from pulque.storage.files import DataDirectory, OsFileSystem
 from pulque.testing.clock import ManualClock
 from pulque.testing.faults import BreakableFiles, BreakableHandler, SendFaults
 from pulque.testing.files import MemoryFileSystem

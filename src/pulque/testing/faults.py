@@ -7,11 +7,10 @@ outside of tests knows nothing of them.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pulque.broker.server import DataDirectory
 from pulque.errors import PulqueError, StorageFullError
 from pulque.model.names import ConsumerId, Group
 from pulque.net.server import Connection, Handler, Work
-from pulque.storage.files import Buffer, File
+from pulque.storage.files import Buffer, DataDirectory, File
 from pulque.wire.frame import Frame
 from pulque.wire.requests import Heartbeat, Opcode, Pull, decode_request
 from pulque.wire.responses import encode_error

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from pulque.broker.server import DataDirectory
 from pulque.clock import Clock
+from pulque.storage.files import DataDirectory
 from pulque.testing.raw import RawConnection
 from tests.unit.broker.running import Running, Start
 

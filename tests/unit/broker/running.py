@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from pulque.broker.config import BrokerSettings
-from pulque.broker.server import Broker, DataDirectory
+from pulque.broker.server import Broker
 from pulque.clock import Clock
+from pulque.storage.files import DataDirectory
 from pulque.testing.raw import RawConnection
 from tests.unit.broker.disks import CountingDirectory
 

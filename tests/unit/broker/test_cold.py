@@ -9,7 +9,7 @@ import pytest
 
 from pulque import aio
 from pulque.broker.pulling.cold_reads import ColdReads
-from pulque.broker.requests import RequestHandler
+from pulque.broker.requests import BrokerHandler
 from pulque.errors import ErrorCode, OverloadedError, RequestTimeoutError
 from pulque.model.names import Group
 from pulque.net.server import Connection
@@ -204,14 +204,14 @@ async def test_requests_that_wait_behind_unread_answers_know_how_long(
     running = await start(clock=clock)
     raw = await running.connect()
     waits: list[int] = []
-    handle = RequestHandler.handle
+    handle = BrokerHandler.handle
 
-    def watched(self: RequestHandler, connection: Connection, frame: Frame) -> None:
+    def watched(self: BrokerHandler, connection: Connection, frame: Frame) -> None:
         waits.append(connection.waited_ms)
         clock.advance(1)
         handle(self, connection, frame)
 
-    monkeypatch.setattr(RequestHandler, "handle", watched)
+    monkeypatch.setattr(BrokerHandler, "handle", watched)
     asked = [b"".join(encode_request(Route("orders"), 100 + n, 0)) for n in range(2000)]
     await raw.put_bytes(b"".join(asked))
     for number in range(2000):

@@ -20,7 +20,7 @@ from pulque.broker.pulling.puller import Puller
 from pulque.broker.receiving.admission import Gate
 from pulque.broker.receiving.internal_appends import Appender
 from pulque.broker.receiving.new_subjects import Newcomers
-from pulque.broker.receiving.receiver import Receiver
+from pulque.broker.receiving.receiver import BrokerReceiver
 from pulque.broker.recovery import recover
 from pulque.broker.settling.adopted_nacks import Adopter, AdoptionRules
 from pulque.broker.settling.dead_letters import DeadLetterOffice
@@ -88,7 +88,7 @@ async def workshop() -> AsyncIterator[Workshop]:
     limits = PullLimits(100, 1000, 100)
     locker = Locker(state, clock, committer.sync_facts, print)
     parts = Parts(
-        Receiver(
+        BrokerReceiver(
             state,
             around,
             committer,

@@ -11,9 +11,8 @@ from structlog.testing import capture_logs
 from pulque.broker.config import StorageSection
 from pulque.errors import DataDirectoryError
 from pulque.rules.consumption_state import load_state
-from pulque.storage.checkpoint import read_checkpoint
+from pulque.storage.checkpoint import Mark, read_checkpoint
 from pulque.storage.files import File, OsFileSystem
-from pulque.storage.recovery import Mark
 from pulque.testing.clock import ManualClock
 from pulque.testing.raw import RawConnection
 from pulque.wire.requests import Acks

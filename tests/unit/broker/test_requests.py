@@ -1,7 +1,10 @@
 """Every opcode by example, and who may say what when."""
 
+from typing import get_args
+
 import pytest
 
+from pulque.broker.requests import ELSEWHERE
 from pulque.errors import (
     DisconnectedError,
     FencedError,
@@ -41,6 +44,16 @@ from pulque.wire.responses import (
     Welcome,
 )
 from tests.unit.broker.running import Running, Start, numbered
+
+# -- all of them --------------------------------------------------------------------------------
+
+
+async def test_every_type_of_request_is_answered_or_belongs_elsewhere(running: Running) -> None:
+    answered = running.broker._handler.answered  # noqa: SLF001
+
+    assert answered | set(ELSEWHERE) == set(get_args(Request))
+    assert not answered & set(ELSEWHERE)
+
 
 # -- the handshake ------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """A new segment of facts begins with the subscriptions of the instant at which it begins."""
 
-from pulque.broker.segment_openings import opened_in_steps
+from pulque.broker.housekeeping import opened_in_steps
 from pulque.model.actions import Action, SubscriptionId, SubscriptionOpened
 from pulque.model.names import ConsumerId, Group
 from pulque.model.positions import PartitionId

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pulque.delay.server import DataDirectory
+from pulque.storage.files import DataDirectory
 from pulque.testing.clock import ManualClock
 from tests.unit.delay.running import FakeBrokers, RunningDelay, StartDelay
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from pulque.clock import Clock
 from pulque.delay.config import DelaySettings
-from pulque.delay.server import DataDirectory, DelayServer
+from pulque.delay.server import DelayServer
 from pulque.errors import PulqueError
 from pulque.model.batch import read_header, seed_of, verify_crc
 from pulque.model.message import Message, StoredBatch
@@ -16,6 +16,7 @@ from pulque.model.pack import NOBODY, BatchPacker, ProducedBy
 from pulque.model.positions import ConsumeSequence, PartitionId
 from pulque.model.routes import PartitionRoute, Route
 from pulque.rules.dedup import Dedup
+from pulque.storage.files import DataDirectory
 from pulque.testing.raw import RawConnection
 from pulque.wire.adopt import Adopt
 from pulque.wire.delay import (

@@ -60,7 +60,7 @@ class RunningMeta:
     async def close(self) -> None:
         for raw in self.connections:
             raw.close()
-        await self.server.stop()
+        await self.server.close()
 
 
 Start = Callable[..., Awaitable[RunningMeta]]

@@ -454,7 +454,7 @@ async def test_a_meta_server_that_stops_answers_who_waits(
     request_id = await raw.put(lead("b2", version=row.version, wait_ms=3_600_000))
     await waiting(await running.connect(), 1)
 
-    await running.server.stop()
+    await running.server.close()
 
     assert expect(await raw.answer_to(request_id), Led).leadership == row
 

@@ -124,7 +124,7 @@ async def test_all_who_wait_are_told_that_the_meta_server_is_gone(
         return len(unanswered) == FEW
 
     await eventually(all_wait)
-    await meta.server.stop()
+    await meta.server.close()
 
     for each in await answers(home, asked):
         assert isinstance(each, UnavailableError)

@@ -367,7 +367,7 @@ async def test_who_waits_is_answered_when_the_server_stops(
     request_id = await raw.put(watch_of("orders", 0, group="g"))
     await raw.status()
 
-    await running.server.stop()
+    await running.server.close()
 
     assert await answer(raw, request_id) == Watched(())
 

@@ -47,7 +47,7 @@ async def test_a_word_that_is_being_written_is_done_with_before_the_database_is_
     await raw.put(Attend("c", 1, "orders", "g", is_online=True, wait_ms=0))
     await is_written.wait()
 
-    stopping = asyncio.create_task(meta.server.stop())
+    stopping = asyncio.create_task(meta.server.close())
     await is_closing.wait()
     may_be_written.set()
     await stopping

@@ -10,10 +10,9 @@ from pulque.model.batch import read_header
 from pulque.model.names import PartitionName
 from pulque.model.positions import PullSequence
 from pulque.model.record import ENVELOPE_SIZE
-from pulque.storage.checkpoint import Checkpoints
+from pulque.storage.checkpoint import MARK_KEY, Checkpoints, Mark
 from pulque.storage.engine import Engine
 from pulque.storage.events import SilentListener
-from pulque.storage.recovery import MARK_KEY, Mark
 from pulque.testing.files import MemoryFileSystem
 from tests.crash.opening import Opened, open_engine
 from tests.crash.workload import SMALL

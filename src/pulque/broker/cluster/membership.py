@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pulque.broker.cluster.meta_relay import Relay
-from pulque.broker.cluster.registration import Registration
+from pulque.broker.cluster.registration import BrokerRegistration
 from pulque.broker.config import BrokerSettings
 from pulque.broker.receiving.admission import Gate
 from pulque.client.connection.url import Address, parse_address
@@ -27,7 +27,7 @@ class ClusterSide:
     broker_group: str
     """Whose partitions are here."""
     gate: Gate
-    registration: Registration | None = None
+    registration: BrokerRegistration | None = None
     """None for a broker that stands alone."""
     relay: Relay | None = None
     """Likewise."""
@@ -75,7 +75,7 @@ def join_cluster(
             log.warning("standing_not_kept", reason=str(error))
 
     gate = Gate(settings.name, allowed, read_standing(files), changed)
-    registration = Registration(
+    registration = BrokerRegistration(
         addresses, name=settings.name, describe=describe, gate=gate, warn=log.warning
     )
     relay = Relay(registration.links, settings.name)

@@ -25,6 +25,7 @@ from pulque.model.names import Subject
 from pulque.model.routes import Route as RouteOf
 from pulque.model.routes import RouteKind
 from pulque.serving.metalink import MOST_HELD, MetaLink
+from pulque.serving.request_tasks import RequestTasks
 from pulque.wire.ordered import Attend, Attended
 from pulque.wire.requests import Route, Watch
 from pulque.wire.responses import Response, Routed, Watched
@@ -64,7 +65,7 @@ class Relay:
         self._opening: dict[Address, asyncio.Task[None]] = {}
         """Connections that are being opened."""
         self._asking = asyncio.Semaphore(_MOST_ROUTES_ASKED)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = RequestTasks("broker")
 
     def route(
         self,
@@ -84,7 +85,7 @@ class Relay:
                 cluster does not know the subject then, it is told: the broker stood alone before.
                 And while nobody can tell more, this is the answer.
         """
-        self._begin(self._route(request, here), answer, refuse)
+        self._tasks.begin(self._route(request, here), answer, refuse)
 
     def watch(
         self,
@@ -93,7 +94,7 @@ class Relay:
         refuse: Callable[[PulqueError], None],
     ) -> None:
         """Answer when a route changes, or when the time is up."""
-        self._begin(self._watch(request), answer, refuse)
+        self._tasks.begin(self._watch(request), answer, refuse)
 
     def attend(
         self,
@@ -105,7 +106,7 @@ class Relay:
 
         Only a meta server knows: while none can be reached, the consumer is told so.
         """
-        self._begin(self._attend(request), answer, refuse)
+        self._tasks.begin(self._attend(request), answer, refuse)
 
     def ask_route(
         self, subject: Subject, decided: Callable[[RouteOf | PulqueError], None]
@@ -117,10 +118,11 @@ class Relay:
 
     async def close(self) -> None:
         """Give up what is under way."""
-        tasks = [*self._tasks, *self._opening.values()]
-        for task in tasks:
+        opening = list(self._opening.values())
+        for task in opening:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.close()
+        await asyncio.gather(*opening, return_exceptions=True)
         for line in list(self._lines):
             await line.close()
 
@@ -235,27 +237,6 @@ class Relay:
             except UnavailableError as error:
                 problem = error
         raise problem
-
-    def _begin(
-        self,
-        work: Coroutine[None, None, T],
-        answer: Callable[[T], None],
-        refuse: Callable[[PulqueError], None],
-    ) -> None:
-        async def do() -> None:
-            try:
-                found = await work
-            except PulqueError as error:
-                refuse(error)
-            except asyncio.CancelledError:
-                refuse(UnavailableError("the broker stops"))
-                raise
-            else:
-                answer(found)
-
-        task = asyncio.create_task(do())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 def _connected(link: MetaLink) -> AsyncConnection:

@@ -1,16 +1,13 @@
-"""What a pull may ask for at all, and how a failed one is refused."""
+"""What a pull may ask for at all."""
 
 from pulque.errors import (
-    CorruptionError,
     InvalidRequestError,
     NotAllowedError,
-    PulqueError,
-    UnavailableError,
 )
 from pulque.model.names import Group, PartitionName, is_retry, owner_of, parse_partition
 from pulque.wire.requests import MAX_WANTED, Pull
 
-__all__ = ["check_names", "check_pull", "to_retry"]
+__all__ = ["check_names", "check_pull"]
 
 
 def check_pull(request: Pull) -> None:
@@ -35,16 +32,6 @@ def check_names(request: Pull, group: Group) -> None:
     """
     for wanted in request.wanted:
         _check_owner(parse_partition(wanted.partition), group)
-
-
-def to_retry(error: PulqueError) -> PulqueError:
-    """Return how to refuse a read: what is damaged here, another broker of the group may have."""
-    if isinstance(error, CorruptionError):
-        return UnavailableError(
-            f"what is read is damaged on this broker, and another one of its group has to lead: "
-            f"{error}"
-        )
-    return error
 
 
 def _check_owner(name: PartitionName, group: Group) -> None:

@@ -18,8 +18,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from pulque.broker.cluster.partition_coverage import Place
-from pulque.broker.pulling.cold_pulls import ColdFound, ColdPull
-from pulque.broker.pulling.cold_reads import ColdReads
+from pulque.broker.pulling.cold_reads import ColdFound, ColdPull, ColdReads
 from pulque.broker.pulling.pull_plan import NewRun, PullPlan, PullPlanner
 from pulque.broker.pulling.pull_validation import check_names, check_pull
 from pulque.broker.pulling.waiting_pulls import Lines, WaitingPull, WholePull

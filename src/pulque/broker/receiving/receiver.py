@@ -5,15 +5,11 @@ own. The work per batch does not grow with the messages in it: the header and th
 are read as a whole, and records are not opened (``check_headers`` has the exception).
 """
 
-from collections.abc import Callable
-from functools import partial
-
 from pulque.broker.receiving.new_subjects import Newcomers
 from pulque.broker.state import BrokerState, SendLimits, Surroundings
 from pulque.errors import (
     ErrorCode,
     InvalidBatchError,
-    InvalidRequestError,
     NotAllowedError,
     OverloadedError,
     PulqueError,
@@ -22,33 +18,22 @@ from pulque.errors import (
 from pulque.model.batch import read_header, seed_of
 from pulque.model.names import DEFAULT_LEVEL, PartitionName, level_of, owner_of, parse_partition
 from pulque.model.positions import ConsumeSequence
-from pulque.net.server import Work
 from pulque.serving.batches import check_batch, check_headers
 from pulque.serving.commit import Committer, Synced
-from pulque.serving.outcomes import (
-    PendingSend,
-    Waiter,
-    outcome_of,
-    put_again,
-    refused,
-    take_in_steps,
-    tell,
-    wants_disk,
-)
+from pulque.serving.outcomes import Waiter, outcome_of, put_again, tell
+from pulque.serving.receiver import BatchReceiver
 from pulque.storage.logs.message_log import Appended
 from pulque.storage.logs.partitions import Partition
-from pulque.wire.requests import MAX_BATCHES, Send
-from pulque.wire.responses import Outcome, Sent
-from pulque.wire.single import SingleSend
+from pulque.wire.responses import Outcome
 
-__all__ = ["BATCHES_PER_STEP", "Receiver"]
+__all__ = ["BrokerReceiver"]
 
-BATCHES_PER_STEP = 64
+_BATCHES_PER_STEP = 64
 """A batch for a new partition takes fifty microseconds."""
 
 
-class Receiver:
-    """Takes in what producers send."""
+class BrokerReceiver(BatchReceiver):
+    """Stores what producers send, in the partitions of this broker."""
 
     def __init__(
         self,
@@ -58,6 +43,7 @@ class Receiver:
         limits: SendLimits,
         newcomers: Newcomers,
     ) -> None:
+        super().__init__(committer, _BATCHES_PER_STEP)
         self._engine = state.engine
         self._state = state
         self._gate = newcomers.gate
@@ -68,63 +54,10 @@ class Receiver:
         self._closed = state.consumption.locks.closed
         """Partitions that were split or merged."""
         self._clock = around.clock
-        self._committer = committer
         self._limits = limits
-        self.messages = 0
-        self.batches = 0
-        self.refused = 0
-        self._unconfirmed: dict[tuple[int, int], Appended] = {}
-        """Appends that are not confirmed, by their place: the same batch may be sent again."""
         self._repeated: dict[Synced, None] = {}
         """Sends that came again and wait until what they repeat is synced everywhere."""
         self._when_done = self._done
-
-    def send(
-        self, request: Send, answer: Callable[[Sent], None], owner: object | None = None
-    ) -> None:
-        """Store the batches of a send, and answer once each has its outcome.
-
-        Args:
-            request: What to store.
-            answer: Called once, now or later.
-            owner: Who has more to send at once and says ``pause`` after that; None for nobody.
-        """
-        batches = request.batches
-        if not batches:
-            raise InvalidRequestError(f"a send of 0 batches; 1 to {MAX_BATCHES} are allowed")
-        pending = PendingSend(len(batches), answer)
-        to_disk = wants_disk(request.acks, has_followers=self._committer.has_followers)
-        for index, (name, batch) in enumerate(batches):
-            self._take_in(name, bytes(batch), pending, index, wants_disk=to_disk)
-        if owner is None:
-            self._committer.schedule()
-
-    def send_in_steps(
-        self,
-        request: Send,
-        answer: Callable[[Sent], None],
-        refusal: Callable[[], PulqueError | None],
-    ) -> Work:
-        """Store the batches of a send, a few at a time, and answer once each has its outcome.
-
-        Args:
-            request: What to store.
-            answer: Called once, after the last step or later.
-            refusal: Says why nothing may be stored any more, if that is so.
-        """
-        to_disk = wants_disk(request.acks, has_followers=self._committer.has_followers)
-        take_in = partial(self._take_in, wants_disk=to_disk)
-        return take_in_steps(request.batches, take_in, answer, refusal, BATCHES_PER_STEP)
-
-    def send_single(self, request: SingleSend, waiter: Waiter) -> None:
-        """Store the only batch of a send; who sent it says ``pause`` when there are no more."""
-        acks, _, name, batch = request
-        to_disk = wants_disk(acks, has_followers=self._committer.has_followers)
-        self._take_in(name, batch, waiter, 0, wants_disk=to_disk)
-
-    def pause(self, owner: object) -> None:
-        """Take note that a connection has sent all that it had."""
-        self._committer.hurry(owner)
 
     def _take_in(
         self, name: str, batch: bytes, waiter: Waiter, index: int, *, wants_disk: bool
@@ -137,8 +70,7 @@ class Receiver:
             else:
                 self._store(name, partition, batch, waiter, index, wants_disk=wants_disk)
         except PulqueError as error:
-            self.refused += 1
-            waiter.put(index, refused(error))
+            self._refuse(waiter, index, error)
 
     def _must_ask(self, name: str) -> bool:
         """Whether a partition that is not here may only be made if a meta server says so."""
@@ -170,8 +102,7 @@ class Receiver:
                 self._store(name, partition, batch, waiter, index, wants_disk=wants_disk)
                 self._committer.schedule()
             except PulqueError as error:
-                self.refused += 1
-                waiter.put(index, refused(error))
+                self._refuse(waiter, index, error)
 
         self._newcomers.decide(PartitionName(name), decided)
 
@@ -268,10 +199,7 @@ class Receiver:
         wants_disk: bool,
     ) -> None:
         """Answer a batch that is stored, once it is as durable as this send wants it."""
-        unconfirmed = self._unconfirmed.get((partition.id, first))
-        if unconfirmed is not None:
-            unconfirmed.wants_disk |= wants_disk
-            unconfirmed.waiting.append((waiter, index))
+        if self._joins(partition.id, first, waiter, index, wants_disk=wants_disk):
             return
         span = self._engine.span(partition, first, max_messages=1, max_bytes=1)
         stored_at_ms = span.pieces[0].entry.stored_at_ms if span.pieces else 0

@@ -5,34 +5,31 @@ import contextlib
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import structlog
 
 from pulque.broker.clients import ClientTable
 from pulque.broker.cluster.membership import ClusterSide
+from pulque.broker.cluster.meta_relay import Relay
 from pulque.broker.replication.leadership_client import Authority
 from pulque.broker.replication.log_copier import Copier
-from pulque.broker.responses import Answerer
+from pulque.broker.responses import BrokerResponder
 from pulque.clock import Clock
 from pulque.errors import (
     CorruptionError,
     NotAllowedError,
     NotLeaderError,
-    OverloadedError,
-    ProtocolError,
     PulqueError,
-    RemoteProtocolError,
     StorageError,
     StorageFullError,
     UnavailableError,
-    UnsupportedError,
 )
 from pulque.model.names import ConsumerId, Pattern, effective_group
 from pulque.net.server import Connection
+from pulque.serving.requests import RequestHandler, calls_back, returns, row
+from pulque.serving.responses import Responder
 from pulque.serving.sync_thread import SyncThread
 from pulque.storage.replication.replica_logs import ReplicaLogs
-from pulque.wire.frame import Frame
 from pulque.wire.leadership import Led
 from pulque.wire.requests import (
     Attend,
@@ -43,10 +40,8 @@ from pulque.wire.requests import (
     Route,
     Status,
     Watch,
-    decode_request,
 )
 from pulque.wire.responses import Beaten, StatusReport, Welcome
-from pulque.wire.versions import agree
 
 __all__ = ["FollowerHandler", "Following"]
 
@@ -54,7 +49,6 @@ _AGAIN_S = 0.2
 _PART_S = 0.02
 _REFUSED_S = 1.0
 _KEEP_S = 1.0
-_MOST_WAITING = 1000
 _ANY = Pattern("")
 """What a consumer pulls is its leader's to know."""
 
@@ -205,7 +199,7 @@ class Following:
                     self._logs.finish_index(job)
 
 
-class FollowerHandler:
+class FollowerHandler(RequestHandler):
     """Answers clients of a broker that follows: mostly, who leads.
 
     Args:
@@ -224,61 +218,37 @@ class FollowerHandler:
         authority: Authority,
         status: Callable[[], dict[str, object]],
     ) -> None:
-        self._welcome = welcome
         self._cluster = cluster
         self._clients = clients
         self._authority = authority
         self._status = status
-
-    def handle(self, connection: Connection, frame: Frame) -> None:
-        """Answer a frame."""
-        answerer = Answerer(connection, frame.request_id, 0)
-        try:
-            request = decode_request(frame)
-            if connection.is_welcome:
-                self._dispatch(connection, request, answerer)
-            else:
-                self._greet(connection, request, answerer)
-        except ProtocolError as error:
-            connection.refuse(error, frame.request_id)
-        except PulqueError as error:
-            answerer.refuse(error)
-
-    def pause(self, connection: Connection) -> None:
-        """Every request is answered on its own: there is nothing to be done together."""
+        super().__init__(
+            (
+                row(Status, returns(self._report)),
+                row(Heartbeat, self._beat),
+                row(Clients, returns(clients.listed)),
+                row(Route, calls_back(lambda *asked: self._relay().route(*asked)), is_held=True),
+                row(Watch, calls_back(lambda *asked: self._relay().watch(*asked)), is_held=True),
+                row(Attend, calls_back(lambda *asked: self._relay().attend(*asked)), is_held=True),
+            ),
+            server="broker",
+            welcome=welcome,
+            unknown=self._not_leader,
+            responder=BrokerResponder,
+        )
 
     def closed(self, connection: Connection) -> None:
         """Forget a client."""
         self._clients.closed(connection)
 
-    def _greet(self, connection: Connection, request: Request, answerer: Answerer) -> None:
-        if not isinstance(request, Hello):
-            raise RemoteProtocolError("the first frame on a connection must be a Hello")
-        if request.mechanism:
-            raise UnsupportedError(
-                f"authentication by {request.mechanism!r} is not known; this broker knows none"
-            )
-        connection.version = version = agree(request.min_version, request.max_version)
-        connection.welcome()
+    def _greeted(self, connection: Connection, request: Hello) -> None:
         self._clients.greeted(connection, request.client)
-        answerer.answer(replace(self._welcome(), version=version))
 
-    def _dispatch(self, connection: Connection, request: Request, answerer: Answerer) -> None:
-        match request:
-            case Status():
-                answerer.answer(StatusReport(json.dumps(self._status()).encode()))
-            case Heartbeat():
-                self._beat(connection, request, answerer)
-            case Clients():
-                answerer.answer(self._clients.listed(request))
-            case Route() | Watch() | Attend():
-                self._relay(connection, request, answerer)
-            case Hello():
-                raise RemoteProtocolError("a second Hello on one connection")
-            case _:
-                raise self._refusal()
+    def _report(self, request: Status) -> StatusReport:
+        del request
+        return StatusReport(json.dumps(self._status()).encode())
 
-    def _beat(self, connection: Connection, request: Heartbeat, answerer: Answerer) -> None:
+    def _beat(self, connection: Connection, request: Heartbeat, responder: Responder) -> None:
         """Take note of a consumer of the group: should this broker lead, it is there."""
         consumer = ConsumerId(request.consumer)
         key = (effective_group(request.group, consumer), consumer)
@@ -286,27 +256,15 @@ class FollowerHandler:
             self._clients.left(connection, key)
         else:
             self._clients.subscribed(connection, key, _ANY)
-        answerer.answer(Beaten(self._welcome().lease_ms))
+        responder.answer(Beaten(self._welcome().lease_ms))
 
-    def _relay(
-        self, connection: Connection, request: Route | Watch | Attend, answerer: Answerer
-    ) -> None:
-        relay = self._cluster.relay
-        if relay is None:
+    def _relay(self) -> Relay:
+        if self._cluster.relay is None:
             raise UnavailableError("no meta server can be reached")
-        if connection.waiting >= _MOST_WAITING:
-            raise OverloadedError(f"{connection.waiting} requests of this connection wait already")
-        connection.waiting += 1
-        answers = (answerer.answer_held, answerer.refuse_held)
-        match request:
-            case Route():
-                relay.route(request, *answers)
-            case Watch():
-                relay.watch(request, *answers)
-            case Attend():
-                relay.attend(request, *answers)
+        return self._cluster.relay
 
-    def _refusal(self) -> NotLeaderError:
+    def _not_leader(self, request: Request) -> NotLeaderError:
+        del request
         led = self._authority.led
         if led is None:
             return NotLeaderError("this broker follows, and nobody knows yet who leads its group")

@@ -25,7 +25,6 @@ from pulque.rules.replication import InSync, LogPoint, Tenancy
 from pulque.serving.commit import Committer
 from pulque.storage.engine import Engine
 from pulque.wire.leadership import ChangeInSync, Led
-from pulque.wire.opcodes import Opcode
 
 __all__ = ["Leading", "Rule"]
 
@@ -33,18 +32,6 @@ _TICK_S = 0.05
 _REFUSED_S = 1.0
 _HAND_OVER_S = 3.0
 _HAND_OVER_PAUSE_S = 0.02
-_ALWAYS = frozenset(
-    {
-        Opcode.FOLLOW,
-        Opcode.REPLICATE,
-        Opcode.COPY_CHECKPOINT,
-        Opcode.STATUS,
-        Opcode.ROUTE,
-        Opcode.WATCH,
-        Opcode.CLIENTS,
-    }
-)
-"""What a broker answers that cannot be sure that it leads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,16 +118,16 @@ class Leading:
         """How far both logs are written."""
         return LogPoint(MessageOffset(self.engine.segments[-1].end), self.engine.actions.end)
 
-    def serves(self, opcode: int) -> bool:
-        """Whether a request may be answered now."""
-        if opcode in _ALWAYS:
-            return True
-        return (
+    def why_refused(self) -> NotLeaderError | None:
+        """Return why clients are not served now; None while they are."""
+        if (
             self.opened.is_set()
             and not self.is_over
             and not self._is_leaving
             and self.tenancy.holds(self.clock.monotonic_ms(), self.in_sync.counted)
-        )
+        ):
+            return None
+        return self.refusal()
 
     def refusal(self) -> NotLeaderError:
         """Return what to say to whoever is not served."""

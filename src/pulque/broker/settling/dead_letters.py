@@ -6,9 +6,8 @@ Both are on disk before they are answered.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
-from typing import TypeVar
 
 from pulque.broker.receiving.internal_appends import Appender
 from pulque.broker.settling.message_extraction import Extractor, Packed, Packing
@@ -18,7 +17,6 @@ from pulque.errors import (
     InvalidRequestError,
     MessageTooLargeError,
     PulqueError,
-    UnavailableError,
     UsageError,
 )
 from pulque.model.actions import DeadPurged
@@ -36,6 +34,7 @@ from pulque.model.pack import encode_headers
 from pulque.model.positions import ConsumeSequence
 from pulque.rules.retry import FIRST_HEADER, ORIGIN_HEADER, UNREADABLE_HEADER
 from pulque.serving.commit import Committer
+from pulque.serving.request_tasks import RequestTasks
 from pulque.storage.logs.message_log import Appended
 from pulque.storage.logs.partitions import Partition
 from pulque.wire.dead import MAX_RESENT
@@ -44,7 +43,6 @@ from pulque.wire.responses import DeadListed, Resent
 
 __all__ = ["DeadLetterOffice"]
 
-T = TypeVar("T")
 _MOST_RANGES = 10_000
 _OURS = "pulque."
 _START = ConsumeSequence(0)
@@ -72,7 +70,7 @@ class DeadLetterOffice:
         self._max_message = max_message
         self._at_work = asyncio.Lock()
         """One after the other: nobody resends what another is about to resend."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = RequestTasks("broker")
         self.resent = 0
 
     # -- requests ----------------------------------------------------------------------------
@@ -94,7 +92,7 @@ class DeadLetterOffice:
                 f"dead letters {request.first}..{request.last}: the first is after the last"
             )
         if request.is_purge:
-            self._begin(self._purge(request, partition), answer, refuse)
+            self._tasks.begin(self._purge(request, partition), answer, refuse)
         else:
             answer(self._list(request, partition))
 
@@ -111,13 +109,11 @@ class DeadLetterOffice:
         """
         subject, group, partition = self._find(request.subject, request.group)
         self._check_resend(request)
-        self._begin(self._resend(request, subject, group, partition), answer, refuse)
+        self._tasks.begin(self._resend(request, subject, group, partition), answer, refuse)
 
     async def close(self) -> None:
         """Give up what is under way."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
 
     # -- listing -----------------------------------------------------------------------------
 
@@ -234,25 +230,6 @@ class DeadLetterOffice:
         parsed = parse_subject(subject)
         name = parse_partition(dead_partition(parsed, Group(group)))
         return parsed, Group(group), self._engine.partition(PartitionName(name))
-
-    def _begin(
-        self,
-        work: "Coroutine[None, None, T]",
-        answer: "Callable[[T], None]",
-        refuse: Callable[[PulqueError], None],
-    ) -> None:
-        async def do() -> None:
-            try:
-                answer(await work)
-            except PulqueError as error:
-                refuse(error)
-            except asyncio.CancelledError:
-                refuse(UnavailableError("the broker stops"))
-                raise
-
-        task = asyncio.create_task(do())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 def _checked_headers(headers: Sequence[tuple[str, str]]) -> bytes:

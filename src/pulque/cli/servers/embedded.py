@@ -12,11 +12,11 @@ from pulque.delay.server import DelayServer
 from pulque.meta.config import MetaSettings
 from pulque.meta.server import MetaServer
 from pulque.net.garbage import ShortCollections
-from pulque.net.process import allow_descriptors, loop_factory, stop_on_signals
-from pulque.settings.logs import configure_logging
+from pulque.net.process import stop_on_signals
+from pulque.serving.process import run_process
 from pulque.settings.sources import load_settings
 from pulque.storage.directory.identity import Identity
-from pulque.storage.files import OsFileSystem
+from pulque.storage.files import open_directory
 
 __all__ = ["run_embedded"]
 
@@ -37,10 +37,7 @@ def run_embedded(settings: BrokerSettings, *, on_ready: Callable[[str], None]) -
         PulqueError: They cannot start, or a disk failed.
     """
     settings.check_replication()
-    configure_logging(settings.log)
-    allow_descriptors()
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(_serve(settings, on_ready))
+    run_process(settings.log, lambda: _serve(settings, on_ready))
 
 
 async def _serve(settings: BrokerSettings, on_ready: Callable[[str], None]) -> None:
@@ -48,8 +45,8 @@ async def _serve(settings: BrokerSettings, on_ready: Callable[[str], None]) -> N
     meta = MetaServer(_meta_settings(settings))
     stop = asyncio.Event()
     stop_on_signals(stop.set)
+    url = await meta.start()
     try:
-        url = await meta.start()
         if stop.is_set():
             return
         address = url.removeprefix("pulque://")
@@ -57,7 +54,7 @@ async def _serve(settings: BrokerSettings, on_ready: Callable[[str], None]) -> N
         settings = settings.model_copy(update={"cluster": cluster})
         await _serve_broker(settings, address, on_ready)
     finally:
-        await meta.stop()
+        await meta.close()
 
 
 async def _serve_broker(
@@ -98,8 +95,7 @@ def _check_directory(settings: BrokerSettings) -> None:
     Raises:
         DataDirectoryError: It is in use, or somebody else's.
     """
-    settings.storage.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    files = OsFileSystem(str(settings.storage.directory))
+    files = open_directory(settings.storage.directory)
     files.lock()
     try:
         Identity.open(files)

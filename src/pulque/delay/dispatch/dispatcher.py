@@ -17,9 +17,8 @@ import numpy as np
 from pulque.delay.context import Around
 from pulque.delay.dispatch.adoption import adoption_of
 from pulque.delay.dispatch.broker_connections import Taker
-from pulque.delay.dispatch.clock_watch import ClockWatch
+from pulque.delay.dispatch.clock import ClockWatch, Lateness
 from pulque.delay.dispatch.due_batches import Delivery, Item, Lane, Parcel
-from pulque.delay.dispatch.lateness import Lateness
 from pulque.delay.dispatch.live_ticks import LiveTicks
 from pulque.delay.dispatch.read_ahead import Shelf
 from pulque.delay.dispatch.stuck_messages import Stuck

@@ -7,7 +7,7 @@ The rows that are due soon are also in a wheel of a tenth of a second, the same 
 retries wait in.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from itertools import islice, pairwise
 from typing import Any, NamedTuple
@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pulque.delay.schedule.growing_columns import Growing
 from pulque.model.names import PartitionName
 from pulque.model.positions import ConsumeSequence, PartitionId
 from pulque.rules.schedule import TICK_MS, Schedule
-from pulque.storage.message_table import ID_TYPE, columns_before_data
+from pulque.storage.message_ids import ID_TYPE
+from pulque.storage.message_table import columns_before_data
 from pulque.storage.schedule.dispatch_log import Noted, Runs, joined_runs, runs_from
 from pulque.storage.schedule.schedule_log import Entry
 
@@ -30,6 +30,8 @@ Rows = npt.NDArray[Any]
 _INDEX_BITS = 14
 """An entry has at most 10,000 messages."""
 _INDEX_MASK = (1 << _INDEX_BITS) - 1
+_LEAST_ROOM = 64
+"""Rows that a table has memory for from the beginning."""
 _WIDTH = 64
 """About what a message takes beside its bytes."""
 _AT_ONCE = 64
@@ -111,8 +113,8 @@ class TickIndex:
         self.near_ms = 0
         """What is due before this is in the wheel."""
         self._numbers: dict[PartitionName, int] = {}
-        self._rows = Growing(due_ms="i8", id=(ID_TYPE, 2), state="u1", length="u4")
-        self._entries = Growing(offset="i8", size="u4", first="i8", owner="i8")
+        self._rows = GrowingColumns(due_ms="i8", id=(ID_TYPE, 2), state="u1", length="u4")
+        self._entries = GrowingColumns(offset="i8", size="u4", first="i8", owner="i8")
 
     @property
     def count(self) -> int:
@@ -332,3 +334,43 @@ class TickIndex:
     def memory(self) -> int:
         """About how many bytes it takes."""
         return self._rows.room * 29 + self._entries.room * 28
+
+
+class GrowingColumns:
+    """A table of numbers, by column: to add rows costs what is added.
+
+    Args:
+        columns: The type of each; with a shape if a row has several numbers.
+    """
+
+    def __init__(self, **columns: npt.DTypeLike) -> None:
+        types = {name: np.dtype(each) for name, each in columns.items()}
+        self._columns = {
+            name: np.empty((_LEAST_ROOM, *each.shape), each.base) for name, each in types.items()
+        }
+        self.count = 0
+        """How many rows there are."""
+
+    def __getitem__(self, name: str) -> Rows:
+        """Return a column. What is written to it stays, until the next rows are added."""
+        return self._columns[name][: self.count]
+
+    def extend(self, rows: Mapping[str, Any], count: int) -> None:
+        """Add rows: the numbers of each column, or one for all rows."""
+        end = self.count + count
+        if end > self.room:
+            self._widen(max(end, self.room * 2))
+        for name, column in self._columns.items():
+            column[self.count : end] = rows[name]
+        self.count = end
+
+    def _widen(self, room: int) -> None:
+        for name, column in self._columns.items():
+            made = np.empty((room, *column.shape[1:]), column.dtype)
+            made[: self.count] = column[: self.count]
+            self._columns[name] = made
+
+    @property
+    def room(self) -> int:
+        """How many rows it has memory for."""
+        return len(next(iter(self._columns.values())))

@@ -13,7 +13,8 @@ from pulque.errors import StorageFullError
 from pulque.model.names import PartitionName
 from pulque.storage.events import Listener
 from pulque.storage.files import FileSystem
-from pulque.storage.message_table import ID_TYPE, columns_before_data
+from pulque.storage.message_ids import ID_TYPE
+from pulque.storage.message_table import columns_before_data
 from pulque.storage.schedule.dispatch_log import DispatchLog, joined_runs
 from pulque.storage.schedule.message_id_index import DigestHead, TickDigests
 from pulque.storage.schedule.schedule_log import Entry, TickFile

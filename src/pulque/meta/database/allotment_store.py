@@ -15,8 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql import ColumnElement
 
 from pulque.meta.database.connection import Database
-from pulque.meta.database.revisions import next_revision
-from pulque.meta.database.tables import ALLOTMENTS, ATTENDING
+from pulque.meta.database.tables import ALLOTMENTS, ATTENDING, next_revision
 from pulque.model.names import ConsumerId, Group, Subject
 
 __all__ = [

@@ -13,8 +13,7 @@ from sqlalchemy import Row, and_, delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from pulque.meta.database.connection import Database
-from pulque.meta.database.revisions import next_revision
-from pulque.meta.database.tables import LEADERSHIPS, REPLICAS, SERVERS
+from pulque.meta.database.tables import LEADERSHIPS, REPLICAS, SERVERS, next_revision
 from pulque.model.leadership import Leadership
 from pulque.model.positions import Epoch
 

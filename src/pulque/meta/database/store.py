@@ -22,7 +22,6 @@ from pulque.meta.database.allotment_store import (
 )
 from pulque.meta.database.connection import Database
 from pulque.meta.database.leadership_store import read_leaderships
-from pulque.meta.database.revisions import next_revision
 from pulque.meta.database.tables import (
     BROKER_GROUPS,
     CLUSTER,
@@ -32,6 +31,7 @@ from pulque.meta.database.tables import (
     REPLICAS,
     SERVERS,
     SUBJECTS,
+    next_revision,
 )
 from pulque.model.cluster import GroupMarks, Placement, Server, ServerState
 from pulque.model.leadership import Leadership

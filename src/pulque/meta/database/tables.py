@@ -15,7 +15,9 @@ from sqlalchemy import (
     Table,
     Text,
     false,
+    update,
 )
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 __all__ = [
     "ALLOTMENTS",
@@ -30,6 +32,7 @@ __all__ = [
     "SERVERS",
     "SUBJECTS",
     "TABLES",
+    "next_revision",
 ]
 
 _NAME = 255
@@ -142,3 +145,9 @@ REPLICAS = Table(
     Column("message_end", BigInteger, nullable=False),
     Column("is_fit", Boolean, nullable=False),
 )
+
+
+async def next_revision(connection: AsyncConnection) -> int:
+    """Take the next revision, and with it the only right to write until the end."""
+    bumped = update(CLUSTER).values(revision=CLUSTER.c.revision + 1).returning(CLUSTER.c.revision)
+    return int((await connection.execute(bumped)).scalar_one())

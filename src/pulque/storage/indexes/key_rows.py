@@ -21,8 +21,7 @@ from pulque.model.names import PartitionName, subject_of
 from pulque.model.positions import MessageOffset, PartitionId
 from pulque.model.record import ENVELOPE_SIZE, MAGIC, RecordType
 from pulque.storage.logs.segment import Segment, next_record
-from pulque.storage.message_table import ID_TYPE
-from pulque.storage.schedule.message_id_index import digests_of
+from pulque.storage.message_ids import ID_TYPE, digests_of
 
 __all__ = [
     "ID_ROW",

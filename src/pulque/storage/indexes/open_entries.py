@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import google_crc32c
 
+from pulque.storage.checkpoint import Mark
 from pulque.storage.directory.layout import MESSAGES, segment_path
 from pulque.storage.disk_jobs import Step
 from pulque.storage.files import FileSystem
-from pulque.storage.recovery import Mark
 
 __all__ = ["OpenFile", "Saving"]
 

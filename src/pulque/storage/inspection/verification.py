@@ -14,7 +14,7 @@ from pulque.errors import CorruptionError
 from pulque.model.batch import HEADER, BatchHeader
 from pulque.model.names import PartitionName
 from pulque.model.positions import ConsumeSequence, MessageOffset, PartitionId
-from pulque.storage.checkpoint import read_checkpoint
+from pulque.storage.checkpoint import Mark, read_checkpoint
 from pulque.storage.directory.layout import segment_path
 from pulque.storage.files import File, FileSystem
 from pulque.storage.indexes.key_file import PartHead, pack_part, read_heads
@@ -30,7 +30,6 @@ from pulque.storage.inspection.data_files import (
     read_messages,
 )
 from pulque.storage.logs.segment import open_segment
-from pulque.storage.recovery import Mark
 
 __all__ = ["Finding", "Verified", "verify"]
 

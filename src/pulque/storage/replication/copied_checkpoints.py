@@ -3,12 +3,11 @@
 from typing import NamedTuple
 
 from pulque.errors import CorruptionError
-from pulque.storage.checkpoint import checkpoint_path, decode_checkpoint, read_checkpoint
+from pulque.storage.checkpoint import Mark, checkpoint_path, decode_checkpoint, read_checkpoint
 from pulque.storage.directory.layout import CHECKPOINTS, base_of
 from pulque.storage.events import Listener
 from pulque.storage.files import FileSystem, replace
 from pulque.storage.logs.partitions import Partitions
-from pulque.storage.recovery import Mark
 
 __all__ = ["CopiedCheckpoints", "Start", "read_mark"]
 

@@ -22,6 +22,7 @@ from contextlib import contextmanager, suppress
 from pulque.errors import StorageError, StorageFullError, UsageError
 from pulque.model.leadership import EpochStart
 from pulque.model.positions import ActionOffset, MessageOffset, StartCount
+from pulque.storage.checkpoint import Mark
 from pulque.storage.directory.identity import Identity
 from pulque.storage.directory.layout import (
     ACTIONS,
@@ -37,7 +38,6 @@ from pulque.storage.files import Buffer, FileSystem
 from pulque.storage.logs.partitions import Partitions
 from pulque.storage.logs.segment import Segment
 from pulque.storage.options import StorageOptions
-from pulque.storage.recovery import Mark
 from pulque.storage.replication.copied_checkpoints import CopiedCheckpoints, Start, read_mark
 from pulque.storage.replication.copied_log import CopiedLog
 from pulque.storage.replication.leadership_epochs import read_epochs, write_epochs

@@ -28,10 +28,11 @@ import numpy.typing as npt
 from pulque.model.names import PartitionName
 from pulque.storage.events import Listener
 from pulque.storage.files import File, FileSystem, replace
-from pulque.storage.message_table import ID_TYPE, columns_before_data
+from pulque.storage.message_ids import ID_TYPE, digests_of
+from pulque.storage.message_table import columns_before_data
 from pulque.storage.schedule.schedule_log import Entry, tick_name
 
-__all__ = ["DigestHead", "TickDigests", "digests_of"]
+__all__ = ["DigestHead", "TickDigests"]
 
 _HEAD = Struct("<2sHIqQQIIII")
 _NAME = Struct("<H")
@@ -83,15 +84,6 @@ _NOTHING = DigestHead(
 
 class _SpoiltError(Exception):
     """What is read is not what was written."""
-
-
-def digests_of(ids: _Numbers) -> _Numbers:
-    """Return a number for each id, which is two numbers; equal for equal ids."""
-    mixed = ids[:, 0] ^ (ids[:, 1] * np.uint64(0x9E3779B97F4A7C15))
-    mixed ^= mixed >> np.uint64(29)
-    mixed *= np.uint64(0xBF58476D1CE4E5B9)
-    found: _Numbers = mixed ^ (mixed >> np.uint64(32))
-    return found
 
 
 class TickDigests:

@@ -1,18 +1,36 @@
-"""How late messages were handed to brokers, as a histogram."""
+"""The clock of dispatch: whether somebody has set it, and how late messages went to brokers."""
 
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["EDGES_MS", "Lateness"]
+from pulque.clock import Clock
+
+__all__ = ["EDGES_MS", "ClockWatch", "Lateness"]
 
 EDGES_MS = (0, 50, 100, 150, 200, 300, 500, 1000, 2000, 5000, 10_000, 60_000, 3_600_000)
 """A message counts for the first of these that its lateness is not over."""
+_LEAST_MS = 1000
+
+
+class ClockWatch:
+    """Compares the time of day with a clock that nobody can set."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._wall_ms, self._steady_ms = clock.now_ms(), clock.monotonic_ms()
+
+    def step_ms(self, now_ms: int) -> int:
+        """Return by how much the clock was set since the last call; 0 for next to nothing."""
+        steady_ms = self._clock.monotonic_ms()
+        step_ms = (now_ms - self._wall_ms) - (steady_ms - self._steady_ms)
+        self._wall_ms, self._steady_ms = now_ms, steady_ms
+        return step_ms if abs(step_ms) >= _LEAST_MS else 0
 
 
 class Lateness:
-    """Counts messages by how late they were."""
+    """Counts messages by how late they were, as a histogram."""
 
     def __init__(self) -> None:
         self._counts = np.zeros(len(EDGES_MS) + 1, np.int64)
