@@ -4,7 +4,8 @@ import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from pulque.client.aio.dead_letters import Asker, DeadLetters
+from pulque.client.aio.conversation import Asker
+from pulque.client.aio.dead_letters import DeadLetters
 from pulque.client.inspecting.broker_answers import Said, of_all, of_one
 from pulque.client.inspecting.dead_letters import Letters
 from pulque.client.inspecting.groups import (

@@ -1,4 +1,4 @@
-"""All brokers that a consumer for asyncio pulls from: the blocking one's twin."""
+"""All brokers that a consumer pulls from; by hand, as in asyncio one event wakes the caller."""
 
 import asyncio
 import contextlib
@@ -11,15 +11,14 @@ from typing import Protocol
 
 from pulque.client.aio.broker_puller import UNREACHABLE, Inlet
 from pulque.client.aio.connection import AsyncConnection
-from pulque.client.aio.deferral import TaskDeferrals
-from pulque.client.aio.event_loop_guard import LoopGuard
+from pulque.client.aio.deferral import BackgroundDeferrals, Deferrals, NoDeferrals
 from pulque.client.aio.follower_heartbeats import Followers, FollowersOf
-from pulque.client.blocking.connection import Connection
-from pulque.client.blocking.deferral import Deferring
-from pulque.client.blocking.nack_handover import Adopting
+from pulque.client.aio.guard import Guard
+from pulque.client.aio.nack_handover import Adopting
 from pulque.client.connection.url import Address
-from pulque.client.options.consumer_plan import ConsumerPlan
+from pulque.client.options.consumer_plan import ConsumerPart, ConsumerPlan
 from pulque.client.receiving.consumer_core import IncomingCore
+from pulque.client.receiving.deferral_core import Deferring
 from pulque.client.receiving.error_policy import Trouble
 from pulque.client.receiving.fair_scheduling import Shares
 from pulque.client.receiving.received_message import ReceivedBatch
@@ -40,7 +39,7 @@ _LONGEST_NAP = 0.5
 class ConsumerBrokers(FollowersOf, Protocol):
     """What a consumer needs to know of the brokers behind its client."""
 
-    guard: LoopGuard
+    guard: Guard
 
     @property
     def is_known(self) -> bool:
@@ -48,9 +47,6 @@ class ConsumerBrokers(FollowersOf, Protocol):
 
     async def open_at(self, place: str, timeout: float) -> AsyncConnection:
         """Open a connection to a place."""
-
-    def open_blocking(self, place: str, timeout: float) -> Connection:
-        """The same, for a thread that may block."""
 
     async def places(self, subject: str, group: str, timeout: float) -> list[str]:
         """Ask who serves a subject or a pattern."""
@@ -109,6 +105,7 @@ class Inlets:
         """Lives as long as the inlets: a consumer that nobody holds is closed with its client."""
         self._on_abandoned: Callable[[], None] | None = None
         self._arrived = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
         if brokers.is_known and not brokers.is_cluster and plan.ordered is None:
             self._only = self._add(HOME, is_late=False)
 
@@ -244,7 +241,9 @@ class Inlets:
         inlets = list(self._inlets.values())
         self._arrived.clear()
         has_room = [each.keep_going(want, deadline) for each in inlets]
-        self._check(inlets, deadline)
+        for inlet in inlets:
+            inlet.check()
+        self._check_trouble(inlets, deadline)
         nap = _LONGEST_NAP if any(has_room) or not inlets else _NO_ROOM_WAIT
         until = self._next_wake(min(deadline, time.monotonic() + nap))
         if not self.has_waiting and not self._is_closed:
@@ -259,14 +258,17 @@ class Inlets:
                     raise problem
                 inlet.lose(problem)
 
+    def _wake(self) -> None:
+        """Have the caller look again. Any thread may."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and with it the consumer
+            self._loop.call_soon_threadsafe(self._arrived.set)
+
     def _next_wake(self, until: float) -> float:
         """Return when there is something to do, if nothing comes until then."""
         return until
 
-    def _check(self, inlets: list[Inlet], deadline: float) -> None:
-        """Raise what is wrong if there is no way to go on, or no broker for too long."""
-        for inlet in inlets:
-            inlet.check()
+    def _check_trouble(self, inlets: list[Inlet], deadline: float) -> None:
+        """Raise what is wrong if no broker has been reached for too long."""
         if not inlets or any(each.connection is not None for each in inlets):
             self._trouble.over()
             return
@@ -309,15 +311,7 @@ class Inlets:
     def _add(self, place: str, *, is_late: bool) -> Inlet:
         adopting = Adopting(place, self._key, self._plan.options, self._brokers)
         part = self._plan.part(place, is_late=is_late, refuge=None if place == HOME else adopting)
-        inlet = Inlet(
-            part,
-            connect=functools.partial(self._brokers.open_at, place),
-            timeout=self._timeout,
-            draw=self._draw,
-            arrived=self._arrived,
-            deferrals=self._deferrals(part.core),
-        )
-        inlet.owner = self
+        inlet = self._make_inlet(place, part, self._deferrals(part.core))
         adopting.is_away = lambda: inlet.connection is None
         inlet.core.on_abandoned = self._on_abandoned
         self._inlets[place] = inlet
@@ -325,17 +319,24 @@ class Inlets:
         self._share_room()
         return inlet
 
-    def _deferrals(self, core: IncomingCore) -> TaskDeferrals | None:
-        """Return what takes messages of one broker to delay servers, if there may be any."""
-        if not self._brokers.is_cluster:
-            return None
-        deferring = Deferring(
-            core,
-            self._brokers.open_blocking,
-            producer_id=secrets.randbits(64) | 1,
+    def _make_inlet(self, place: str, part: ConsumerPart, deferrals: Deferrals) -> Inlet:
+        inlet = Inlet(
+            part,
+            connect=functools.partial(self._brokers.open_at, place),
+            timeout=self._timeout,
             draw=self._draw,
+            arrived=self._arrived,
+            deferrals=deferrals,
         )
-        return TaskDeferrals(deferring, self._brokers.delay_places)
+        inlet.owner = self
+        return inlet
+
+    def _deferrals(self, core: IncomingCore) -> Deferrals:
+        """Return what takes messages of one broker to delay servers."""
+        if not self._brokers.is_cluster:
+            return NoDeferrals()
+        deferring = Deferring(core, producer_id=secrets.randbits(64) | 1, draw=self._draw)
+        return BackgroundDeferrals(deferring, self._brokers.delay_places, self._brokers.open_at)
 
     async def _drop(self, place: str) -> None:
         log.info("a broker is gone: %s", place)

@@ -1,4 +1,4 @@
-"""What a blocking consumer has for each broker: a connection, and what it holds.
+"""What a consumer has for each broker; by hand, as its caller reads and a thread keeps the lease.
 
 The caller's thread asks and takes in answers. A thread keeps the lease, settles for a caller who
 takes long, and takes in answers meanwhile. Where there are many brokers, another one connects to
@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable
 
 from pulque.client.blocking.connection import Connection
-from pulque.client.blocking.lease_keeper import Deferrals, Keeper
+from pulque.client.blocking.deferral import Deferrals
+from pulque.client.blocking.lease_keeper import Keeper
 from pulque.client.connection.backoff import Backoff
 from pulque.client.connection.session import Answer
 from pulque.client.options.consumer_plan import ConsumerPart
@@ -431,8 +432,8 @@ class Inlet:
     def _subscribe(self, connection: Connection) -> None:
         """Say how the group wants the subject, before the first pull."""
         try:
-            answer = connection.request(self.core.subscribe_request(), self._timeout)
-            self.core.subscribed(answer)
+            request = self.core.subscribe_request()
+            connection.request(request, self._timeout, self.core.subscribed)
         except PulqueError as error:
             raise problem_of(error) from None
 

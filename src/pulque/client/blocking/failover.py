@@ -1,4 +1,4 @@
-"""Sending one batch at a time where several brokers would take it.
+"""Sending one batch where several brokers would take it; by hand, and for ``direct_send`` only.
 
 A batch goes to one partition, and on to another if that does not work out. The same bytes, but
 for number and seed, go to each; a broker that is asked twice knows the batch again. Other brokers
@@ -11,21 +11,17 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pulque.client.blocking.connection import Connection
-from pulque.client.blocking.connection_pool import Calls
+from pulque.client.blocking.connection_pool import Calls, Lane
 from pulque.client.connection.backoff import Retries
+from pulque.client.routing.broker_health import ANSWER_LIMIT, FAILOVER_PATIENCE
 from pulque.client.routing.targets import Target, Targets, Way
-from pulque.client.sending.direct_batches import Lane, Packed
+from pulque.client.sending.direct_batches import Packed
 from pulque.errors import PulqueError, StorageError, UnavailableError
 from pulque.wire.single import SingleStored
 
-__all__ = ["ANSWER_LIMIT", "FAILOVER_PATIENCE", "Spread", "Stored"]
+__all__ = ["Spread", "Stored"]
 
 _Key = tuple[str, str]
-ANSWER_LIMIT = 5.0
-"""A broker that owes an answer for so many seconds is given up, as there are others."""
-FAILOVER_PATIENCE = 15.0
-"""How long a batch without an answer waits for who leads its broker group next, in seconds, as
-only that one knows it again; or for half of its time, if that is less."""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""All brokers that a blocking consumer pulls from, merged into one stream of batches.
+"""All brokers that a consumer pulls from; by hand, as its caller polls their sockets.
 
 The brokers that serve the subject are those of its route. One that comes is pulled from, too; one
 that leaves the route is pulled from as long as it answers, and is dropped when it has been away
@@ -18,13 +18,14 @@ from typing import Protocol
 
 from pulque.client.blocking.broker_puller import UNREACHABLE, Inlet
 from pulque.client.blocking.connection import Connection
-from pulque.client.blocking.deferral import Deferring, NoDeferrals, ThreadDeferrals
+from pulque.client.blocking.deferral import BackgroundDeferrals, Deferrals, NoDeferrals
 from pulque.client.blocking.follower_heartbeats import Followers, FollowersOf
-from pulque.client.blocking.lease_keeper import Deferrals
 from pulque.client.blocking.nack_handover import Adopting
+from pulque.client.connection.fork_safety import on_fork
 from pulque.client.connection.url import Address
-from pulque.client.options.consumer_plan import ConsumerPlan
+from pulque.client.options.consumer_plan import ConsumerPart, ConsumerPlan
 from pulque.client.receiving.consumer_core import IncomingCore
+from pulque.client.receiving.deferral_core import Deferring
 from pulque.client.receiving.error_policy import Trouble
 from pulque.client.receiving.fair_scheduling import Shares
 from pulque.client.receiving.received_message import ReceivedBatch
@@ -47,9 +48,6 @@ class ConsumerBrokers(FollowersOf, Protocol):
 
     def open_at(self, place: str, timeout: float) -> Connection:
         """Open a connection to a place."""
-
-    def open_blocking(self, place: str, timeout: float) -> Connection:
-        """The same, for whoever may block."""
 
     def places(self, subject: str, group: str, timeout: float) -> list[str]:
         """Ask who serves a subject or a pattern."""
@@ -102,6 +100,7 @@ class Inlets:
         self._is_closed = self._is_forgotten = False
         self._dropped = 0
         self._on_abandoned: Callable[[], None] | None = None
+        on_fork(self, Inlets.after_fork)
         self._waiting = threading.Lock()
         self._sockets: tuple[socket.socket, socket.socket] | None = None
         """The ends of what wakes the caller's thread."""
@@ -347,14 +346,7 @@ class Inlets:
     def _add(self, place: str, *, is_late: bool) -> Inlet:
         adopting = Adopting(place, self._key, self._plan.options, self._brokers)
         part = self._plan.part(place, is_late=is_late, refuge=None if place == HOME else adopting)
-        inlet = Inlet(
-            part,
-            connect=functools.partial(self._brokers.open_at, place),
-            timeout=self._timeout,
-            draw=self._draw,
-            wake=self._wake,
-            deferrals=self._deferrals(part.core),
-        )
+        inlet = self._make_inlet(place, part, self._deferrals(part.core))
         adopting.is_away = lambda: inlet.connection is None
         inlet.core.on_abandoned = self._on_abandoned
         self._inlets = {**self._inlets, place: inlet}
@@ -362,15 +354,23 @@ class Inlets:
         self._is_served = True
         return inlet
 
+    def _make_inlet(self, place: str, part: ConsumerPart, deferrals: Deferrals) -> Inlet:
+        return Inlet(
+            part,
+            connect=functools.partial(self._brokers.open_at, place),
+            timeout=self._timeout,
+            draw=self._draw,
+            wake=self._wake,
+            deferrals=deferrals,
+        )
+
     def _deferrals(self, core: IncomingCore) -> Deferrals:
         """Return what takes messages of one broker to delay servers."""
         brokers = self._brokers
         if not brokers.is_cluster:
             return NoDeferrals()
-        deferring = Deferring(
-            core, brokers.open_blocking, producer_id=secrets.randbits(64) | 1, draw=self._draw
-        )
-        return ThreadDeferrals(deferring, brokers.delay_places)
+        deferring = Deferring(core, producer_id=secrets.randbits(64) | 1, draw=self._draw)
+        return BackgroundDeferrals(deferring, brokers.delay_places, brokers.open_at)
 
     def _drop(self, place: str) -> None:
         log.info("a broker is gone: %s", place)

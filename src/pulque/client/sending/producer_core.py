@@ -18,10 +18,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Generic, TypeVar, cast
 
 from pulque.client.arguments.due_times import AT_ONCE, check_longest
-from pulque.client.blocking.failover import FAILOVER_PATIENCE
 from pulque.client.connection.backoff import Backoff
 from pulque.client.connection.fork_safety import free
-from pulque.client.routing.broker_health import Health
+from pulque.client.routing.broker_health import FAILOVER_PATIENCE, Health
 from pulque.client.routing.targets import (
     Delayed,
     NoRouteError,
