@@ -423,6 +423,10 @@ class Inlet:
         if connection is not None:
             await connection.close()
 
+    async def drop_broken(self) -> None:
+        """Close the connection, after it brought what makes no sense."""
+        await self._drop_connection()
+
     def _late(self, connection: AsyncConnection) -> RequestTimeoutError:
         return RequestTimeoutError(
             f"no answer to a pull from {connection.address} within {self._timeout:g} s of its end"

@@ -17,8 +17,8 @@ from pulque.client.connection.fork_safety import forked, on_fork
 from pulque.client.persistence.message_spool import BatchNote, SendSpool
 from pulque.client.routing.route_table import RouteKey
 from pulque.client.routing.targets import NoRouteError, Targets, Way
-from pulque.client.sending.dispatch import SendOptions
 from pulque.client.sending.outgoing_message import Outgoing, Parts, Receipt, outgoing_of
+from pulque.client.sending.producer_options import SendOptions
 from pulque.client.sending.promises import Span
 from pulque.client.sending.spooled_producer_core import SpoolingCore, core_of, is_stored
 from pulque.clock import wall_ms

@@ -24,7 +24,7 @@ from pulque.client.receiving.fair_scheduling import Shares
 from pulque.client.receiving.received_message import ReceivedBatch
 from pulque.client.routing.route_table import RouteKey
 from pulque.client.routing.targets import HOME
-from pulque.errors import DisconnectedError, UnavailableError
+from pulque.errors import DisconnectedError, ProtocolError, UnavailableError
 from pulque.model.groups import Mode
 
 __all__ = ["ConsumerBrokers", "Inlets"]
@@ -232,6 +232,9 @@ class Inlets:
             await inlet.exchange(deadline, want)
         except UNREACHABLE as error:
             await inlet.recover(error, deadline)
+        except ProtocolError:
+            await inlet.drop_broken()
+            raise
 
     async def _exchange_many(self, deadline: float, want: int) -> None:
         await self._follow_route(deadline)
@@ -254,6 +257,8 @@ class Inlets:
             problem = inlet.problem
             if problem is not None and inlet.connection is not None:
                 inlet.problem = None
+                if isinstance(problem, ProtocolError):
+                    await inlet.drop_broken()
                 if not isinstance(problem, UNREACHABLE):
                     raise problem
                 inlet.lose(problem)

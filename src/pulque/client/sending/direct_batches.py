@@ -8,15 +8,9 @@ a batch again that is sent a second time.
 from collections.abc import Iterator, Sequence
 from itertools import repeat
 
-from pulque.client.arguments.due_times import AT_ONCE
+from pulque.client.arguments.due_times import AT_ONCE, ms_of
 from pulque.client.routing.targets import Target, Targets
-from pulque.client.sending.outgoing_message import (
-    Outgoing,
-    Receipt,
-    as_body,
-    check_priority,
-    ms_of,
-)
+from pulque.client.sending.outgoing_message import Outgoing, Receipt, as_body, check_priority
 from pulque.errors import MessageTooLargeError
 from pulque.model.ids import ID_SIZE
 from pulque.model.names import DEFAULT_LEVEL

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Generic, TypeVar, cast
 
-from pulque.client.arguments.due_times import AT_ONCE, check_longest
+from pulque.client.arguments.due_times import AT_ONCE, check_longest, ms_of
 from pulque.client.connection.backoff import Backoff
 from pulque.client.connection.fork_safety import free
 from pulque.client.routing.broker_health import FAILOVER_PATIENCE, Health
@@ -29,11 +29,12 @@ from pulque.client.routing.targets import (
     Way,
     is_delay_server,
 )
-from pulque.client.sending.dispatch import OBJECT_BYTES, Dispatch, SendOptions, Signal
+from pulque.client.sending.dispatch import OBJECT_BYTES, Dispatch, Signal
 from pulque.client.sending.outgoing_batch import OutgoingBatch, Stream
-from pulque.client.sending.outgoing_message import Outgoing, as_body, check_priority, ms_of
+from pulque.client.sending.outgoing_message import Outgoing, as_body, check_priority
 from pulque.client.sending.partition_split import divide
 from pulque.client.sending.partitioner import WayStreams
+from pulque.client.sending.producer_options import SendOptions
 from pulque.client.sending.promises import Promise, Span
 from pulque.errors import MessageTooLargeError, PulqueError, UsageError
 from pulque.model.ids import IdSource
