@@ -36,6 +36,7 @@ GENERATED = (
     "nack_handover",
     "ordered_consumer",
     "ordered_pull_pool",
+    "pull_pool",
     "reader",
     "route_watcher",
 )
@@ -157,7 +158,7 @@ def _matching(tokens: list[tokenize.TokenInfo], at: int) -> int:
 
 def _formatted(text: str, path: Path) -> str:
     ruff = str(Path(sysconfig.get_path("scripts")) / "ruff")
-    fix = ("check", "--fix-only", "--unsafe-fixes", "--quiet", "--select", "I,F401,UP028")
+    fix = ("check", "--fix-only", "--unsafe-fixes", "--quiet", "--select", "I,F401,RET504,UP028")
     for arguments in (fix, ("format", "--quiet")):
         done = subprocess.run(
             [ruff, *arguments, "--stdin-filename", str(path), "-"],

@@ -9,6 +9,7 @@ from tools.blocking import GENERATED, expected, translate
 
 CLIENT = SOURCE / "pulque" / "client"
 BY_HAND = {
+    "arrivals",
     "broker_puller",
     "client_life",
     "concurrency",
@@ -21,7 +22,6 @@ BY_HAND = {
     "pending_sends",
     "producer",
     "producer_connections",
-    "pull_pool",
 }
 
 

@@ -181,9 +181,10 @@ class Inlet:
             log.info("disconnected: %s", error)
             await asyncio.sleep(wait)
 
-    async def settle_now(self, deadline: float) -> None:
-        """Tell the broker what it has not been told; connect if need be."""
-        self._settle_all(self._connection or await self.open(deadline))
+    async def open_again(self, deadline: float) -> None:
+        """Connect, if there is no open connection."""
+        if self._connection is None:
+            await self.open(deadline)
 
     def hurry(self) -> None:
         """Tell the broker what it has not been told, if there is a connection."""
@@ -422,6 +423,15 @@ class Inlet:
             self.core.pull_failed()
         if connection is not None:
             await connection.close()
+
+    def take_in_all(self) -> None:
+        """Raise what is wrong with what came, if another connection cannot mend it."""
+        problem = self.problem
+        if problem is not None and self.connection is not None:
+            self.problem = None
+            if not isinstance(problem, UNREACHABLE):
+                raise problem
+            self.lose(problem)
 
     async def drop_broken(self) -> None:
         """Close the connection, after it brought what makes no sense."""

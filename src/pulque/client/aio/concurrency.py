@@ -168,6 +168,13 @@ class Crew:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    async def run(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Do something and wait for it; it goes on if the wait is cancelled."""
+        task = asyncio.create_task(work(), name=self._name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        await asyncio.shield(task)
+
     async def join(self, limit: float) -> None:  # tasks keep their own limits
         """Wait until all is done."""
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from pulque.client.blocking.arrivals import Arrivals
 from pulque.client.blocking.connection import Connection
 from pulque.client.blocking.deferral import Deferrals
 from pulque.client.blocking.lease_keeper import Keeper
@@ -48,7 +49,7 @@ class Inlet:
         connect: Opens a connection to the broker within so many seconds.
         timeout: The client's.
         draw: Returns a random number in ``0.0..1.0``.
-        wake: Called when something came, or there is a connection, while the caller may wait.
+        arrived: Set when something came, or there is a connection, while the caller may wait.
         deferrals: Take messages to a delay server that are wanted again at a certain time.
     """
 
@@ -59,7 +60,7 @@ class Inlet:
         connect: Callable[[float], Connection],
         timeout: float,
         draw: Callable[[], float],
-        wake: Callable[[], None],
+        arrived: Arrivals,
         deferrals: Deferrals,
     ) -> None:
         self.core, self._local = part
@@ -72,7 +73,7 @@ class Inlet:
         """Why there is no connection."""
         self._connect = connect
         self._timeout = timeout
-        self._wake = wake
+        self._wake = arrived.set
         self._trouble = Trouble(draw, timeout)
         self._backoff = Backoff(draw)
         self._retry_at = 0.0

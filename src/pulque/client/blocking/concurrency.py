@@ -42,15 +42,19 @@ def for_each(items: Iterable[T], act: Callable[[T], None]) -> None:
         act(each)
 
 
-class _Restarting(Protocol):
+class _Holder(Protocol):
     def begin_anew(self) -> None:
         """Abandon what is held."""
+
+
+class _Holders(Protocol):
+    def _all(self) -> Sequence[_Holder]: ...
 
 
 class Interruptible:
     """What hands out messages: ``_is_waiting`` while it waits, and hands out none."""
 
-    _inlets: _Restarting
+    _inlets: _Holders
     _is_waiting = False
 
     def _interrupted(self) -> None:
@@ -59,7 +63,8 @@ class Interruptible:
         That is Ctrl-C, or an exception of the application's own: a limit of time, say.
         """
         if not self._is_waiting:
-            self._inlets.begin_anew()
+            for inlet in self._inlets._all():  # noqa: SLF001  # between the two of them
+                inlet.begin_anew()
 
 
 class Signal(threading.Event):
@@ -184,6 +189,10 @@ class Crew:
         thread = threading.Thread(target=work, name=self._name, daemon=True)
         thread.start()
         self._threads.add(thread)
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Do something in this thread."""
+        work()
 
     def join(self, limit: float) -> None:
         """Wait until all is done, for at most so many seconds."""
