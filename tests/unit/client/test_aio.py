@@ -368,6 +368,18 @@ async def test_a_pull_without_an_answer_is_asked_again(broker: FakeBroker, tmp_p
             assert sequences(await consumer.pull(timeout=LIMIT)) == [0]
 
 
+def test_a_consumer_may_be_made_before_its_loop_runs(broker: FakeBroker, tmp_path: Path) -> None:
+    client = aio.connect(broker.url, timeout=LIMIT, state_dir=tmp_path)
+    consumer = client.consumer("orders", "kitchen")
+
+    async def run() -> list[int]:
+        async with client:
+            await client.send("orders", b"x")
+            return sequences(await consumer.pull(timeout=LIMIT))
+
+    assert asyncio.run(run()) == [0]
+
+
 async def test_an_answer_that_makes_no_sense_ends_the_connection(
     broker: FakeBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,10 +18,14 @@ class Arrivals(asyncio.Event):
     def __init__(self, *, is_needed: bool) -> None:
         super().__init__()
         del is_needed  # an event costs nothing
-        self._loop = asyncio.get_running_loop()
+        # A consumer may be made before its loop runs.
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def set_from_anywhere(self) -> None:
         """Set it. Any thread may."""
+        if self._loop is None:
+            self.set()  # nobody waits yet
+            return
         with contextlib.suppress(RuntimeError):  # the loop is closed, and with it the consumer
             self._loop.call_soon_threadsafe(self.set)
 
@@ -30,6 +34,7 @@ class Arrivals(asyncio.Event):
     ) -> None:
         """Wait until something came from a broker, or something else happened."""
         del inlets  # they set it
+        self._loop = asyncio.get_running_loop()
         if may_wait():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, until - time.monotonic())):

@@ -187,13 +187,18 @@ class Bridge:
     """The loop may have ended meanwhile: nobody waits for longer, in seconds."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        with contextlib.suppress(RuntimeError):  # made before the loop runs: it is of no use
+            self._loop = asyncio.get_running_loop()
 
     def wait_for(self, work: Coroutine[Any, Any, T]) -> T | None:
         """Have the loop do something, and return what comes of it; None if the loop ended."""
+        if self._loop is None or self._loop.is_closed():
+            work.close()
+            return None
         try:
             found = asyncio.run_coroutine_threadsafe(work, self._loop)
-        except RuntimeError:
+        except RuntimeError:  # it was closed just now
             work.close()
             return None
         try:

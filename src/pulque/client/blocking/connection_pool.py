@@ -142,7 +142,9 @@ class Calls:
     def warm_up(self, timeout: float) -> None:
         """Connect now, so that a wrong address is known at once."""
         lane = self.take_lane()
-        lane.connection = self.open(timeout)
+        if lane.connection is None or not lane.connection.is_open:
+            lane.drop_connection()
+            lane.connection = self.open(timeout)
         self.give_back(lane)
 
     def open(self, timeout: float) -> Connection:
