@@ -339,7 +339,7 @@ class Inlets:
             arrived=self._arrivals,
             deferrals=deferrals,
         )
-        inlet.owner = self  # asyncio only
+        inlet.owner = self
         return inlet
 
     def _deferrals(self, core: IncomingCore) -> Deferrals:
@@ -359,7 +359,7 @@ class Inlets:
         self._inlets = inlets
         self._shares.forget(place)
         self._share_room()
-        # The caller may be cancelled, and nobody would close it any more.
+        # The caller may be cancelled, and nobody would close it any more.  # asyncio only
         await self._closers.run(inlet.close)
 
     def _share_room(self) -> None:

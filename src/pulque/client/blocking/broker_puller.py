@@ -71,6 +71,8 @@ class Inlet:
         """Since when there is no connection, if there is none."""
         self.problem: PulqueError | None = None
         """Why there is no connection."""
+        self.owner: object = None
+        """Lives as long as this does, which a thread holds: a dropped consumer can be closed."""
         self._connect = connect
         self._timeout = timeout
         self._wake = arrived.set

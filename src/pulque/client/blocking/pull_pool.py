@@ -327,7 +327,7 @@ class Inlets:
         return inlet
 
     def _make_inlet(self, place: str, part: ConsumerPart, deferrals: Deferrals) -> Inlet:
-        return Inlet(
+        inlet = Inlet(
             part,
             connect=functools.partial(self._brokers.open_at, place),
             timeout=self._timeout,
@@ -335,6 +335,8 @@ class Inlets:
             arrived=self._arrivals,
             deferrals=deferrals,
         )
+        inlet.owner = self
+        return inlet
 
     def _deferrals(self, core: IncomingCore) -> Deferrals:
         """Return what takes messages of one broker to delay servers."""
@@ -353,7 +355,6 @@ class Inlets:
         self._inlets = inlets
         self._shares.forget(place)
         self._share_room()
-        # The caller may be cancelled, and nobody would close it any more.
         self._closers.run(inlet.close)
 
     def _share_room(self) -> None:
