@@ -10,7 +10,8 @@ from typing import Generic, TypeVar
 
 from pulque.client.aio.connection import AsyncConnection
 from pulque.client.connection.backoff import Backoff
-from pulque.client.routing.broker_health import ANSWER_LIMIT, Breaker
+from pulque.client.routing.broker_health import Breaker
+from pulque.client.routing.failover_rules import ANSWER_LIMIT
 from pulque.client.sending.dispatch import Dispatch
 from pulque.client.sending.outgoing_batch import OutgoingBatch
 from pulque.client.sending.producer_core import OutgoingCore

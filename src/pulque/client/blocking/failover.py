@@ -13,10 +13,15 @@ from typing import NamedTuple
 from pulque.client.blocking.connection import Connection
 from pulque.client.blocking.connection_pool import Calls, Lane
 from pulque.client.connection.backoff import Retries
-from pulque.client.routing.broker_health import ANSWER_LIMIT, FAILOVER_PATIENCE
+from pulque.client.routing.failover_rules import (
+    ANSWER_LIMIT,
+    awaits_leader,
+    leaves_unknown,
+    may_go_elsewhere,
+)
 from pulque.client.routing.targets import Target, Targets, Way
 from pulque.client.sending.direct_batches import Packed
-from pulque.errors import PulqueError, StorageError, UnavailableError
+from pulque.errors import PulqueError, UnavailableError
 from pulque.wire.single import SingleStored
 
 __all__ = ["Spread", "Stored"]
@@ -35,8 +40,9 @@ class _Try:
 
     def stays(self, started: float, timeout: float) -> bool:
         """Say whether only this broker group can tell for now whether the batch is stored."""
-        limit = min(FAILOVER_PATIENCE, timeout / 2)
-        return self.is_unanswered and self.calls.is_led and time.monotonic() - started < limit
+        if not self.is_unanswered or not self.calls.is_led:
+            return False
+        return awaits_leader(time.monotonic() - started, timeout)
 
 
 class Stored(NamedTuple):
@@ -106,7 +112,7 @@ class Spread:
                 except PulqueError as error:
                     retries = retries or Retries(self._draw, started, deadline)
                     retries.failed(error)
-                    if not (error.retryable or isinstance(error, StorageError)):
+                    if not may_go_elsewhere(error):
                         raise retries.final(error) from None
                     failed.add(target.key)
                     if not attempt.stays(started, timeout):
@@ -176,8 +182,8 @@ class Spread:
         now = time.monotonic()
         target.health.answered(now, now - started)
         target.refused(now)
-        if isinstance(error, StorageError) and not error.retryable:
-            attempt.is_unanswered = True  # of a failed disk nobody knows what it has
+        if leaves_unknown(error):
+            attempt.is_unanswered = True
         self._stale()
 
     def _unanswered(

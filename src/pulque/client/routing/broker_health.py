@@ -16,8 +16,6 @@ from enum import Enum
 from typing import NamedTuple
 
 __all__ = [
-    "ANSWER_LIMIT",
-    "FAILOVER_PATIENCE",
     "LATENCY_TABLE",
     "Breaker",
     "BreakerState",
@@ -25,12 +23,6 @@ __all__ = [
     "LatencyRow",
     "wait_after",
 ]
-
-ANSWER_LIMIT = 5.0
-"""A broker that owes an answer for so many seconds is given up, as there are others."""
-FAILOVER_PATIENCE = 15.0
-"""How long a batch without an answer waits for who leads its broker group next, in seconds, as
-only that one knows it again; or for half of its time, if that is less."""
 
 
 class LatencyRow(NamedTuple):

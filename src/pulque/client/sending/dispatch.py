@@ -22,6 +22,7 @@ from itertools import count
 
 from pulque.client.connection.call_outcomes import ended, out_of_time, outcomes_of
 from pulque.client.routing.broker_health import Health
+from pulque.client.routing.failover_rules import leaves_unknown, may_go_elsewhere
 from pulque.client.routing.targets import Way
 from pulque.client.sending.outgoing_batch import OutgoingBatch, Stream
 from pulque.client.sending.producer_options import SendOptions
@@ -571,11 +572,8 @@ class Dispatch:
         elif isinstance(error, NotLeaderError):
             # It may be stored all the same, and who leads next knows then.
             batch.is_unanswered = self.was_refused = True
-        elif self.go_elsewhere is not None and (
-            error.retryable or isinstance(error, StorageError)
-        ):
-            # Of a failed disk nobody knows what it has.
-            batch.is_unanswered = batch.is_unanswered or not error.retryable
+        elif self.go_elsewhere is not None and may_go_elsewhere(error):
+            batch.is_unanswered = batch.is_unanswered or leaves_unknown(error)
             if not batch.is_bound:
                 batch.stream.target.refused(now)
             self.was_refused = True

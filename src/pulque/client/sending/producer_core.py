@@ -20,7 +20,8 @@ from typing import Generic, TypeVar, cast
 from pulque.client.arguments.due_times import AT_ONCE, check_longest, ms_of
 from pulque.client.connection.backoff import Backoff
 from pulque.client.connection.fork_safety import free
-from pulque.client.routing.broker_health import FAILOVER_PATIENCE, Health
+from pulque.client.routing.broker_health import Health
+from pulque.client.routing.failover_rules import awaits_leader
 from pulque.client.routing.targets import (
     Delayed,
     NoRouteError,
@@ -248,7 +249,7 @@ class OutgoingCore(Generic[P]):
         if not batch.is_unanswered or not batch.stream.dispatch.is_led:
             return False
         timeout = batch.timeout or self.options.timeout
-        return now - batch.sent_at < min(FAILOVER_PATIENCE, timeout / 2)
+        return awaits_leader(now - batch.sent_at, timeout)
 
     # ── messages come in ───────────────────────────────────────────────────────────────────
 
