@@ -14,7 +14,7 @@ PYTEST  := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 PROGRAMS := java strace ip
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-fast explore crash check format acceptance bench coverage pins clean
+.PHONY: help demo test test-slow test-fast explore crash check blocking format acceptance bench coverage pins clean
 
 help: ## List these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,11 +48,15 @@ crash: $(READY) ## Cut the power at every point, with many more examples
 	PULQUE_HYPOTHESIS_PROFILE=$${PULQUE_HYPOTHESIS_PROFILE:-night} $(PYTEST) --timeout=3600 \
 	    tests/crash $(ARGS)
 
-check: $(READY) ## Check format, lint, types and layers
+check: $(READY) ## Check format, lint, types, layers and what is generated
+	$(BIN)/python -m tools.blocking --check
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+blocking: $(READY) ## Generate the blocking client from the asyncio one
+	$(BIN)/python -m tools.blocking
 
 format: $(READY) ## Format the code and mend what lint can mend
 	$(BIN)/ruff check --fix-only .

@@ -20,10 +20,12 @@ from typing import TYPE_CHECKING, Any
 from pulque.app.outcomes import BatchFailed, Reject, Retry, RetryAt
 from pulque.client.blocking.client import Client, connect
 from pulque.client.blocking.consumer import Consumer
+from pulque.client.blocking.dead_letters import DeadLetters
 from pulque.client.blocking.delayed_messages import DelayedMessages
 from pulque.client.blocking.messages import Messages
+from pulque.client.blocking.pending_sends import PendingSend, PendingSends
 from pulque.client.blocking.producer import Producer
-from pulque.client.inspecting.dead_letters import DeadLetters, ResentLetters
+from pulque.client.inspecting.dead_letters import ResentLetters
 from pulque.client.inspecting.delayed_messages import DelayedMessage, DueCount, Fate, Moved
 from pulque.client.inspecting.groups import ConsumerState, GroupState, PartitionReset
 from pulque.client.inspecting.search import MessagesFound
@@ -31,7 +33,6 @@ from pulque.client.inspecting.stored_messages import PartitionPositions
 from pulque.client.options.group_options import RetryPolicy
 from pulque.client.receiving.received_message import ReceivedMessage
 from pulque.client.sending.outgoing_message import Outgoing, Receipt
-from pulque.client.sending.promises import PendingSend, PendingSends
 from pulque.errors import (
     ConfigError,
     CorruptionError,

@@ -19,7 +19,8 @@ from pulque.client.aio.consumer import Consumer
 from pulque.client.aio.dead_letters import DeadLetters
 from pulque.client.aio.delayed_messages import DelayedMessages
 from pulque.client.aio.messages import Messages
-from pulque.client.aio.producer import PendingSend, PendingSends, Producer
+from pulque.client.aio.pending_sends import PendingSend, PendingSends
+from pulque.client.aio.producer import Producer
 
 __all__ = [
     "Client",

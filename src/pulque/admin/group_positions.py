@@ -15,7 +15,8 @@ from pulque.admin.models.group import (
     SettingsOfGroup,
 )
 from pulque.admin.models.pagination import Unreachable
-from pulque.client.inspecting.stored_messages import messages_of, report_of
+from pulque.client.inspecting.broker_status import report_of
+from pulque.client.inspecting.stored_messages import messages_of
 from pulque.client.options.group_options import RetryPolicy, retry_of
 from pulque.errors import (
     NotAllowedError,

@@ -24,7 +24,7 @@ from pulque.errors import UsageError
 from pulque.model.message import Message
 
 if TYPE_CHECKING:
-    from pulque.client.inspecting.dead_letters import DeadLetters
+    from pulque.client.blocking.dead_letters import DeadLetters
 
 __all__ = ["app"]
 

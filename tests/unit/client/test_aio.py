@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -17,11 +18,12 @@ from pulque.errors import (
     MessageTooLargeError,
     NotAllowedError,
     OverloadedError,
+    RemoteProtocolError,
     RequestTimeoutError,
     StorageFullError,
     UsageError,
 )
-from pulque.wire import requests
+from pulque.wire import requests, responses
 from tests.unit.client.fake_broker import LIMIT, Drop, FakeBroker, Silence
 from tests.unit.client.faults import Times
 
@@ -363,6 +365,40 @@ async def test_a_pull_without_an_answer_is_asked_again(broker: FakeBroker, tmp_p
             assert (
                 await consumer.pull(timeout=0.3) == []
             )  # long enough to ask, on a busy machine too
+            assert sequences(await consumer.pull(timeout=LIMIT)) == [0]
+
+
+def test_a_consumer_may_be_made_before_its_loop_runs(broker: FakeBroker, tmp_path: Path) -> None:
+    client = aio.connect(broker.url, timeout=LIMIT, state_dir=tmp_path)
+    consumer = client.consumer("orders", "kitchen")
+
+    async def run() -> list[int]:
+        async with client:
+            await client.send("orders", b"x")
+            return sequences(await consumer.pull(timeout=LIMIT))
+
+    assert asyncio.run(run()) == [0]
+
+
+async def test_an_answer_that_makes_no_sense_ends_the_connection(
+    broker: FakeBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = broker._handle  # noqa: SLF001  # it answers sensibly
+    wrong = iter([True])
+
+    def confused(request: requests.Request, peer: socket.socket) -> responses.Response:
+        if isinstance(request, requests.Pull) and next(wrong, False):
+            return responses.Beaten(1)
+        return handle(request, peer)
+
+    monkeypatch.setattr(broker, "_handle", confused)
+    async with aio.connect(broker.url, timeout=LIMIT, state_dir=tmp_path) as client:
+        await client.send("orders", b"x")
+        async with client.consumer("orders", "kitchen") as consumer:
+            with pytest.raises(RemoteProtocolError):
+                await consumer.pull(timeout=LIMIT)
+
+            assert not consumer.is_connected
             assert sequences(await consumer.pull(timeout=LIMIT)) == [0]
 
 

@@ -13,7 +13,7 @@ import pytest
 
 import pulque
 from pulque import aio
-from pulque.client.blocking.route_watcher import ASK_EVERY
+from pulque.client.routing.watch_requests import ASK_EVERY
 from pulque.errors import (
     DisconnectedError,
     NotAllowedError,

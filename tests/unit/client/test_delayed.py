@@ -225,7 +225,7 @@ def test_without_a_delay_server_the_error_says_how_to_get_one(tmp_path: Path) ->
 async def test_a_cluster_without_a_delay_server_is_not_waited_for_long(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for module in ("brokers", "aio_brokers"):
+    for module in ("blocking.brokers", "aio.brokers"):
         monkeypatch.setattr(f"pulque.client.{module}.DELAY_PATIENCE", 0.5)
     began = time.monotonic()
     with (

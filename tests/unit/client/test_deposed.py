@@ -33,7 +33,7 @@ def test_a_blocking_connection_is_lost(broker: FakeBroker, way: str) -> None:
 
     def ask() -> object:
         if way == "any request":
-            return connection.request(READ, 5)
+            return connection.request(READ, 5, lambda answer: answer)
         return connection.send_single("orders", b"", acks=0, timeout=5)
 
     with pytest.raises(DisconnectedError, match="broker-b leads"):

@@ -23,12 +23,12 @@ from hypothesis.stateful import (
     rule,
 )
 
+from pulque.client.blocking.pending_sends import PendingSend, PendingSends, wait_for
 from pulque.client.options.client_options import send_options
 from pulque.client.routing.targets import NoRouteError, Targets
 from pulque.client.sending.outgoing_batch import WINDOW, OutgoingBatch
 from pulque.client.sending.outgoing_message import Outgoing, Receipt
 from pulque.client.sending.producer_core import OutgoingCore
-from pulque.client.sending.promises import PendingSend, PendingSends, wait_for
 from pulque.errors import (
     DisconnectedError,
     ErrorCode,

@@ -18,13 +18,13 @@ from hypothesis.stateful import (
     rule,
 )
 
+from pulque.client.blocking.pending_sends import PendingSend
 from pulque.client.routing.broker_health import Breaker
 from pulque.client.routing.route_table import RouteKey, RouteTable
 from pulque.client.routing.targets import Targets
 from pulque.client.sending.dispatch import Dispatch
 from pulque.client.sending.outgoing_message import Outgoing
 from pulque.client.sending.producer_core import OutgoingCore
-from pulque.client.sending.promises import PendingSend
 from pulque.errors import ErrorCode, NotAllowedError, OverloadedError
 from pulque.model.names import PartitionName, Pattern
 from pulque.model.routes import PartitionRoute, Route, Slots

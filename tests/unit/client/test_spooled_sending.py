@@ -15,13 +15,13 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import initialize, invariant, rule
 
+from pulque.client.blocking.pending_sends import PendingSend
 from pulque.client.options.client_options import send_options
 from pulque.client.persistence.message_spool import KeptMessage, SendSpool
 from pulque.client.persistence.spool_directory import Folder, SpoolFiles
 from pulque.client.routing.targets import Targets
 from pulque.client.sending.outgoing_batch import OutgoingBatch
 from pulque.client.sending.outgoing_message import Outgoing
-from pulque.client.sending.promises import PendingSend
 from pulque.client.sending.spooled_producer_core import SpoolingCore, is_stored
 from pulque.errors import ErrorCode, FencedError, SpoolFullError, StorageError
 from pulque.model.batch import read_header

@@ -22,10 +22,10 @@ from hypothesis.stateful import (
     rule,
 )
 
+from pulque.client.blocking.pending_sends import PendingSend
 from pulque.client.routing.targets import Targets
 from pulque.client.sending.outgoing_message import Outgoing, Receipt
 from pulque.client.sending.producer_core import OutgoingCore
-from pulque.client.sending.promises import PendingSend
 from pulque.errors import ErrorCode, PulqueError, UnavailableError
 from pulque.model.names import PartitionName, Pattern
 from pulque.model.ordered import OrderStrategy

@@ -28,7 +28,7 @@ from pulque.admin.models.pagination import (
     write_cursor,
 )
 from pulque.client.connection.url import Address
-from pulque.client.inspecting.stored_messages import report_of
+from pulque.client.inspecting.broker_status import report_of
 from pulque.errors import RemoteProtocolError, UnavailableError, UnsupportedError
 from pulque.wire.clients import Clients, ClientsListed, ConnectedClient
 from pulque.wire.requests import Status

@@ -4,8 +4,10 @@ import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from pulque.client.aio.dead_letters import Asker, DeadLetters
+from pulque.client.aio.conversation import Asker
+from pulque.client.aio.dead_letters import DeadLetters
 from pulque.client.inspecting.broker_answers import Said, of_all, of_one
+from pulque.client.inspecting.broker_status import report_of, sealed_end_of
 from pulque.client.inspecting.dead_letters import Letters
 from pulque.client.inspecting.groups import (
     GroupState,
@@ -15,7 +17,6 @@ from pulque.client.inspecting.groups import (
     reset_request,
     resets_of,
 )
-from pulque.client.inspecting.stored_messages import report_of, sealed_end_of
 from pulque.client.options.group_options import (
     ModeName,
     RetryPolicy,

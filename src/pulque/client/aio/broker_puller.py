@@ -1,4 +1,4 @@
-"""What a consumer for asyncio has for each broker: the blocking one's twin, without threads."""
+"""What a consumer has for each broker; by hand, as in asyncio answers come by themselves."""
 
 import asyncio
 import contextlib
@@ -7,8 +7,9 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
+from pulque.client.aio.concurrency import Lock
 from pulque.client.aio.connection import AsyncConnection
-from pulque.client.aio.deferral import TaskDeferrals
+from pulque.client.aio.deferral import Deferrals
 from pulque.client.connection.backoff import Backoff
 from pulque.client.options.consumer_plan import ConsumerPart
 from pulque.client.receiving.error_policy import Trouble, problem_of
@@ -59,9 +60,10 @@ class Inlet:
         timeout: float,
         draw: Callable[[], float],
         arrived: asyncio.Event,
-        deferrals: TaskDeferrals | None,
+        deferrals: Deferrals,
     ) -> None:
         self.core, self._local = part
+        self.lock = Lock()
         self._deferrals = deferrals
         self.lost_at = time.monotonic()
         """Since when there is no connection, if there is none."""
@@ -179,11 +181,12 @@ class Inlet:
             log.info("disconnected: %s", error)
             await asyncio.sleep(wait)
 
-    async def settle_now(self, deadline: float) -> None:
-        """Tell the broker what it has not been told; connect if need be."""
-        self._settle_all(self._connection or await self.open(deadline))
+    async def open_again(self, deadline: float) -> None:
+        """Connect, if there is no open connection."""
+        if self._connection is None:
+            await self.open(deadline)
 
-    def settle_held(self) -> None:
+    def hurry(self) -> None:
         """Tell the broker what it has not been told, if there is a connection."""
         if self.connection is not None:
             self._settle_all(self.connection)
@@ -321,8 +324,7 @@ class Inlet:
         while self._fatal is None:
             await asyncio.sleep(min(_TICK, self._lease / _BEATS_PER_LEASE))
             await self._save()
-            if self._deferrals is not None:
-                self._deferrals.go_on()
+            self._deferrals.go_on()
             now = time.monotonic()
             if now - self._contact_at > self._lease:
                 self.core.lose_contact()
@@ -350,8 +352,7 @@ class Inlet:
         self._arrived.set()
 
     async def _last_words(self) -> None:
-        if self._deferrals is not None:
-            await self._deferrals.finish()
+        await self._deferrals.finish()
         connection = self.connection
         if connection is None:
             connection = await self.open(time.monotonic() + _REQUEST_TIMEOUT)
@@ -422,6 +423,19 @@ class Inlet:
             self.core.pull_failed()
         if connection is not None:
             await connection.close()
+
+    def take_in_all(self) -> None:
+        """Raise what is wrong with what came, if another connection cannot mend it."""
+        problem = self.problem
+        if problem is not None and self.connection is not None:
+            self.problem = None
+            if not isinstance(problem, UNREACHABLE):
+                raise problem
+            self.lose(problem)
+
+    async def drop_broken(self) -> None:
+        """Close the connection, after it brought what makes no sense."""
+        await self._drop_connection()
 
     def _late(self, connection: AsyncConnection) -> RequestTimeoutError:
         return RequestTimeoutError(

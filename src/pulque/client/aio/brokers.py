@@ -1,17 +1,21 @@
-"""All servers that a client for asyncio talks to: the blocking one's twin."""
+"""All servers that a client talks to, for asyncio: of its URL, and the brokers behind them."""
 
-import asyncio
-import contextlib
+import functools
 import time
-import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, TypeVar
 
-from pulque.client.aio.connection import AsyncConnection, connect_any
-from pulque.client.aio.event_loop_guard import LoopGuard
+from pulque.client.aio.concurrency import sleep
+from pulque.client.aio.connection import AsyncConnection
+from pulque.client.aio.connection_pool import Calls
+from pulque.client.aio.guard import Guard  # asyncio only
 from pulque.client.aio.route_watcher import Watcher
 from pulque.client.arguments.due_times import ANY_DELAY_MS
-from pulque.client.blocking.brokers import (
+from pulque.client.connection.call_outcomes import never_sent
+from pulque.client.connection.url import Address
+from pulque.client.routing.broker_health import LATENCY_TABLE, LatencyRow
+from pulque.client.routing.lookup import (
+    ASK_LIMIT,
     DELAY_PATIENCE,
     DELAY_SERVERS,
     LOOKING,
@@ -21,12 +25,6 @@ from pulque.client.blocking.brokers import (
     chosen,
     nobody_takes,
 )
-from pulque.client.blocking.connection import Connection
-from pulque.client.blocking.route_watcher import watcher_name
-from pulque.client.connection.backoff import Retries
-from pulque.client.connection.call_outcomes import never_sent
-from pulque.client.connection.url import Address
-from pulque.client.routing.broker_health import LATENCY_TABLE, LatencyRow
 from pulque.client.routing.route_table import RouteKey, RouteTable
 from pulque.client.routing.targets import (
     HOME,
@@ -38,138 +36,22 @@ from pulque.client.routing.targets import (
     route_of,
     targets_of,
 )
+from pulque.client.routing.watch_requests import watcher_name
 from pulque.errors import (
     DisconnectedError,
     NoDelayServerError,
-    PulqueError,
     RequestTimeoutError,
     UnavailableError,
-    UsageError,
 )
 from pulque.model.names import PartitionName, parse_subject
 from pulque.model.routes import Route, RouteKind
-from pulque.wire.requests import Acks, Request
+from pulque.wire.requests import Acks
 from pulque.wire.requests import Route as AskRoute
-from pulque.wire.responses import Response, Welcome
+from pulque.wire.responses import Welcome
 
-__all__ = ["Brokers", "Calls"]
+__all__ = ["Brokers", "Store"]
 
 T = TypeVar("T")
-_ASK_LIMIT = 2.0
-
-
-class Calls:
-    """The connection of a client to one place, which all its calls share.
-
-    Args:
-        addresses: Where to connect to: any of these will do. Or what says so, each time.
-        client: What this client calls itself.
-        draw: Returns a random number in ``0.0..1.0``.
-        guard: Keeps other event loops and processes away.
-        stale: Told when nobody answers there, or who does not lead: it may be elsewhere by now.
-    """
-
-    def __init__(
-        self,
-        addresses: Sequence[Address] | Callable[[], Address],
-        *,
-        client: str,
-        draw: Callable[[], float],
-        guard: LoopGuard,
-        stale: Callable[[], None] | None = None,
-    ) -> None:
-        self.cluster = ""
-        """The id of the cluster that the server belongs to; empty for a lone broker."""
-        self.server = ""
-        """What the server calls itself."""
-        self.is_closed = False
-        self._addresses = addresses if callable(addresses) else tuple(addresses)
-        self._client = client
-        self._draw = draw
-        self._connection: AsyncConnection | None = None
-        self._connecting = asyncio.Lock()
-        self._guard = guard
-        self._stale = stale
-        self._opened: weakref.WeakSet[AsyncConnection] = weakref.WeakSet()
-        self._has_moved = asyncio.Event()
-
-    async def warm_up(self, timeout: float) -> AsyncConnection:
-        """Return the connection; open one if need be."""
-        self._guard.check()
-        async with self._connecting:
-            if self._connection is None or not self._connection.is_open:
-                self._connection = await self.open(timeout)
-            return self._connection
-
-    async def open(self, timeout: float) -> AsyncConnection:
-        """Open a connection for whoever needs one."""
-        self._guard.check()
-        self.check_open()
-        found = self._addresses
-        addresses = (found(),) if callable(found) else found
-        if len(addresses) > 1:
-            # Clients spread over servers that are all the same.
-            addresses = tuple(sorted(addresses, key=lambda _: self._draw()))
-        try:
-            connection = await connect_any(addresses, client=self._client, timeout=timeout)
-        except PulqueError as error:
-            self._look_elsewhere(error)
-            raise
-        self.cluster = connection.welcome.cluster
-        self.server = connection.welcome.broker
-        connection.on_deposed = self._stale
-        self._opened.add(connection)
-        return connection
-
-    def moved(self) -> None:
-        """Take in that the place is elsewhere: nobody has to wait for who was there before."""
-        found = self._addresses
-        addresses = (found(),) if callable(found) else found
-        for connection in [each for each in self._opened if each.address not in addresses]:
-            connection.abort()
-        self._has_moved.set()
-        self._has_moved = asyncio.Event()
-
-    async def _rest(self, seconds: float) -> None:
-        """Wait before another try, but not when the place turns out to be elsewhere."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._has_moved.wait()
-
-    def _look_elsewhere(self, error: PulqueError) -> None:
-        if self._stale is not None and isinstance(error, UnavailableError):
-            self._stale()
-
-    async def ask(self, request: Request, timeout: float, convert: Callable[[Response], T]) -> T:
-        """Ask what is safe to ask again, until there is an answer or the time is up."""
-        started = time.monotonic()
-        deadline = started + timeout
-        retries = Retries(self._draw, started, deadline)
-        left = timeout
-        while True:
-            was_asked = False
-            try:
-                connection = await self.warm_up(left)
-                left = max(0.001, deadline - time.monotonic())
-                was_asked = True
-                return await connection.request(request, left, convert)
-            except PulqueError as error:
-                retries.failed(error, was_asked=was_asked)
-                self._look_elsewhere(error)
-                await self._rest(retries.next_wait(error, time.monotonic()))
-                left = max(0.001, deadline - time.monotonic())
-
-    def check_open(self) -> None:
-        """Raise ``UsageError`` if the client is closed, or is not this process's."""
-        self._guard.check_process()
-        if self.is_closed:
-            raise UsageError("this client is closed")
-
-    async def close(self) -> None:
-        """Close the connection."""
-        self.is_closed = True
-        if self._connection is not None:
-            await self._connection.close()
 
 
 class Store(NamedTuple):
@@ -181,7 +63,7 @@ class Store(NamedTuple):
 
 
 class Brokers:
-    """Who serves what, and the connections to them.
+    """Who serves what, and the connections to them. For the tasks of one event loop.
 
     Args:
         addresses: The servers of the client's URL: meta servers, or any broker.
@@ -200,8 +82,13 @@ class Brokers:
         tell: Callable[[list[RouteKey]], Awaitable[None]],
         draw: Callable[[], float],
     ) -> None:
-        self.guard = LoopGuard("client")
-        self.home = Calls(addresses, client=client, draw=draw, guard=self.guard)
+        self.guard = Guard("client")  # asyncio only
+        self.home = Calls(
+            addresses,
+            client=client,
+            draw=draw,
+            guard=self.guard,  # asyncio only
+        )
         self.table = RouteTable(latency, draw)
         self.table.on_moved = self._moved
         self._client = client
@@ -218,28 +105,23 @@ class Brokers:
         )
 
     def calls_at(self, place: str) -> Calls:
-        """Return the connection to a place that all calls share."""
+        """Return what makes calls at a place."""
         found = self._pools.get(place)
         if found is None:
-            found = Calls(
-                lambda: self.table.address_of(place),
+            made = Calls(
+                functools.partial(self.table.address_of, place),
                 client=self._client,
                 draw=self._draw,
-                guard=self.guard,
                 stale=self.stale,
+                guard=self.guard,  # asyncio only
             )
+            found = self._pools.setdefault(place, made)
             found.is_closed = self.home.is_closed
-            self._pools[place] = found
         return found
 
     async def open_at(self, place: str, timeout: float) -> AsyncConnection:
         """Open a connection to a place for whoever needs one."""
         return await self.calls_at(place).open(timeout)
-
-    def open_blocking(self, place: str, timeout: float) -> Connection:
-        """Open a connection to a place for a thread that may block."""
-        address = self.table.address_of(place)
-        return Connection.open(address, client=self._client, timeout=timeout)
 
     @property
     def is_known(self) -> bool:
@@ -279,7 +161,7 @@ class Brokers:
                 is_lone = isinstance(way, Delayed) and not self.is_cluster
                 if is_lone or time.monotonic() + NOBODY_WAIT >= give_up_at:
                     raise nobody_takes(way, acks)
-                await asyncio.sleep(NOBODY_WAIT)
+                await sleep(NOBODY_WAIT)
         if isinstance(way, Delayed) and targets.longest_delay_ms == ANY_DELAY_MS:
             await self._find_longest(targets, deadline)
         return targets
@@ -290,7 +172,7 @@ class Brokers:
         What it refuses it refuses by the batch, so that it is good to know before.
         """
         for target in targets:
-            left = max(0.001, min(_ASK_LIMIT, deadline - time.monotonic()))
+            left = max(0.001, min(ASK_LIMIT, deadline - time.monotonic()))
             try:
                 welcome = await self._ask_welcome(target.place, left)
             except UnavailableError:
@@ -446,9 +328,9 @@ class Brokers:
 
     async def close(self) -> None:
         """Close all connections."""
-        if self.guard.forked is not None:
-            return
-        self.guard.check()
+        if self.guard.forked is not None:  # asyncio only
+            return  # asyncio only
+        self.guard.check()  # asyncio only
         self.home.is_closed = True
         await self._watcher.stop()
         for pool in list(self._pools.values()):

@@ -1,27 +1,27 @@
-"""The client for asyncio: the blocking one's twin, with the same names."""
+"""The client, for asyncio: everything an application does goes through it."""
 
-import asyncio
 import os
 import secrets
 import time
-import weakref
-from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import replace
-from types import TracebackType
-from typing import Self, TypeVar, Unpack
+from collections.abc import Callable, Iterable, Sequence
+from typing import Self, TypeVar
 
 from pulque.client.aio.administration import Administration
-from pulque.client.aio.brokers import Brokers, Calls
+from pulque.client.aio.brokers import Brokers
+from pulque.client.aio.client_life import ClientLife, opened
+from pulque.client.aio.concurrency import sleep
+from pulque.client.aio.connection_pool import Calls
 from pulque.client.aio.consumer import Consumer
-from pulque.client.aio.dead_letters import Asker
+from pulque.client.aio.conversation import Asker
 from pulque.client.aio.delayed_messages import Delaying
+from pulque.client.aio.direct_send import Sends
 from pulque.client.aio.ordered_consumer import OrderedConsumer
 from pulque.client.aio.producer import Producer
 from pulque.client.aio.reader import Reading
 from pulque.client.arguments.checks import check_flag, check_path, check_timeout, check_wait
-from pulque.client.blocking.brokers import LOOKING
 from pulque.client.connection.backoff import Backoff
 from pulque.client.connection.call_outcomes import UNREACHED, not_reached
+from pulque.client.connection.session import kept_answer
 from pulque.client.connection.url import Address, addresses_of
 from pulque.client.options.client_options import (
     DEFAULT_TIMEOUT,
@@ -41,14 +41,12 @@ from pulque.client.options.group_options import (
 from pulque.client.ordered.window import BlocksName
 from pulque.client.persistence.consumer_identity import application_name
 from pulque.client.routing.broker_health import LATENCY_TABLE, LatencyRow
-from pulque.client.routing.route_table import RouteKey
-from pulque.client.routing.targets import HOME, Targets, Way
-from pulque.client.sending.outgoing_message import Outgoing, Parts, Receipt
+from pulque.client.routing.lookup import LOOKING
+from pulque.client.routing.targets import HOME
 from pulque.client.sending.spooled_producer_core import SPOOL_LIMIT
 from pulque.model.ids import IdSource
-from pulque.model.names import parse_subject
 from pulque.wire.requests import Request
-from pulque.wire.responses import ReadBack, Response
+from pulque.wire.responses import Response
 
 __all__ = ["Client", "connect"]
 
@@ -67,7 +65,7 @@ def connect(  # noqa: PLR0913  # choices by keyword, each with a default
     latency: Sequence[tuple[float, float]] | None = None,
     wait: float = 0.0,
 ) -> "Client":
-    """Return a client, to be used with ``async with``, which connects it; or ``await`` it.
+    """Return a client: ``await`` it, or use it with ``async with``, so that it connects.
 
     Args:
         url: ``pulque://host:port``, or several hosts with commas, of which one at random is
@@ -92,8 +90,9 @@ def connect(  # noqa: PLR0913  # choices by keyword, each with a default
 
     Raises:
         ConfigError: The URL is not one.
+        DisconnectedError: Nobody answers there, when it connects.
     """
-    return Client(
+    client = Client(
         addresses_of(url, os.environ),
         name=name,
         timeout=timeout,
@@ -102,9 +101,10 @@ def connect(  # noqa: PLR0913  # choices by keyword, each with a default
         latency=latency_table(latency),
         wait=wait,
     )
+    return opened(client)
 
 
-class Client(Administration, Reading, Delaying):
+class Client(ClientLife, Administration, Reading, Delaying, Sends):
     """One application's way to a broker, or to all brokers of a cluster. Made by ``connect``.
 
     All methods may be called from any number of tasks of one event loop.
@@ -124,7 +124,7 @@ class Client(Administration, Reading, Delaying):
         self._wait = check_wait(wait, "wait")
         self._name = application_name(name)
         self._brokers = Brokers(
-            addresses, client=self._name, latency=latency, tell=self._routes_changed, draw=_draw
+            addresses, client=self._name, latency=latency, tell=self._teller(), draw=_draw
         )
         self._timeout = check_timeout(timeout)
         self._acks_name: AcksName = acks
@@ -133,11 +133,10 @@ class Client(Administration, Reading, Delaying):
             check_path("state_dir", state_dir)
         self._state_dir = state_dir
         self._targets = self._brokers.table.targets_for(self._acks)
-        self._sends: Producer | None = None
-        self._open_ends: weakref.WeakSet[Producer | Consumer] = weakref.WeakSet()
+        self._begin(_draw)
 
     async def warm_up(self) -> Self:
-        """Connect now, so that a wrong address is known at once; ``async with`` does it.
+        """Connect now, so that a wrong address is known at once; ``await`` and ``async with`` do.
 
         Raises:
             DisconnectedError: Nobody answers there, and nobody did while it waited.
@@ -152,69 +151,9 @@ class Client(Administration, Reading, Delaying):
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise not_reached(error) from None
-                await asyncio.sleep(min(left, backoff.next_wait()))
+                await sleep(min(left, backoff.next_wait()))
 
     # ── sending ────────────────────────────────────────────────────────────────────────────
-
-    async def send(
-        self,
-        subject: str,
-        body: object,
-        *,
-        timeout: float | None = None,
-        **parts: Unpack[Parts],
-    ) -> Receipt:
-        """Send one message, and return its receipt once it is confirmed.
-
-        What is safe to repeat is tried again until the timeout; the message is stored once,
-        however often it had to be sent. Sends of many tasks travel together.
-
-        Args:
-            subject: Where to.
-            body: Bytes or a text as they are; all else as JSON, with the header
-                ``content-type: application/json``.
-            timeout: How long to wait, in seconds; else the client's.
-            **parts: What the message has beside: ``key``, ``order_key``, ``tags``, ``headers``,
-                ``expires_at``, ``priority``, ``reliable``; and when it is to be delivered, if
-                later: ``delay``, ``at`` or ``level``.
-
-        Raises:
-            UsageError: It is no message, or cannot be due then.
-            PulqueError: It is not confirmed; after an ``UnavailableError`` it may be stored
-                all the same.
-        """
-        self._brokers.guard.check()
-        if type(subject) is not str:
-            parse_subject(subject)
-        if timeout is not None and check_timeout(timeout) != self._timeout:
-            message = Outgoing(body, **parts)
-            return await self._sending()._send_within(subject, message, timeout)  # noqa: SLF001
-        if not parts:
-            await self._find_targets(subject)
-        return await (await self._sending().send(subject, body, **parts))
-
-    async def send_many(
-        self,
-        subject: str,
-        messages: Iterable[object],
-        *,
-        timeout: float | None = None,
-    ) -> list[Receipt]:
-        """Send messages in as few requests as possible; return their receipts in order.
-
-        What can be refused at once is refused before the first message goes.
-
-        Raises:
-            PulqueError: Not all are confirmed; a note says how many are. Whether the outcome is
-                known is said of the others. To learn the outcome of each, use ``producer``.
-        """
-        self._brokers.guard.check()
-        if type(subject) is not str:
-            parse_subject(subject)
-        if timeout is not None:
-            check_timeout(timeout)
-        own = timeout if timeout != self._timeout else None
-        return await self._sending()._send_many(subject, messages, own)  # noqa: SLF001
 
     def producer(  # noqa: PLR0913  # choices by keyword, each with a default
         self,
@@ -255,9 +194,8 @@ class Client(Administration, Reading, Delaying):
         Raises:
             DataDirectoryError: Another producer has the spool, or it is damaged.
             StorageError: The spool cannot be read or written.
-
-        What became of the last run's messages is found out before the first ``send``, ``flush``
-        or ``recovered`` returns; these raise ``UnavailableError`` if nobody can say.
+            UnavailableError: What became of the last run's messages could not be found out; with
+                asyncio, the first ``send``, ``flush`` or ``recovered`` raises it, not this call.
         """
         options = send_options(
             acks=self._acks_name if acks is None else acks,
@@ -269,22 +207,23 @@ class Client(Administration, Reading, Delaying):
             timeout=self._timeout if timeout is None else timeout,
             compression=compression,
         )
-        self._brokers.home.check_open()
-        self._brokers.guard.check()
+        brokers, patience = self._brokers, self._timeout
+        brokers.home.check_open()
+        brokers.guard.check()  # asyncio only
         producer = Producer(
             options,
-            connect=self._brokers.open_at,
-            find_targets=lambda way, limit: self._brokers.find_targets(
-                way, limit or self._timeout, options.acks
+            connect=brokers.open_at,
+            find_targets=lambda way, limit: brokers.find_targets(
+                way, limit or patience, options.acks
             ),
-            stale=self._brokers.stale,
-            first_place=None if self._brokers.is_cluster else HOME,
+            stale=brokers.stale,
+            first_place=None if brokers.is_cluster else HOME,
             producer_id=secrets.randbits(64) | 1,
             ids=IdSource(secrets.randbits(38)),
             draw=_draw,
             spool=open_spool(spool, spool_limit, is_synced=spool_sync),
         )
-        self._open_ends.add(producer)
+        self._hold(producer)
         return producer
 
     # ── receiving ──────────────────────────────────────────────────────────────────────────
@@ -367,40 +306,10 @@ class Client(Administration, Reading, Delaying):
             prefetch=prefetch,
             draw=_draw,
         )
-        self._open_ends.add(consumer)
+        self._hold(consumer)
         return consumer
 
-    # ── the end ────────────────────────────────────────────────────────────────────────────
-
-    async def close(self) -> None:
-        """Close everything that was made from this client, and its connections."""
-        if self._brokers.guard.forked is None:
-            self._brokers.guard.check()
-        for end in list(self._open_ends):
-            await end.close()
-        await self._brokers.close()
-
-    def __await__(self) -> Generator[object, None, Self]:
-        return self.warm_up().__await__()
-
-    async def __aenter__(self) -> Self:
-        return await self.warm_up()
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
-
     # ── underneath ─────────────────────────────────────────────────────────────────────────
-
-    def _sending(self) -> Producer:
-        """Return the producer of ``send``: what many tasks send at once goes together."""
-        if self._sends is None:
-            self._sends = self.producer(linger=0, max_in_flight=16)
-        return self._sends
 
     async def _askers(self, subject: str) -> dict[str, Asker]:
         """Return whom to ask about a subject or a pattern, by broker group."""
@@ -414,25 +323,7 @@ class Client(Administration, Reading, Delaying):
         return {name: self._asker(calls) for name, calls in found.items()}
 
     def _asker(self, calls: Calls) -> Asker:
-        return lambda request: calls.ask(request, self._timeout, _kept)
-
-    async def _find_targets(self, way: Way) -> Targets:
-        targets = self._targets.get(way)
-        if targets is None:
-            targets = await self._brokers.find_targets(way, self._timeout, self._acks)
-        return targets
-
-    async def _routes_changed(self, keys: list[RouteKey]) -> None:
-        """Tell producers and consumers; called by the task that watches."""
-        for end in list(self._open_ends):
-            await end._routes_changed(keys)  # noqa: SLF001
+        return lambda request: calls.ask(request, self._timeout, kept_answer)
 
     async def _ask(self, request: Request, timeout: float, convert: Callable[[Response], T]) -> T:
         return await self._brokers.home.ask(request, timeout, convert)
-
-
-def _kept(response: Response) -> Response:
-    """Return an answer that stays what it is when the connection goes on reading."""
-    if isinstance(response, ReadBack) and isinstance(response.records, memoryview):
-        return replace(response, records=bytes(response.records))
-    return response

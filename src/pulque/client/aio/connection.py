@@ -1,4 +1,4 @@
-"""A connection to one broker for asyncio: answers are handed to whoever asked, as they come."""
+"""A connection to one broker; by hand, as in asyncio answers are handed to whoever asked."""
 
 import asyncio
 import contextlib

@@ -1,17 +1,18 @@
-"""The consumer for asyncio: the blocking one's twin, on the same core.
+"""The consumer, for asyncio: pulls, and settles as it goes.
 
-Pulls, settles and heartbeats to a broker share one connection; nothing on it waits for anything
-else. ``aio_inlets.py`` has what it does with many brokers.
+While the caller handles one batch, the next pull is already on its way, together with the settle
+for what was done before. A task keeps the lease, and settles for a caller who takes long.
+``pull_pool.py`` has what it does with many brokers.
 """
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from types import TracebackType
 from typing import Self
 
 from pulque.client.aio.broker_puller import FOR_EVER, Inlet
-from pulque.client.aio.event_loop_guard import LoopGuard
+from pulque.client.aio.concurrency import Interruptible, sleep
+from pulque.client.aio.guard import Guard
 from pulque.client.aio.pull_pool import ConsumerBrokers, Inlets
 from pulque.client.arguments.checks import check_callback, check_timeout, check_wait, check_whole
 from pulque.client.connection.fork_safety import on_fork
@@ -19,7 +20,7 @@ from pulque.client.options.consumer_plan import ConsumerPlan
 from pulque.client.receiving.prefetch import Pace
 from pulque.client.receiving.received_message import ACKED, ReceivedBatch, ReceivedMessage, expire
 from pulque.client.routing.route_table import RouteKey
-from pulque.errors import RequestTimeoutError, UsageError
+from pulque.errors import PulqueError, RequestTimeoutError, UsageError
 from pulque.model.names import ConsumerId
 
 __all__ = ["Consumer"]
@@ -29,7 +30,7 @@ _MOST_PULLED = 1_000_000
 _SETTLE_WAIT = 0.001
 
 
-class Consumer:
+class Consumer(Interruptible):
     """Receives the messages of one subject for one group. Made by ``Client.consumer``.
 
     One task at a time may iterate, pull or settle; any may ack, nack and close. ::
@@ -38,6 +39,8 @@ class Consumer:
             await handle(message.body)
             message.ack()
     """
+
+    _inlets: Inlets
 
     def __init__(
         self,
@@ -55,11 +58,16 @@ class Consumer:
         self._draw = draw
         self._pace = Pace(plan.options.max_messages)
         self._inlets = self._make_inlets()
-        self._inlets.owner = self
+        self._inlets.owner = self  # asyncio only
+        self.on_closed: Callable[[Consumer], None] | None = None
+        """Called at its end. It holds the client: what runs for a consumer holds neither."""
         self._is_closed = self._has_ended = False
         self._handed = 0
         self._handed_at = 0.0
-        self._guard = LoopGuard("consumer", brokers.guard)
+        self._guard = Guard(
+            "consumer",
+            brokers.guard,  # asyncio only
+        )
         on_fork(self, Consumer._after_fork)
 
     def _after_fork(self) -> None:
@@ -102,19 +110,31 @@ class Consumer:
         """
         self._guard.check()
         prefetch = self._prefetch is not False
-        while (found := await self._next_batch(FOR_EVER, None, prefetch=prefetch)) is not None:
-            inlet, batch = found
-            index, may_expire = batch.start, batch.may_expire
-            try:
-                for index in range(batch.start, batch.end):  # where it was left is used below
-                    message = ReceivedMessage(batch, index)
-                    if batch.lost and message.is_abandoned:
-                        continue  # others have it by now
-                    if may_expire and expire(message):
-                        continue
-                    yield message
-            finally:
-                inlet.core.put_back(batch, index + 1)
+        new = ReceivedMessage.__new__
+        try:
+            while (found := await self._next_batch(FOR_EVER, None, prefetch=prefetch)) is not None:
+                inlet, batch = found
+                index, may_expire = batch.start, batch.may_expire
+                try:
+                    for index in range(batch.start, batch.end):  # where it was left is used below
+                        # Without its constructor, as this is the hot path: bench/micro/client.py.
+                        message = new(ReceivedMessage)
+                        message._batch = batch  # noqa: SLF001
+                        message._index = index  # noqa: SLF001
+                        if batch.lost and message.is_abandoned:
+                            continue  # others have it by now
+                        if may_expire and expire(message):
+                            continue
+                        yield message
+                finally:
+                    if self._guard.forked is None:  # else the parent may hold the lock
+                        with inlet.lock:
+                            inlet.core.put_back(batch, index + 1)
+        except (PulqueError, GeneratorExit):
+            raise
+        except BaseException:
+            self._interrupted()
+            raise
 
     async def pull(
         self, max_messages: int | None = None, *, timeout: float = 1.0
@@ -131,12 +151,21 @@ class Consumer:
         limit = self._plan.options.max_messages if max_messages is None else max_messages
         check_whole("max_messages", limit, 1, _MOST_PULLED)
         timeout = check_wait(timeout)
-        deadline = time.monotonic() + timeout
+        try:
+            return await self._pull(limit, time.monotonic() + timeout)
+        except PulqueError:
+            raise
+        except BaseException:
+            self._interrupted()
+            raise
+
+    async def _pull(self, limit: int, deadline: float) -> list[ReceivedMessage]:
         found = await self._next_batch(deadline, limit, prefetch=bool(self._prefetch))
         messages: list[ReceivedMessage] = []
         while found is not None:
             inlet, batch = found
-            messages += inlet.core.take_messages(batch, limit - len(messages))
+            with inlet.lock:
+                messages += inlet.core.take_messages(batch, limit - len(messages))
             found = self._inlets.next_batch() if len(messages) < limit else None
         self._handed = len(messages)
         return messages
@@ -165,12 +194,13 @@ class Consumer:
             if time.monotonic() >= deadline:
                 raise RequestTimeoutError(f"no answer to a settle within {limit:g} s")
             await self._inlets.settle_soon(deadline)
-            await asyncio.sleep(_SETTLE_WAIT)
+            await sleep(_SETTLE_WAIT)
 
     def on_abandoned(self, callback: Callable[[], None]) -> None:
         """Have ``callback`` called when messages that this consumer held went to others.
 
-        It may look at ``is_abandoned`` of the messages it knows, and must not block.
+        It may look at ``is_abandoned`` of the messages it knows, and must not block. Any task
+        may call it.
         """
         check_callback("callback", callback)
         self._inlets.on_abandoned(callback)
@@ -181,7 +211,7 @@ class Consumer:
         return self._inlets.is_connected
 
     async def close(self) -> None:
-        """Settle what is done, and hand the rest back at once.
+        """Settle what is done, and hand the rest back at once. Any task may call it.
 
         If it is cancelled, it can be called again.
         """
@@ -191,7 +221,9 @@ class Consumer:
         self._is_closed = True
         await self._inlets.close()
         self._plan.identity.release()
-        self._has_ended = True
+        if self.on_closed is not None:
+            self.on_closed(self)
+        self._has_ended = True  # last: if it is cancelled, ``close`` can be called again
 
     async def __aenter__(self) -> Self:
         return self
@@ -213,6 +245,7 @@ class Consumer:
     ) -> tuple[Inlet, ReceivedBatch] | None:
         """Return the next batch to hand out and whose it is, or None at the deadline or end."""
         self._guard.check_process()  # an iteration may go on in a child
+        self._is_waiting = False
         if self._handed:
             self._pace.handled(self._handed, time.monotonic() - self._handed_at)
             self._handed = 0
@@ -229,7 +262,9 @@ class Consumer:
                 self._handed = batch.end - batch.start
                 self._handed_at = time.monotonic()
                 return found
+            self._is_waiting = True
             await inlets.exchange(deadline, want)
+            self._is_waiting = False
             if time.monotonic() >= deadline and not inlets.has_waiting:
                 return None
         return None

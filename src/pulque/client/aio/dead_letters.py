@@ -1,21 +1,18 @@
-"""Dead letters for asyncio: the blocking one's twin, with the same names."""
+"""Dead letters, for asyncio: list, show, resend and purge what nobody could process."""
 
 import builtins
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
+from pulque.client.aio.conversation import Asker, talk_to
 from pulque.client.inspecting.broker_answers import Said, of_all, of_one, with_broker
 from pulque.client.inspecting.dead_letters import Letters, Messages, ResentLetters, Talk
 from pulque.errors import RejectedError
 from pulque.model.message import Message
-from pulque.wire.requests import Request
-from pulque.wire.responses import Response
 
-__all__ = ["Asker", "DeadLetters", "talk_to"]
+__all__ = ["DeadLetters"]
 
 T = TypeVar("T")
-Asker = Callable[[Request], Awaitable[Response]]
-"""Asks one broker."""
 
 
 class DeadLetters:
@@ -115,14 +112,3 @@ class DeadLetters:
             except RejectedError as error:
                 said.append((name, error))
         return of_all(said)
-
-
-async def talk_to(talk: Talk[T], ask: Asker) -> T:
-    """Carry a conversation with one broker to its end."""
-    try:
-        request = next(talk)
-        while True:
-            request = talk.send(await ask(request))
-    except StopIteration as end:
-        found: T = end.value
-        return found

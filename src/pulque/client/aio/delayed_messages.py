@@ -1,14 +1,13 @@
 """Messages that are due later, for asyncio: cancel them, move them, see what is due when."""
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import TypeVar
 
-from pulque.client.aio.dead_letters import Asker
+from pulque.client.aio.conversation import Asker, FindAskers, talk_to_many
 from pulque.client.arguments.checks import check_text
 from pulque.client.inspecting.delayed_messages import (
     DelayedMessage,
-    DelayTalk,
     DueCount,
     Fate,
     Moved,
@@ -23,13 +22,10 @@ from pulque.client.inspecting.delayed_messages import (
 )
 from pulque.client.sending.outgoing_message import Receipt
 from pulque.clock import wall_ms
-from pulque.errors import PulqueError
 
 __all__ = ["DelayedMessages", "Delaying"]
 
 T = TypeVar("T")
-FindAskers = Callable[[], Awaitable[Mapping[str, Asker]]]
-"""Finds all delay servers, by name."""
 
 
 class Delaying:
@@ -61,7 +57,7 @@ class Delaying:
     async def cancel_many(self, messages: Iterable[Receipt | str]) -> list[Fate]:
         """Have messages never delivered; return what became of each, as ``cancel`` does."""
         wanted = listed_messages(messages)
-        return await _carry(self._delay_askers, lambda servers: cancelling(servers, wanted))
+        return await talk_to_many(self._delay_askers, lambda servers: cancelling(servers, wanted))
 
     async def reschedule(
         self,
@@ -86,7 +82,7 @@ class Delaying:
             InvalidRequestError: The time is further ahead than it allows.
         """
         now_ms = wall_ms()
-        return await _carry(
+        return await talk_to_many(
             self._delay_askers,
             lambda servers: moving(servers, message, delay, at, level, now_ms),
         )
@@ -114,7 +110,7 @@ class DelayedMessages:
             end: Due before this time.
         """
         period = period_of(start, end)
-        return await _carry(
+        return await talk_to_many(
             self._find_askers, lambda servers: counting(servers, self._subject, period)
         )
 
@@ -129,7 +125,7 @@ class DelayedMessages:
             end: Due before this time.
         """
         period = period_of(start, end)
-        return await _carry(
+        return await talk_to_many(
             self._find_askers, lambda servers: listing(servers, self._subject, period, limit)
         )
 
@@ -139,7 +135,7 @@ class DelayedMessages:
         Args:
             limit: At most so many.
         """
-        return await _carry(
+        return await talk_to_many(
             self._find_askers, lambda servers: listing_stuck(servers, self._subject, limit)
         )
 
@@ -149,22 +145,4 @@ class DelayedMessages:
         Args:
             message: The receipt, or the message id alone: then all is searched for it.
         """
-        return await _carry(self._find_askers, lambda servers: finding(servers, message))
-
-
-async def _carry(find_askers: FindAskers, begin: Callable[[list[str]], DelayTalk[T]]) -> T:
-    """Carry a conversation with the delay servers to its end."""
-    askers = await find_askers()
-    talk = begin(list(askers))
-    try:
-        server, request = next(talk)
-        while True:
-            try:
-                answer = await askers[server](request)
-            except PulqueError as error:
-                server, request = talk.send(error)
-            else:
-                server, request = talk.send(answer)
-    except StopIteration as end:
-        found: T = end.value
-        return found
+        return await talk_to_many(self._find_askers, lambda servers: finding(servers, message))

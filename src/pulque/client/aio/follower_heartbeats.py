@@ -1,21 +1,22 @@
-"""Tells the followers of a consumer's brokers that it lives, for asyncio: the twin."""
+"""Tells the followers of a consumer's brokers that it lives, in a task of its own; for asyncio.
 
-import asyncio
-import contextlib
+What goes wrong with a follower is no concern of the application: it is tried again, quietly.
+"""
+
 import logging
 import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from pulque.client.aio.concurrency import Signal, Worker, for_each
 from pulque.client.aio.connection import AsyncConnection
-from pulque.client.blocking.follower_heartbeats import LIMIT
 from pulque.client.connection.backoff import Backoff
-from pulque.client.receiving.heartbeat_schedule import Beats
+from pulque.client.connection.session import as_it_is
+from pulque.client.receiving.heartbeat_schedule import LIMIT, Beats
 from pulque.client.receiving.pull_options import PullOptions
 from pulque.client.routing.route_table import RouteKey
 from pulque.errors import PulqueError
 from pulque.model.routes import RouteKind
-from pulque.wire.responses import Response
 
 __all__ = ["Followers", "FollowersOf"]
 
@@ -40,7 +41,7 @@ class FollowersOf(Protocol):
 
 
 class Followers:
-    """The followers of one consumer.
+    """The followers of one consumer. For the tasks of one event loop.
 
     Args:
         options: Who consumes, and what.
@@ -56,38 +57,35 @@ class Followers:
         self._beats = Beats(options, draw)
         self._backoff = Backoff(draw, first=0.1, largest=5.0)
         self._links: dict[str, AsyncConnection] = {}
-        self._task: asyncio.Task[None] | None = None
-        self._is_stopped = False
-        self._look = asyncio.Event()
+        self._worker = Worker(self._run, "pulque-beats")
+        self._look = Signal()
         """Set when there is a reason not to wait."""
 
     def start(self) -> None:
         """Begin, if it has not and there may be any."""
-        if self._task is None and not self._is_stopped and self._brokers.is_cluster:
-            self._task = asyncio.create_task(self._run(), name="pulque-beats")
+        if self._brokers.is_cluster:
+            self._worker.start()
 
     def routes_changed(self, keys: Iterable[RouteKey]) -> None:
-        """Take in that there may be others."""
+        """Take in that there may be others. Any task may."""
         if self._key in keys:
             self._look.set()
 
     async def stop(self) -> None:
-        """End."""
-        self._is_stopped = True
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
+        """End. Any task may."""
+        if await self._worker.stop(self._wake, 2 * LIMIT):
             self._brokers.forget_route(self._key)
+
+    def _wake(self) -> None:
+        self._look.set()
+        for connection in list(self._links.values()):
+            connection.abort()
 
     async def _run(self) -> None:
         try:
-            while True:
+            while not self._worker.is_stopped:
                 self._look.clear()
-                wait = await self._turn()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(wait):
-                        await self._look.wait()
+                await self._look.wait_for(await self._turn())
         except PulqueError as error:
             # A server that does not know the question has no followers.
             log.debug("no followers: %s", error)
@@ -111,17 +109,19 @@ class Followers:
             return self._backoff.next_wait()
         self._backoff.reset()
         await self._drop(self._beats.follow(places, time.monotonic()))
-        await asyncio.gather(*(self._beat(place) for place in self._beats.due(time.monotonic())))
+        await for_each(self._beats.due(time.monotonic()), self._beat)
         due = self._beats.next_due()
         return None if due is None else max(0.0, due - time.monotonic())
 
     async def _beat(self, place: str) -> None:
+        if self._worker.is_stopped:
+            return
         try:
             connection = self._links.get(place)
             if connection is None or not connection.is_open:
                 await self._drop([place])
                 connection = self._links[place] = await self._brokers.open_follower(place, LIMIT)
-            answer = await connection.request(self._beats.heartbeat, LIMIT, _as_it_is)
+            answer = await connection.request(self._beats.heartbeat, LIMIT, as_it_is)
             self._beats.beaten(place, answer, time.monotonic())
         except PulqueError as error:
             log.debug("a follower was not told: place=%s error=%s", place, error)
@@ -133,7 +133,3 @@ class Followers:
             connection = self._links.pop(place, None)
             if connection is not None:
                 await connection.close()
-
-
-def _as_it_is(response: Response) -> Response:
-    return response

@@ -1,14 +1,14 @@
-"""Finding stored messages, for asyncio: the blocking one's twin, with the same names."""
+"""Finding stored messages, for asyncio: by key, id, time or position."""
 
-import asyncio
 import time
 from collections.abc import Mapping
 from datetime import datetime
 from functools import partial
 
-from pulque.client.aio.brokers import Brokers, Calls
-from pulque.client.aio.dead_letters import talk_to
-from pulque.client.blocking.brokers import LOOKING
+from pulque.client.aio.brokers import Brokers
+from pulque.client.aio.concurrency import side_by_side
+from pulque.client.aio.connection_pool import Calls
+from pulque.client.aio.conversation import talk_to
 from pulque.client.inspecting.broker_answers import of_one
 from pulque.client.inspecting.search import (
     Found,
@@ -25,6 +25,7 @@ from pulque.client.inspecting.search import (
     search_for,
     subject_at,
 )
+from pulque.client.routing.lookup import LOOKING
 from pulque.client.routing.route_table import RouteKey
 from pulque.client.sending.outgoing_message import Receipt
 from pulque.errors import PulqueError
@@ -118,8 +119,8 @@ class Messages:
             chosen = of_one(calls, broker, "messages to find")
             calls, route = {chosen: calls[chosen]}, None
         until = time.monotonic() + self._timeout
-        asked = [self._ask(search, until, name, one) for name, one in calls.items()]
-        return all_found(search, await asyncio.gather(*asked), route)
+        asks = [partial(self._ask, search, until, name, one) for name, one in calls.items()]
+        return all_found(search, await side_by_side(asks), route)
 
     async def _ask(
         self, search: Search, until: float, name: str, calls: Calls

@@ -1,4 +1,4 @@
-"""The consumer of an ordered group for asyncio: the blocking one's twin."""
+"""The consumer of an ordered group, for asyncio: each order key's messages in their order."""
 
 import time
 from collections.abc import AsyncIterator, Iterable
@@ -9,6 +9,7 @@ from pulque.client.aio.ordered_pull_pool import OrderedInlets
 from pulque.client.arguments.checks import check_wait, check_whole
 from pulque.client.ordered.window import OrderedMessage
 from pulque.client.receiving.received_message import ReceivedMessage
+from pulque.errors import PulqueError
 
 __all__ = ["OrderedConsumer"]
 
@@ -36,10 +37,16 @@ class OrderedConsumer(Consumer):
             FencedError: Another consumer took over this id.
         """
         self._guard.check()
-        while found := await self._take(1, FOR_EVER):
-            yield found[0]
-            for following in self._inlets.follow(found[0]):
-                yield following
+        try:
+            while found := await self._take(1, FOR_EVER):
+                yield found[0]
+                for following in self._inlets.follow(found[0]):
+                    yield following
+        except (PulqueError, GeneratorExit):
+            raise
+        except BaseException:
+            self._interrupted()
+            raise
 
     async def pull(
         self, max_messages: int | None = None, *, timeout: float = 1.0
@@ -55,7 +62,13 @@ class OrderedConsumer(Consumer):
         limit = self._plan.options.max_messages if max_messages is None else max_messages
         check_whole("max_messages", limit, 1, _MOST_PULLED)
         timeout = check_wait(timeout)
-        return list(await self._take(limit, time.monotonic() + timeout))
+        try:
+            return list(await self._take(limit, time.monotonic() + timeout))
+        except PulqueError:
+            raise
+        except BaseException:
+            self._interrupted()
+            raise
 
     def ack_all(self, messages: Iterable[ReceivedMessage]) -> None:
         """Ack many messages."""
@@ -65,11 +78,14 @@ class OrderedConsumer(Consumer):
     async def _take(self, most: int, deadline: float) -> list[OrderedMessage]:
         self._guard.check_process()  # an iteration may go on in a child
         want = self._plan.options.max_messages
+        self._is_waiting = False
         while not self._is_closed:
             messages = self._inlets.take(most, want)
             if messages:
                 return messages
+            self._is_waiting = True
             await self._inlets.exchange(deadline, want)
+            self._is_waiting = False
             if time.monotonic() >= deadline and not self._inlets.has_waiting:
                 break
         return []

@@ -1,20 +1,31 @@
-"""The tree of an ordered consumer for asyncio: the blocking one's twin, on the same cores."""
+"""The tree of an ordered consumer, for asyncio: a pull client for each partition that is its own.
 
-import asyncio
-import contextlib
+A task asks the meta server which partitions these are, starts and stops pull clients
+accordingly, and so keeps the consumer's right to go on while its caller is busy.
+"""
+
 import functools
 import logging
 import time
 from collections.abc import Callable, Iterable
 
 from pulque.client.aio.broker_puller import Inlet
+from pulque.client.aio.concurrency import Crew, Lock, Worker, for_each, sleep
 from pulque.client.aio.connection import AsyncConnection
+from pulque.client.aio.deferral import NoDeferrals
 from pulque.client.aio.pull_pool import ConsumerBrokers, Inlets
-from pulque.client.blocking.ordered_pull_pool import HAND_OVER, ROUTE_LIMIT, TURN
 from pulque.client.connection.backoff import Backoff
+from pulque.client.connection.session import as_it_is
 from pulque.client.connection.url import Address
 from pulque.client.options.consumer_plan import ConsumerPart, ConsumerPlan
-from pulque.client.ordered.allotment import Attendance, Leaf, difference
+from pulque.client.ordered.allotment import (
+    HAND_OVER,
+    ROUTE_LIMIT,
+    TURN,
+    Attendance,
+    Leaf,
+    difference,
+)
 from pulque.client.ordered.partition_core import OrderedCore, Permit, RetryCore
 from pulque.client.ordered.window import OrderedMessage
 from pulque.client.routing.targets import HOME
@@ -31,7 +42,7 @@ _CONNECT_LIMIT = 5.0
 
 
 class OrderedInlets(Inlets):
-    """The partitions of one ordered consumer.
+    """The partitions of one ordered consumer. Used by one task at a time, but for ``close``.
 
     Args:
         plan: Who consumes, and what.
@@ -49,16 +60,18 @@ class OrderedInlets(Inlets):
         draw: Callable[[], float],
     ) -> None:
         super().__init__(plan, brokers, timeout=timeout, draw=draw)
-        self._loop = asyncio.get_running_loop()
         self._permit = Permit()
         self._attendance = Attendance(plan.options, self._permit, time.monotonic)
+        self._tree = Lock()
+        """Guards what is started and stopped."""
         self._leaves: dict[Leaf, tuple[Inlet, OrderedCore]] = {}
-        self._leaving: dict[Leaf, asyncio.Task[None]] = {}
+        self._leaving: set[Leaf] = set()
         self._cores: tuple[tuple[Inlet, OrderedCore], ...] = ()
         self._at = 0
         self._last: OrderedCore | None = None
         """Whose message was taken last."""
-        self._task: asyncio.Task[None] | None = None
+        self._attendant = Worker(self._attend, "pulque-attendant")
+        self._crew = Crew("pulque-hand-over")
         self._meta: AsyncConnection | None = None
         self._fatal: PulqueError | None = None
         self._problem: PulqueError | None = None
@@ -77,8 +90,10 @@ class OrderedInlets(Inlets):
         for step in range(len(cores)):
             at = (self._at + step) % len(cores)
             inlet, core = cores[at]
-            some = core.take_many(most - len(messages))
-            if some and not core.is_pulling and core.room > 0:
+            with inlet.lock:
+                some = core.take_many(most - len(messages))
+                is_thirsty = bool(some) and not core.is_pulling and core.room > 0
+            if is_thirsty:
                 inlet.ask_ahead(want)
             messages += some
             if len(messages) >= most:
@@ -102,17 +117,12 @@ class OrderedInlets(Inlets):
                 until = min(until, due)
         return until
 
-    def _check(self, inlets: list[Inlet], deadline: float) -> None:
+    def _check_trouble(self, inlets: list[Inlet], deadline: float) -> None:
         problem = self._problem
         if problem is not None and not self._attendance.is_known:
             self._trouble.next_wait(problem, time.monotonic(), deadline)
         else:
-            super()._check(inlets, deadline)
-
-    def _wake(self) -> None:
-        """Have the caller look again. Any thread may."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed, and with it the consumer
-            self._loop.call_soon_threadsafe(self._arrived.set)
+            super()._check_trouble(inlets, deadline)
 
     # ── what the meta server says ──────────────────────────────────────────────────────────
 
@@ -121,30 +131,31 @@ class OrderedInlets(Inlets):
         del deadline
         if self._fatal is not None:
             raise self._fatal.with_traceback(None)
-        if self._task is None and not self._is_closed:
-            self._task = asyncio.create_task(self._attend(), name="pulque-attendant")
+        if not self._is_closed:
+            self._attendant.start()
 
     async def _attend(self) -> None:
         backoff = Backoff(self._draw)
-        while not self._is_closed:
+        while not self._attendant.is_stopped:
             try:
                 is_new = await self._ask_once()
             except PulqueError as error:
                 await self._disconnect()
                 if not error.retryable:
                     self._fatal = error
-                    self._arrived.set()
+                    self._wake()
                     return
                 log.info("the meta server cannot be asked: %s", error)
                 self._problem = error
-                await asyncio.sleep(backoff.next_wait())
+                await self._attendant.pause(backoff.next_wait())
                 continue
             backoff.reset()
             self._problem = None
             if is_new:
                 self._follow()
             await self._watch_route()
-            self._arrived.set()
+            self._wake()
+        await self._disconnect()
 
     async def _ask_once(self) -> bool:
         if self._meta is None or not self._meta.is_open:
@@ -172,16 +183,17 @@ class OrderedInlets(Inlets):
 
     def _follow(self) -> None:
         """Start and stop pull clients, so that there is one for each partition of ours."""
-        if self._is_closed:
-            return
-        wanted = self._attendance.leaves()
-        self._learn(wanted.values())
-        started, stopped = difference(self._leaves, wanted, self._leaving)
-        for leaf in stopped:
-            self._stop(leaf)
-        for leaf in started:
-            self._start(leaf, wanted[leaf])
-        self._changed()
+        with self._tree:
+            if self._is_closed:
+                return
+            wanted = self._attendance.leaves()
+            self._learn(wanted.values())
+            started, stopped = difference(self._leaves, wanted, self._leaving)
+            for leaf in stopped:
+                self._stop(leaf)
+            for leaf in started:
+                self._start(leaf, wanted[leaf])
+            self._changed()
 
     def _learn(self, allotted: Iterable[Allotted]) -> None:
         """Take in who leads by now: a partition may stay ours while its broker changes."""
@@ -202,36 +214,34 @@ class OrderedInlets(Inlets):
         core.broker_group = allotted.broker_group
         core.on_ended = self._wake
         core.on_abandoned = self._on_abandoned
-        inlet = Inlet(
-            ConsumerPart(core, None),
-            connect=functools.partial(self._brokers.open_at, leaf.place),
-            timeout=self._timeout,
-            draw=self._draw,
-            arrived=self._arrived,
-            deferrals=None,  # what waits for long loses its place
-        )
-        inlet.owner = self
+        # Without deferrals: what waits for long loses its place.
+        inlet = self._make_inlet(leaf.place, ConsumerPart(core, None), NoDeferrals())
         self._leaves[leaf] = inlet, core
 
     def _stop(self, leaf: Leaf) -> None:
         log.info("handed over: %s", leaf.partition)
         inlet, core = self._leaves.pop(leaf)
-        core.is_leaving = True
-        self._leaving[leaf] = asyncio.create_task(self._hand_over(leaf, inlet, core))
+        with inlet.lock:
+            core.is_leaving = True
+        self._leaving.add(leaf)
+        self._crew.start(functools.partial(self._hand_over, leaf, inlet, core))
 
     async def _hand_over(self, leaf: Leaf, inlet: Inlet, core: OrderedCore) -> None:
         """Let what runs end, settle it, and release the lock."""
         deadline = time.monotonic() + HAND_OVER
         while time.monotonic() < deadline and not self._is_closed:
-            if core.is_drained and not self._waits(leaf):
+            with inlet.lock:
+                is_drained = core.is_drained
+            if is_drained and not self._waits(leaf):
                 break
-            inlet.settle_held()
-            await asyncio.sleep(_LOOK)
+            inlet.hurry()
+            await sleep(_LOOK)
         await inlet.close()
-        self._dropped += core.abandoned
-        del self._leaving[leaf]
+        with self._tree:
+            self._dropped += core.abandoned
+            self._leaving.discard(leaf)
         self._follow()  # it may be ours again by now
-        self._arrived.set()
+        self._wake()
 
     def _waits(self, leaf: Leaf) -> bool:
         """Say whether a pull client for retries has to be the last one at its broker."""
@@ -244,23 +254,28 @@ class OrderedInlets(Inlets):
         self._inlets = {"\0".join(leaf): inlet for leaf, (inlet, _) in self._leaves.items()}
 
     async def close(self) -> None:
-        """Settle what is done everywhere, release all locks, and say so."""
-        self._is_closed = True
-        for _, core in self._leaves.values():
-            core.is_leaving = True
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        await asyncio.gather(*self._leaving.values(), return_exceptions=True)
+        """Settle what is done everywhere, release all locks, and say so. Any task may."""
+        with self._tree:
+            self._is_closed = True
+            leaves = list(self._leaves.values())
+        self._attendant.end(self._hang_up)
+        for inlet, core in leaves:
+            with inlet.lock:
+                core.is_leaving = True
+        await self._crew.join(self._timeout)
         # What is there for retries takes leave for all of us: it is the last one.
         for is_last in (False, True):
-            some = [
-                i for i, core in self._leaves.values() if isinstance(core, RetryCore) is is_last
-            ]
-            await asyncio.gather(*(each.close() for each in some))
+            some = [each for each, core in leaves if isinstance(core, RetryCore) is is_last]
+            await for_each(some, Inlet.close)
         self._inlets = {}
         await super().close()
+        await self._attendant.join(self._timeout)
         await self._say_goodbye()
+
+    def _hang_up(self) -> None:
+        connection = self._meta
+        if connection is not None:
+            connection.abort()
 
     async def _say_goodbye(self) -> None:
         # Not on the old connection: its last question may still have no answer.
@@ -271,7 +286,7 @@ class OrderedInlets(Inlets):
             connection = await self._brokers.open_at(HOME, _CONNECT_LIMIT)
             try:
                 request = self._attendance.farewell()
-                await connection.request(request, _CONNECT_LIMIT, lambda answer: answer)
+                await connection.request(request, _CONNECT_LIMIT, as_it_is)
             finally:
                 await connection.close()
         except PulqueError as error:

@@ -1,14 +1,15 @@
-"""The producer for asyncio: the blocking one's twin, on the same core."""
+"""The producer, for asyncio; by hand, as ``send`` is the hot path and waits without a lock."""
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Self, Unpack
 
 from pulque.client.aio.connection import AsyncConnection
-from pulque.client.aio.event_loop_guard import LoopGuard
+from pulque.client.aio.guard import Guard
+from pulque.client.aio.pending_sends import PendingSend, PendingSends, wait_for
 from pulque.client.aio.producer_connections import SendLinks
 from pulque.client.arguments.checks import check_wait
 from pulque.client.connection.backoff import Backoff
@@ -16,10 +17,9 @@ from pulque.client.connection.fork_safety import forked, on_fork
 from pulque.client.persistence.message_spool import BatchNote, SendSpool
 from pulque.client.routing.route_table import RouteKey
 from pulque.client.routing.targets import NoRouteError, Targets, Way
-from pulque.client.sending.dispatch import SendOptions
-from pulque.client.sending.outgoing_batch import OutgoingBatch
 from pulque.client.sending.outgoing_message import Outgoing, Parts, Receipt, outgoing_of
-from pulque.client.sending.promises import Promise, Promises, Span, last_refusal
+from pulque.client.sending.producer_options import SendOptions
+from pulque.client.sending.promises import Span
 from pulque.client.sending.spooled_producer_core import SpoolingCore, core_of, is_stored
 from pulque.clock import wall_ms
 from pulque.errors import (
@@ -31,57 +31,11 @@ from pulque.errors import (
 from pulque.model.ids import IdSource
 from pulque.model.names import parse_subject
 
-__all__ = ["PendingSend", "PendingSends", "Producer"]
+__all__ = ["Producer"]
 
 log = logging.getLogger("pulque.client")
 
 _CONNECT_LIMIT = 5.0
-
-
-class PendingSend(Promise):
-    """The promise of a receipt for one message; ``await`` it."""
-
-    __slots__ = ()
-
-    async def result(self, timeout: float | None = None) -> Receipt:
-        """Return the receipt, or raise what went wrong; wait for it if need be.
-
-        Raises:
-            RequestTimeoutError: There was no outcome within ``timeout`` seconds.
-            PulqueError: The message could not be sent.
-        """
-        await _wait_for((self._batch,), timeout)
-        return self._batch.receipt(self._index)
-
-    async def exception(self, timeout: float | None = None) -> PulqueError | None:
-        """Return what went wrong, or None for a confirmed message; wait for it if need be."""
-        await _wait_for((self._batch,), timeout)
-        return self._batch.error_of(self._index)
-
-    def __await__(self) -> Generator[object, None, Receipt]:
-        return self.result().__await__()
-
-
-class PendingSends(Promises[PendingSend]):
-    """The promises of receipts for many messages; ``await`` them together."""
-
-    __slots__ = ()
-
-    def __init__(self, spans: list[Span]) -> None:
-        super().__init__(spans, PendingSend)
-
-    async def result(self, timeout: float | None = None) -> list[Receipt]:
-        """Return the receipts in order, or raise the first thing that went wrong.
-
-        Raises:
-            RequestTimeoutError: Not all had an outcome within ``timeout`` seconds.
-            PulqueError: A message could not be sent; a note says how many were.
-        """
-        await _wait_for(self.batches, timeout)
-        return self.receipts()
-
-    def __await__(self) -> Generator[object, None, list[Receipt]]:
-        return self.result().__await__()
 
 
 class Producer:
@@ -129,11 +83,13 @@ class Producer:
         self._links = SendLinks(self._core, connect, stale, draw)
         self._links.owner = self
         self._is_closed = self._has_ended = False
+        self.on_closed: Callable[[Producer], None] | None = None
+        """Called at its end."""
         if first_place is not None:
             self._core.add_place(first_place)
         if spool is not None:
             self._recovery = asyncio.create_task(self._recover(), name="pulque-spool")
-        self._guard = LoopGuard("producer")
+        self._guard = Guard("producer")
         self._guard.check()
         self._signal.check_waiter = self._guard.check
         on_fork(self, Producer._after_fork)
@@ -232,7 +188,7 @@ class Producer:
         try:
             await self._take_in(subject, items, spans, timeout)
         except PulqueError as error:
-            await _wait_for(pending.batches, None)
+            await wait_for(pending.batches, None)
             error.add_note(f"{pending.count_confirmed()} of {len(items)} messages are confirmed")
             raise
         return await pending.result()
@@ -282,7 +238,7 @@ class Producer:
         await self.recovered()
         batches = self._core.flush()
         self._links.pump()
-        await _wait_for(batches, wait_s)
+        await wait_for(batches, wait_s)
 
     async def close(self, timeout: float | None = None) -> None:
         """Flush, and end. Messages without an outcome by then get ``DisconnectedError``.
@@ -304,7 +260,7 @@ class Producer:
             batches = self._core.close()
             self._links.changed.set()
             self._links.pump()
-            await _wait_for(batches, timeout)
+            await wait_for(batches, timeout)
         except RequestTimeoutError:
             log.info("a producer is closed with messages on their way")
         finally:
@@ -313,6 +269,8 @@ class Producer:
             await self._links.stop()
             if self._spool is not None:
                 self._spool.close()
+        if self.on_closed is not None:
+            self.on_closed(self)
         self._has_ended = True
 
     async def __aenter__(self) -> Self:
@@ -389,32 +347,3 @@ class Producer:
                     await self._links.changed.wait()
             except TimeoutError:
                 return
-
-
-async def _wait_for(batches: Sequence[OutgoingBatch], timeout: float | None) -> None:
-    todo = [batch for batch in batches if not batch.is_done]
-    if not todo:
-        return
-    todo[0].stream.dispatch.check_waiter()
-    if timeout is not None:
-        timeout = check_wait(timeout)
-    done = asyncio.Event()
-    left = len(todo)
-
-    def finished() -> None:
-        nonlocal left
-        left -= 1
-        if not left:
-            done.set()
-
-    for batch in todo:
-        batch.when_done(finished)
-        batch.hurry()
-    try:
-        async with asyncio.timeout(timeout):
-            await done.wait()
-    except TimeoutError:
-        raise RequestTimeoutError(
-            f"{left} batches have no outcome within {timeout} s; they are still on their way"
-            f"{last_refusal(todo)}"
-        ) from None

@@ -1,4 +1,4 @@
-"""The connections of a producer for asyncio: the blocking one's twin, without threads."""
+"""A producer's connections; by hand, as in asyncio one loop writes and reads."""
 
 import asyncio
 import contextlib
@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
 from pulque.client.aio.connection import AsyncConnection
-from pulque.client.blocking.failover import ANSWER_LIMIT
 from pulque.client.connection.backoff import Backoff
 from pulque.client.routing.broker_health import Breaker
+from pulque.client.routing.failover_rules import ANSWER_LIMIT
 from pulque.client.sending.dispatch import Dispatch
 from pulque.client.sending.outgoing_batch import OutgoingBatch
 from pulque.client.sending.producer_core import OutgoingCore

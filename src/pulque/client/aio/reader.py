@@ -5,7 +5,8 @@ import time
 from collections.abc import AsyncIterator
 from datetime import datetime
 
-from pulque.client.aio.brokers import Brokers, Calls
+from pulque.client.aio.brokers import Brokers
+from pulque.client.aio.connection_pool import Calls
 from pulque.client.aio.messages import Messages
 from pulque.client.arguments.checks import check_wait, check_whole
 from pulque.client.inspecting.stored_messages import (
@@ -67,8 +68,7 @@ class Reading:
         check_whole("max_messages", max_messages, 1, _MOST_READ)
         deadline = time.monotonic() + check_wait(timeout)
         found: list[Message] = []
-        brokers = self._brokers
-        for calls, group, name in await brokers.plain_partitions(
+        for calls, group, name in await self._brokers.plain_partitions(
             subject, self._timeout, broker, partition
         ):
             until = 0.0 if found else deadline

@@ -1,15 +1,25 @@
-"""Keeps a client's routes fresh, for asyncio: the blocking one's twin."""
+"""Keeps a client's routes fresh, for asyncio: a task waits for changes at a meta server.
 
-import asyncio
-import contextlib
+It starts with the first route that leads away from home; clients of a lone broker have none. A
+server that cannot be watched is asked for every route in turn, now and then.
+"""
+
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 
+from pulque.client.aio.concurrency import Signal, Worker, on_fork
 from pulque.client.aio.connection import AsyncConnection
-from pulque.client.blocking.route_watcher import ASK_EVERY, PATIENCE, PAUSE, WAIT, changed_of
 from pulque.client.connection.backoff import Backoff
 from pulque.client.routing.route_table import RouteKey, RouteTable
 from pulque.client.routing.targets import route_of
+from pulque.client.routing.watch_requests import (
+    ASK_EVERY,
+    PATIENCE,
+    PAUSE,
+    WAIT,
+    changed_of,
+    watcher_name,
+)
 from pulque.errors import PulqueError, UnavailableError, UnsupportedError
 from pulque.model.routes import RouteKind
 from pulque.wire.requests import Route, Watch
@@ -21,7 +31,7 @@ log = logging.getLogger("pulque.client")
 
 
 class Watcher:
-    """Watches the routes of one client.
+    """Watches the routes of one client. For the tasks of one event loop.
 
     Args:
         table: What is known, and where news go.
@@ -48,31 +58,38 @@ class Watcher:
         self._application = application
         self._tell = tell
         self._backoff = Backoff(draw, first=0.1, largest=3.0)
+        self._begin()
+        on_fork(self, Watcher.after_fork)
+
+    def _begin(self) -> None:
         self._connection: AsyncConnection | None = None
-        self._look = asyncio.Event()
+        self._look = Signal()
         """Set when there is a reason not to wait."""
-        self._task: asyncio.Task[None] | None = None
+        self._worker = Worker(self._run, "pulque-routes")
+
+    def after_fork(self) -> None:
+        """Begin anew, with the next route that is asked for, and as another client."""
+        self._client = watcher_name(self._application)
+        self._begin()
 
     def start(self) -> None:
         """Begin, if it has not."""
-        if self._task is None:
-            self._task = asyncio.create_task(self._run(), name="pulque-routes")
+        self._worker.start()
 
     def look(self) -> None:
         """Ask again now: there are new routes to watch, or one of them seems to be wrong."""
-        self._look.set()
-        if self._connection is not None:
-            self._connection.abort()
+        if self._worker.is_started and not self._look.is_set():
+            self._look.set()
+            connection = self._connection
+            if connection is not None:
+                connection.abort()
 
     async def stop(self) -> None:
         """End."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await self._worker.stop(self.look, PATIENCE)
 
     async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(PAUSE)
+        while not await self._worker.pause(PAUSE):
             try:
                 self._connection = connection = await self._connect(PATIENCE)
                 try:
@@ -84,21 +101,16 @@ class Watcher:
             except UnavailableError as error:
                 if not self._look.is_set():
                     log.info("routes cannot be watched for now: %s", error)
-                    await self._rest(self._backoff.next_wait())
+                    await self._look.wait_for(self._backoff.next_wait())
             except PulqueError as error:
                 log.warning("routes cannot be watched: %s", error)
-                await self._rest(self._backoff.next_wait())
+                await self._look.wait_for(self._backoff.next_wait())
             except Exception:
                 log.exception("routes cannot be watched")
-                await self._rest(self._backoff.next_wait())
-
-    async def _rest(self, seconds: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._look.wait()
+                await self._look.wait_for(self._backoff.next_wait())
 
     async def _watch(self, connection: AsyncConnection) -> None:
-        while not self._look.is_set():
+        while not self._worker.is_stopped and not self._look.is_set():
             known = self._table.known()
             watch = Watch(self._client, self._application, known, int(WAIT * 1000))
             try:
@@ -124,7 +136,7 @@ class Watcher:
             changed.append(ChangedRoute(kind, group, route))
         self._backoff.reset()
         await self._take_in(changed)
-        await self._rest(ASK_EVERY)
+        await self._look.wait_for(ASK_EVERY)
 
     async def _take_in(self, changed: Iterable[ChangedRoute]) -> None:
         keys = self._table.take_in_changed(changed)

@@ -9,8 +9,9 @@ from datetime import UTC, datetime, timedelta
 from math import ceil
 
 from pulque.errors import UsageError
+from pulque.model.pack import NEVER
 
-__all__ = ["ANY_DELAY_MS", "AT_ONCE", "LEVELS", "check_longest", "due_of", "instant_of"]
+__all__ = ["ANY_DELAY_MS", "AT_ONCE", "LEVELS", "check_longest", "due_of", "instant_of", "ms_of"]
 
 AT_ONCE = 0
 """As a due instant: there is nothing to wait for."""
@@ -122,3 +123,15 @@ def _no_delay(delay: object) -> UsageError:
     return UsageError(
         f"delay is {delay!r}; 0 or more seconds are allowed, as a number or a timedelta"
     )
+
+
+def ms_of(instant: datetime | None) -> int:
+    """Return an instant in milliseconds since 1970; 0 for None."""
+    if instant is None:
+        return NEVER
+    if not isinstance(instant, datetime):
+        raise UsageError(f"{instant!r} is not an instant; a datetime with a time zone is allowed")
+    if instant.tzinfo is None:
+        raise UsageError(f"{instant!r} has no time zone; use datetime.now(timezone.utc) or alike")
+    # Whole numbers throughout: a float would lose a millisecond now and then.
+    return (instant - _EPOCH) // _MILLISECOND

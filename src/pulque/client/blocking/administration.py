@@ -1,11 +1,15 @@
+# Generated from aio/administration.py by `make blocking`: edit that file, not this one.
 """What administrators ask of a broker: groups, status, segments."""
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
+from pulque.client.blocking.conversation import Asker
+from pulque.client.blocking.dead_letters import DeadLetters
 from pulque.client.inspecting.broker_answers import Said, of_all, of_one
-from pulque.client.inspecting.dead_letters import Asker, DeadLetters, Letters
+from pulque.client.inspecting.broker_status import report_of, sealed_end_of
+from pulque.client.inspecting.dead_letters import Letters
 from pulque.client.inspecting.groups import (
     GroupState,
     PartitionReset,
@@ -14,7 +18,6 @@ from pulque.client.inspecting.groups import (
     reset_request,
     resets_of,
 )
-from pulque.client.inspecting.stored_messages import report_of, sealed_end_of
 from pulque.client.options.group_options import (
     ModeName,
     RetryPolicy,
@@ -165,7 +168,7 @@ class Administration:
         One that does not answer has nothing but an ``error``. A lone broker's name is empty.
         """
         found: dict[str, dict[str, Any]] = {}
-        for broker, ask in (self._askers(EVERYTHING)).items():
+        for broker, ask in self._askers(EVERYTHING).items():
             try:
                 found[broker] = report_of(ask(Status()))
             except PulqueError as error:

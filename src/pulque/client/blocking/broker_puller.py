@@ -1,4 +1,4 @@
-"""What a blocking consumer has for each broker: a connection, and what it holds.
+"""What a consumer has for each broker; by hand, as its caller reads and a thread keeps the lease.
 
 The caller's thread asks and takes in answers. A thread keeps the lease, settles for a caller who
 takes long, and takes in answers meanwhile. Where there are many brokers, another one connects to
@@ -10,8 +10,10 @@ import threading
 import time
 from collections.abc import Callable
 
+from pulque.client.blocking.arrivals import Arrivals
 from pulque.client.blocking.connection import Connection
-from pulque.client.blocking.lease_keeper import Deferrals, Keeper
+from pulque.client.blocking.deferral import Deferrals
+from pulque.client.blocking.lease_keeper import Keeper
 from pulque.client.connection.backoff import Backoff
 from pulque.client.connection.session import Answer
 from pulque.client.options.consumer_plan import ConsumerPart
@@ -47,7 +49,7 @@ class Inlet:
         connect: Opens a connection to the broker within so many seconds.
         timeout: The client's.
         draw: Returns a random number in ``0.0..1.0``.
-        wake: Called when something came, or there is a connection, while the caller may wait.
+        arrived: Set when something came, or there is a connection, while the caller may wait.
         deferrals: Take messages to a delay server that are wanted again at a certain time.
     """
 
@@ -58,7 +60,7 @@ class Inlet:
         connect: Callable[[float], Connection],
         timeout: float,
         draw: Callable[[], float],
-        wake: Callable[[], None],
+        arrived: Arrivals,
         deferrals: Deferrals,
     ) -> None:
         self.core, self._local = part
@@ -69,9 +71,11 @@ class Inlet:
         """Since when there is no connection, if there is none."""
         self.problem: PulqueError | None = None
         """Why there is no connection."""
+        self.owner: object = None
+        """Lives as long as this does, which a thread holds: a dropped consumer can be closed."""
         self._connect = connect
         self._timeout = timeout
-        self._wake = wake
+        self._wake = arrived.set
         self._trouble = Trouble(draw, timeout)
         self._backoff = Backoff(draw)
         self._retry_at = 0.0
@@ -431,8 +435,8 @@ class Inlet:
     def _subscribe(self, connection: Connection) -> None:
         """Say how the group wants the subject, before the first pull."""
         try:
-            answer = connection.request(self.core.subscribe_request(), self._timeout)
-            self.core.subscribed(answer)
+            request = self.core.subscribe_request()
+            connection.request(request, self._timeout, self.core.subscribed)
         except PulqueError as error:
             raise problem_of(error) from None
 

@@ -1,20 +1,30 @@
-"""All servers that a blocking client talks to: those of its URL, and the brokers behind them."""
+# Generated from aio/brokers.py by `make blocking`: edit that file, not this one.
+"""All servers that a client talks to: of its URL, and the brokers behind them."""
 
-import contextlib
 import functools
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from pulque.client.arguments.due_times import ANY_DELAY_MS
+from pulque.client.blocking.concurrency import sleep
 from pulque.client.blocking.connection import Connection
 from pulque.client.blocking.connection_pool import Calls
-from pulque.client.blocking.failover import Spread
-from pulque.client.blocking.route_watcher import Watcher, watcher_name
+from pulque.client.blocking.route_watcher import Watcher
 from pulque.client.connection.call_outcomes import never_sent
-from pulque.client.connection.fork_safety import on_fork
 from pulque.client.connection.url import Address
 from pulque.client.routing.broker_health import LATENCY_TABLE, LatencyRow
+from pulque.client.routing.lookup import (
+    ASK_LIMIT,
+    DELAY_PATIENCE,
+    DELAY_SERVERS,
+    LOOKING,
+    NO_DELAY_SERVER,
+    NOBODY_WAIT,
+    STALE_PAUSE,
+    chosen,
+    nobody_takes,
+)
 from pulque.client.routing.route_table import RouteKey, RouteTable
 from pulque.client.routing.targets import (
     HOME,
@@ -26,42 +36,22 @@ from pulque.client.routing.targets import (
     route_of,
     targets_of,
 )
+from pulque.client.routing.watch_requests import watcher_name
 from pulque.errors import (
     DisconnectedError,
     NoDelayServerError,
-    PulqueError,
     RequestTimeoutError,
     UnavailableError,
-    UnknownSubjectError,
-    UsageError,
 )
-from pulque.model.names import (
-    DEFAULT_LEVEL,
-    EVERYTHING,
-    PartitionName,
-    level_of,
-    parse_subject,
-)
-from pulque.model.routes import PartitionRoute, Route, RouteKind
+from pulque.model.names import PartitionName, parse_subject
+from pulque.model.routes import Route, RouteKind
 from pulque.wire.requests import Acks
 from pulque.wire.requests import Route as AskRoute
 from pulque.wire.responses import Welcome
 
-__all__ = ["Brokers", "Store", "chosen", "nobody_takes"]
+__all__ = ["Brokers", "Store"]
 
-STALE_PAUSE = 1.0
-"""Routes that seem to be wrong are asked for again after so many seconds at the earliest."""
-LOOKING = "looking"
-"""As a group: to look at a subject must not create it, as a producer's question does."""
-DELAY_SERVERS = RouteKey(EVERYTHING, LOOKING, RouteKind.DELAYED)
-"""What is asked for to find all of them."""
-NOBODY_WAIT = 0.2
-DELAY_PATIENCE = 5.0
-"""How long to wait for the first delay server, in seconds: many clusters have none."""
-_ASK_LIMIT = 2.0
-NO_DELAY_SERVER = (
-    "there is no delay server here: `pulque up` has one, and `pulque delay` adds one to a cluster"
-)
+T = TypeVar("T")
 
 
 class Store(NamedTuple):
@@ -70,43 +60,6 @@ class Store(NamedTuple):
     broker_group: str
     calls: Calls
     targets: Targets
-
-
-def nobody_takes(way: Way, acks: int = Acks.DISK) -> PulqueError:
-    """Return what to say when messages have nowhere to go."""
-    if not isinstance(way, Delayed):
-        if acks == Acks.REPLICA:
-            return UnavailableError(
-                f'no broker serves {way} at present that can keep acks "replica": the broker '
-                "groups of it that have followers are away"
-            )
-        return UnavailableError(f"no broker serves {way} at present")
-    return NoDelayServerError(f"a message of {way.subject} is due later, and {NO_DELAY_SERVER}")
-
-
-def chosen(route: Route, broker: str | None, partition: str | None = None) -> list[PartitionRoute]:
-    """Return where to look for the messages of a route, or of one broker group in it.
-
-    Args:
-        route: Who has the subject, in which partitions.
-        broker: Only this broker group.
-        partition: Only this one, once at each broker group, which may have several. Without a
-            name, those that are for messages of the usual priority.
-
-    Raises:
-        UnknownSubjectError: Nobody has the subject.
-        UsageError: The broker that is named does not.
-    """
-    if not route.partitions:
-        raise UnknownSubjectError(f"no broker has a subject {route.subject}")
-    found = [each for each in route.partitions if broker in {None, each.broker_group}]
-    if not found:
-        names = ", ".join(sorted({each.broker_group for each in route.partitions}))
-        raise UsageError(f"broker group {broker!r} does not serve {route.subject}; {names} do")
-    if partition is None:
-        return [each for each in found if level_of(each.partition) == DEFAULT_LEVEL]
-    by_group = {each.broker_group: each for each in found}
-    return [each._replace(partition=PartitionName(partition)) for each in by_group.values()]
 
 
 class Brokers:
@@ -129,10 +82,13 @@ class Brokers:
         tell: Callable[[list[RouteKey]], None],
         draw: Callable[[], float],
     ) -> None:
-        self.home = Calls(addresses, client=client, draw=draw)
+        self.home = Calls(
+            addresses,
+            client=client,
+            draw=draw,
+        )
         self.table = RouteTable(latency, draw)
         self.table.on_moved = self._moved
-        self.spread = Spread(self.calls_at, self.table.targets_for, self.stale, draw)
         self._client = client
         self._draw = draw
         self._pools: dict[str, Calls] = {HOME: self.home}
@@ -145,18 +101,17 @@ class Brokers:
             tell=tell,
             draw=draw,
         )
-        on_fork(self, Brokers.after_fork)
-
-    def after_fork(self) -> None:
-        """Ask for routes anew in a child, where nobody watches them."""
-        self.table.forget_all()
 
     def calls_at(self, place: str) -> Calls:
-        """Return the connections to a place that wait for the next call."""
+        """Return what makes calls at a place."""
         found = self._pools.get(place)
         if found is None:
-            address = functools.partial(self.table.address_of, place)
-            made = Calls(address, client=self._client, draw=self._draw, stale=self.stale)
+            made = Calls(
+                functools.partial(self.table.address_of, place),
+                client=self._client,
+                draw=self._draw,
+                stale=self.stale,
+            )
             found = self._pools.setdefault(place, made)
             found.is_closed = self.home.is_closed
         return found
@@ -165,9 +120,10 @@ class Brokers:
         """Open a connection to a place for whoever needs one."""
         return self.calls_at(place).open(timeout)
 
-    def open_blocking(self, place: str, timeout: float) -> Connection:
-        """Open a connection to a place for a thread that may block, as all may here."""
-        return self.open_at(place, timeout)
+    @property
+    def is_known(self) -> bool:
+        """Whether anybody was connected to, so that it is known who they are."""
+        return bool(self.home.server)
 
     @property
     def is_cluster(self) -> bool:
@@ -202,7 +158,7 @@ class Brokers:
                 is_lone = isinstance(way, Delayed) and not self.is_cluster
                 if is_lone or time.monotonic() + NOBODY_WAIT >= give_up_at:
                     raise nobody_takes(way, acks)
-                time.sleep(NOBODY_WAIT)
+                sleep(NOBODY_WAIT)
         if isinstance(way, Delayed) and targets.longest_delay_ms == ANY_DELAY_MS:
             self._find_longest(targets, deadline)
         return targets
@@ -213,7 +169,7 @@ class Brokers:
         What it refuses it refuses by the batch, so that it is good to know before.
         """
         for target in targets:
-            left = max(0.001, min(_ASK_LIMIT, deadline - time.monotonic()))
+            left = max(0.001, min(ASK_LIMIT, deadline - time.monotonic()))
             try:
                 welcome = self._ask_welcome(target.place, left)
             except UnavailableError:
@@ -222,8 +178,11 @@ class Brokers:
             return
 
     def _ask_welcome(self, place: str, timeout: float) -> Welcome:
-        with contextlib.closing(self.open_at(place, timeout)) as connection:
+        connection = self.open_at(place, timeout)
+        try:
             return connection.welcome
+        finally:
+            connection.close()
 
     def ask_route(self, key: RouteKey, timeout: float) -> Route:
         """Ask who serves a subject or a pattern, keep the answer, and have it watched."""
@@ -246,6 +205,8 @@ class Brokers:
         Raises:
             UnavailableError: That could not be found out.
         """
+        if not self.home.server:
+            self.home.warm_up(timeout)
         if not self.is_cluster:
             return [HOME]
         key = RouteKey(subject, group)
@@ -264,6 +225,11 @@ class Brokers:
             self.ask_route(key, timeout)
             self.table.want(key)
         return self.known_places(key)
+
+    def open_follower(self, place: str, timeout: float) -> Connection:
+        """Open a connection to a follower; that it is away says nothing about routes."""
+        address = self.table.address_of(place)
+        return Connection.open(address, client=self._client, timeout=timeout)
 
     def delay_servers(self, timeout: float) -> dict[str, Calls]:
         """Return the connections to all delay servers, by name.
@@ -291,11 +257,6 @@ class Brokers:
             raise NoDelayServerError(NO_DELAY_SERVER)
         return route
 
-    def open_follower(self, place: str, timeout: float) -> Connection:
-        """Open a connection to a follower; that it is away says nothing about routes."""
-        address = self.table.address_of(place)
-        return Connection.open(address, client=self._client, timeout=timeout)
-
     def known_places(self, key: RouteKey) -> list[str]:
         """Return who serves a subject or a pattern, as was heard last."""
         route = self.table.route(key)
@@ -304,7 +265,7 @@ class Brokers:
     def plain_partitions(
         self, subject: str, timeout: float, broker: str | None, partition: str | None = None
     ) -> list[tuple[Calls, str, PartitionName]]:
-        """Return who has messages of a subject: connections, broker group, and partition.
+        """Return who has messages of a subject: connection, broker group, and partition.
 
         Args:
             subject: Whose.
@@ -317,6 +278,8 @@ class Brokers:
             UnknownSubjectError: There is no such subject.
         """
         name = parse_subject(subject)
+        if not self.home.server:
+            self.home.warm_up(timeout)
         if not self.is_cluster:
             return [(self.home, self.home.server, PartitionName(partition or name))]
         route = self.ask_route(RouteKey(name, LOOKING), timeout)
@@ -361,7 +324,7 @@ class Brokers:
             self._watcher.look()
 
     def close(self) -> None:
-        """Close all connections that wait; those in use are closed after their call."""
+        """Close all connections."""
         self.home.is_closed = True
         self._watcher.stop()
         for pool in list(self._pools.values()):

@@ -1,32 +1,29 @@
-"""The blocking client: everything an application does goes through it."""
+# Generated from aio/client.py by `make blocking`: edit that file, not this one.
+"""The client: everything an application does goes through it."""
 
-import functools
-import logging
 import os
 import secrets
-import sys
 import time
-import warnings
-import weakref
 from collections.abc import Callable, Iterable, Sequence
-from types import TracebackType
 from typing import Self, TypeVar
 
 from pulque.client.arguments.checks import check_flag, check_path, check_timeout, check_wait
 from pulque.client.blocking.administration import Administration
-from pulque.client.blocking.brokers import LOOKING, Brokers
+from pulque.client.blocking.brokers import Brokers
+from pulque.client.blocking.client_life import ClientLife, opened
+from pulque.client.blocking.concurrency import sleep
 from pulque.client.blocking.connection_pool import Calls
 from pulque.client.blocking.consumer import Consumer
+from pulque.client.blocking.conversation import Asker
 from pulque.client.blocking.delayed_messages import Delaying
 from pulque.client.blocking.direct_send import Sends
 from pulque.client.blocking.ordered_consumer import OrderedConsumer
-from pulque.client.blocking.producer import Producer, close_in_thread
+from pulque.client.blocking.producer import Producer
 from pulque.client.blocking.reader import Reading
 from pulque.client.connection.backoff import Backoff
 from pulque.client.connection.call_outcomes import UNREACHED, not_reached
-from pulque.client.connection.fork_safety import on_fork
+from pulque.client.connection.session import kept_answer
 from pulque.client.connection.url import Address, addresses_of
-from pulque.client.inspecting.dead_letters import Asker
 from pulque.client.options.client_options import (
     DEFAULT_TIMEOUT,
     AcksName,
@@ -45,21 +42,17 @@ from pulque.client.options.group_options import (
 from pulque.client.ordered.window import BlocksName
 from pulque.client.persistence.consumer_identity import application_name
 from pulque.client.routing.broker_health import LATENCY_TABLE, LatencyRow
-from pulque.client.routing.route_table import RouteKey
+from pulque.client.routing.lookup import LOOKING
 from pulque.client.routing.targets import HOME
 from pulque.client.sending.spooled_producer_core import SPOOL_LIMIT
-from pulque.errors import PulqueError
 from pulque.model.ids import IdSource
 from pulque.wire.requests import Request
 from pulque.wire.responses import Response
 
 __all__ = ["Client", "connect"]
 
-log = logging.getLogger("pulque.client")
-
 T = TypeVar("T")
 _MAX_BYTES = 1024 * 1024
-_ANY_SIZE = 2**31
 _draw = secrets.SystemRandom().random
 
 
@@ -97,8 +90,8 @@ def connect(  # noqa: PLR0913  # choices by keyword, each with a default
             once.
 
     Raises:
-        DisconnectedError: Nobody answers there.
         ConfigError: The URL is not one.
+        DisconnectedError: Nobody answers there.
     """
     client = Client(
         addresses_of(url, os.environ),
@@ -109,15 +102,13 @@ def connect(  # noqa: PLR0913  # choices by keyword, each with a default
         latency=latency_table(latency),
         wait=wait,
     )
-    client.warm_up()
-    return client
+    return opened(client)
 
 
-class Client(Administration, Reading, Delaying, Sends):
+class Client(ClientLife, Administration, Reading, Delaying, Sends):
     """One application's way to a broker, or to all brokers of a cluster. Made by ``connect``.
 
-    All methods may be called from any number of threads. Calls that wait for an answer use a
-    connection of their own while they do.
+    All methods may be called from any number of threads.
     """
 
     def __init__(  # noqa: PLR0913  # as of connect
@@ -134,9 +125,8 @@ class Client(Administration, Reading, Delaying, Sends):
         self._wait = check_wait(wait, "wait")
         self._name = application_name(name)
         self._brokers = Brokers(
-            addresses, client=self._name, latency=latency, tell=_weak(self), draw=_draw
+            addresses, client=self._name, latency=latency, tell=self._teller(), draw=_draw
         )
-        self._calls = self._brokers.home
         self._timeout = check_timeout(timeout)
         self._acks_name: AcksName = acks
         self._acks = acks_of(acks)
@@ -144,15 +134,10 @@ class Client(Administration, Reading, Delaying, Sends):
             check_path("state_dir", state_dir)
         self._state_dir = state_dir
         self._targets = self._brokers.table.targets_for(self._acks)
-        self._open_ends: set[Producer | Consumer] = set()
-        on_fork(self, Client._after_fork)
+        self._begin(_draw)
 
-    def _after_fork(self) -> None:
-        """Go on in a child, without the producers and consumers of the parent."""
-        self._open_ends = set()
-
-    def warm_up(self) -> None:
-        """Connect now, so that a wrong address is known at once; ``connect`` does it.
+    def warm_up(self) -> Self:
+        """Connect now, so that a wrong address is known at once; ``connect`` does.
 
         Raises:
             DisconnectedError: Nobody answers there, and nobody did while it waited.
@@ -161,13 +146,13 @@ class Client(Administration, Reading, Delaying, Sends):
         deadline = time.monotonic() + self._wait
         while True:
             try:
-                self._calls.warm_up(self._timeout)
-                return
+                self._brokers.home.warm_up(self._timeout)
+                return self
             except UNREACHED as error:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise not_reached(error) from None
-                time.sleep(min(left, backoff.next_wait()))
+                sleep(min(left, backoff.next_wait()))
 
     # ── sending ────────────────────────────────────────────────────────────────────────────
 
@@ -195,7 +180,7 @@ class Client(Administration, Reading, Delaying, Sends):
             max_batch: A batch of this many messages goes at once.
             max_batch_bytes: So does one of this many bytes.
             max_in_flight: How many batches of a partition may wait for their answer.
-            max_buffered_bytes: How much may wait altogether before ``send`` blocks.
+            max_buffered_bytes: How much may wait altogether before ``send`` waits.
             compression: How to compress batches; needs the extra of that name.
             timeout: How long until a message has an outcome, in seconds. With a spool that is
                 as long as it takes, and this the limit of one request.
@@ -222,15 +207,16 @@ class Client(Administration, Reading, Delaying, Sends):
             timeout=self._timeout if timeout is None else timeout,
             compression=compression,
         )
-        self._calls.check_open()
+        brokers, patience = self._brokers, self._timeout
+        brokers.home.check_open()
         producer = Producer(
             options,
-            connect=self._brokers.open_at,
-            find_targets=functools.partial(
-                self._brokers.find_targets, timeout=self._timeout, acks=options.acks
+            connect=brokers.open_at,
+            find_targets=lambda way, limit: brokers.find_targets(
+                way, limit or patience, options.acks
             ),
-            stale=self._brokers.stale,
-            first_place=None if self._brokers.is_cluster else HOME,
+            stale=brokers.stale,
+            first_place=None if brokers.is_cluster else HOME,
             producer_id=secrets.randbits(64) | 1,
             ids=IdSource(secrets.randbits(38)),
             draw=_draw,
@@ -291,7 +277,7 @@ class Client(Administration, Reading, Delaying, Sends):
             prefetch: Whether to ask for the next messages while the caller handles these; by
                 default when iterating, and not for ``pull``.
         """
-        self._calls.check_open()
+        self._brokers.home.check_open()
         check_flag("prefetch", prefetch, may_be_none=True)
         plan = consumer_plan(
             subject,
@@ -322,57 +308,7 @@ class Client(Administration, Reading, Delaying, Sends):
         self._hold(consumer)
         return consumer
 
-    # ── the end ────────────────────────────────────────────────────────────────────────────
-
-    def close(self) -> None:
-        """Close everything that was made from this client, and its connections."""
-        for end in list(self._open_ends):
-            end.close()
-        self._brokers.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        """Close a client that was dropped: its threads, which do not hold it, would go on."""
-        brokers = getattr(self, "_brokers", None)
-        if brokers is None or brokers.home.is_closed or not brokers.home.server:
-            return
-        if not sys.is_finalizing():
-            for end in self._open_ends:
-                if isinstance(end, Producer):
-                    end._close_at_exit()  # noqa: SLF001
-            # Before the warning, which may be an error.
-            close_in_thread(self._close_quietly)
-            text = f"unclosed client {self._name}"
-            warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
-
     # ── underneath ─────────────────────────────────────────────────────────────────────────
-
-    def _hold(self, end: Producer | Consumer) -> None:
-        """Keep a producer or a consumer until it is closed; it keeps the client as long."""
-        self._open_ends.add(end)
-        end.on_closed = self._let_go
-
-    def _let_go(self, end: Producer | Consumer) -> None:
-        self._open_ends.discard(end)
-
-    def _close_quietly(self) -> None:
-        try:
-            self.close()
-        except PulqueError as error:
-            log.warning("a client that was dropped could not be closed: %s", error)
-
-    def _ask(self, request: Request, timeout: float, convert: Callable[[Response], T]) -> T:
-        return self._calls.ask(request, timeout, convert)
 
     def _askers(self, subject: str) -> dict[str, Asker]:
         """Return whom to ask about a subject or a pattern, by broker group."""
@@ -386,24 +322,7 @@ class Client(Administration, Reading, Delaying, Sends):
         return {name: self._asker(calls) for name, calls in found.items()}
 
     def _asker(self, calls: Calls) -> Asker:
-        return lambda request: calls.ask(request, self._timeout, _as_it_is)
+        return lambda request: calls.ask(request, self._timeout, kept_answer)
 
-    def _routes_changed(self, keys: list[RouteKey]) -> None:
-        """Tell producers and consumers; called by the thread that watches."""
-        for end in list(self._open_ends):
-            end._routes_changed(keys)  # noqa: SLF001
-
-
-def _weak(client: Client) -> Callable[[list[RouteKey]], None]:
-    """Return what tells a client of changed routes, and does not keep it."""
-    found = weakref.ref(client)
-
-    def tell(keys: list[RouteKey]) -> None:
-        if (held := found()) is not None:
-            held._routes_changed(keys)  # noqa: SLF001  # its own module
-
-    return tell
-
-
-def _as_it_is(response: Response) -> Response:
-    return response
+    def _ask(self, request: Request, timeout: float, convert: Callable[[Response], T]) -> T:
+        return self._brokers.home.ask(request, timeout, convert)

@@ -1,4 +1,4 @@
-"""A blocking connection to one broker, for the caller's own thread.
+"""A connection to one broker; by hand, as each thread reads the answer to its own request.
 
 Limits of time are set on the socket itself (``SO_RCVTIMEO``), so that an answer costs one
 system call and not a ``poll`` before it.
@@ -9,7 +9,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Sequence
-from typing import Self
+from typing import Self, TypeVar
 
 from pulque.client.connection.busy_poll import Lookout
 from pulque.client.connection.fork_safety import on_fork
@@ -32,6 +32,7 @@ from pulque.wire.single import SingleStored, encode_single_send, read_single_sto
 
 __all__ = ["Connection", "connect_any"]
 
+T = TypeVar("T")
 _TIMEVAL = struct.Struct("ll")
 _SHORTEST = 0.001
 _SMALL = 32 * 1024
@@ -124,8 +125,8 @@ class Connection:
             except OSError as error:
                 raise self._broken(error) from None
 
-    def request(self, request: Request, timeout: float) -> Response:
-        """Ask, and return the answer.
+    def request(self, request: Request, timeout: float, convert: Callable[[Response], T]) -> T:
+        """Ask, and return the answer after ``convert``, which sees views while they are valid.
 
         Raises:
             DisconnectedError: The connection is gone; the outcome is unknown.
@@ -136,7 +137,7 @@ class Connection:
         response = self.exchange(request_id, buffers, timeout)
         if isinstance(response, PulqueError):
             raise response
-        return response
+        return convert(response)
 
     def exchange(
         self, request_id: int, buffers: Sequence[bytes | memoryview], timeout: float

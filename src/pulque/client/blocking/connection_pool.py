@@ -1,5 +1,6 @@
-"""Calls that wait for one answer: each has a connection of its own while it lasts."""
+"""Calls that wait for an answer; by hand, as each has a connection of its own while it lasts."""
 
+import secrets
 import threading
 import time
 import weakref
@@ -11,7 +12,9 @@ from pulque.client.connection.backoff import Retries
 from pulque.client.connection.call_outcomes import NotReachedError
 from pulque.client.connection.fork_safety import on_fork
 from pulque.client.connection.url import Address
-from pulque.client.sending.direct_batches import Lane
+from pulque.client.routing.targets import Target
+from pulque.client.sending.direct_batches import Packed
+from pulque.clock import wall_ms
 from pulque.errors import (
     DisconnectedError,
     OverloadedError,
@@ -19,13 +22,81 @@ from pulque.errors import (
     UnavailableError,
     UsageError,
 )
+from pulque.model.batch import renumber
+from pulque.model.ids import IdSource
+from pulque.model.names import PartitionName
+from pulque.model.pack import BatchPacker, ProducedBy
+from pulque.model.single import pack_single
 from pulque.wire.requests import Request
 from pulque.wire.responses import Response
 
-__all__ = ["Calls", "NotReachedError"]
+__all__ = ["Calls", "Lane", "NotReachedError"]
 
 T = TypeVar("T")
 _MAX_IDLE = 64
+
+
+class Lane:
+    """What one call needs to send. One user at a time."""
+
+    __slots__ = ("__weakref__", "_ids", "_numbers", "_producer_id", "connection")
+
+    def __init__(self) -> None:
+        self.after_fork()
+        on_fork(self, Lane.after_fork)
+
+    def after_fork(self) -> None:
+        """Draw an identity: a broker takes equal numbers of one producer for repeats."""
+        self.connection: Connection | None = None
+        self._producer_id = secrets.randbits(64) | 1
+        self._ids = IdSource(secrets.randbits(38))
+        self._numbers: dict[str, int] = {}
+
+    def pack_body(self, target: Target, body: bytes) -> Packed:
+        """Make a batch of one plain message and give it its number."""
+        now_ms = wall_ms()
+        message_id = self._ids.one(now_ms)
+        data = pack_single(
+            body,
+            seed=target.seed,
+            message_id=message_id,
+            created_at_ms=now_ms,
+            producer_id=self._producer_id,
+            producer_sequence=self._next_number(target.partition),
+        )
+        return Packed(target, data, message_id, 1)
+
+    def pack(self, target: Target, packer: BatchPacker, dues: Sequence[int] = ()) -> Packed:
+        """Make a batch and give it its number."""
+        number = self._next_number(target.partition)
+        now_ms = wall_ms()
+        length = len(packer.bodies)
+        ids = self._ids.many(now_ms, length)
+        data = packer.encode(
+            seed=target.seed,
+            ids=ids,
+            created_at_ms=now_ms,
+            produced_by=ProducedBy(self._producer_id, 0, number),
+            priority=target.level,
+        )
+        return Packed(target, data, ids, length, dues)
+
+    def pack_again(self, target: Target, packed: Packed) -> Packed:
+        """Return a batch for another partition, with a number of this lane; its ids stay."""
+        number = self._next_number(target.partition)
+        data = renumber(packed.data, target.seed, self._producer_id, number)
+        return Packed(target, data, packed.ids, packed.length, packed.dues)
+
+    def drop_connection(self) -> None:
+        """Close the connection; the next call opens another."""
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None
+
+    def _next_number(self, partition: PartitionName) -> int:
+        number = self._numbers.get(partition, 0)
+        self._numbers[partition] = number + 1
+        return number
 
 
 class Calls:
@@ -71,7 +142,9 @@ class Calls:
     def warm_up(self, timeout: float) -> None:
         """Connect now, so that a wrong address is known at once."""
         lane = self.take_lane()
-        lane.connection = self.open(timeout)
+        if lane.connection is None or not lane.connection.is_open:
+            lane.drop_connection()
+            lane.connection = self.open(timeout)
         self.give_back(lane)
 
     def open(self, timeout: float) -> Connection:
@@ -115,7 +188,7 @@ class Calls:
         """Ask what is safe to ask again, and return the answer after ``convert``."""
 
         def call(connection: Connection, left: float) -> T:
-            return convert(connection.request(request, left))
+            return connection.request(request, left, convert)
 
         return self.repeat(self.take_lane(), call, timeout)
 

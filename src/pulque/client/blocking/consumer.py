@@ -1,8 +1,9 @@
-"""A blocking consumer: pulls in the caller's thread, settles as it goes.
+# Generated from aio/consumer.py by `make blocking`: edit that file, not this one.
+"""The consumer: pulls, and settles as it goes.
 
-While the caller handles one batch, the next pull is already on its way, together with the
-settle for what was done before; its answer waits in the socket. A thread keeps the lease, and
-settles for a caller who takes long. ``inlets.py`` has what it does with many brokers.
+While the caller handles one batch, the next pull is already on its way, together with the settle
+for what was done before. A thread keeps the lease, and settles for a caller who takes long.
+``pull_pool.py`` has what it does with many brokers.
 """
 
 import time
@@ -12,13 +13,15 @@ from typing import Self
 
 from pulque.client.arguments.checks import check_callback, check_timeout, check_wait, check_whole
 from pulque.client.blocking.broker_puller import FOR_EVER, Inlet
+from pulque.client.blocking.concurrency import Interruptible, sleep
+from pulque.client.blocking.guard import Guard
 from pulque.client.blocking.pull_pool import ConsumerBrokers, Inlets
-from pulque.client.connection.fork_safety import forked, on_fork
+from pulque.client.connection.fork_safety import on_fork
 from pulque.client.options.consumer_plan import ConsumerPlan
 from pulque.client.receiving.prefetch import Pace
 from pulque.client.receiving.received_message import ACKED, ReceivedBatch, ReceivedMessage, expire
 from pulque.client.routing.route_table import RouteKey
-from pulque.errors import ForkedError, PulqueError, RequestTimeoutError, UsageError
+from pulque.errors import PulqueError, RequestTimeoutError, UsageError
 from pulque.model.names import ConsumerId
 
 __all__ = ["Consumer"]
@@ -28,15 +31,17 @@ _MOST_PULLED = 1_000_000
 _SETTLE_WAIT = 0.001
 
 
-class Consumer:
+class Consumer(Interruptible):
     """Receives the messages of one subject for one group. Made by ``Client.consumer``.
 
-    One thread at a time may iterate, pull or settle; any thread may ack, nack and close. ::
+    One thread at a time may iterate, pull or settle; any may ack, nack and close. ::
 
         for message in consumer:
             handle(message.body)
             message.ack()
     """
+
+    _inlets: Inlets
 
     def __init__(
         self,
@@ -55,30 +60,22 @@ class Consumer:
         self._pace = Pace(plan.options.max_messages)
         self._inlets = self._make_inlets()
         self.on_closed: Callable[[Consumer], None] | None = None
-        """Called at its end. It holds the client: the threads of a consumer hold neither."""
+        """Called at its end. It holds the client: what runs for a consumer holds neither."""
         self._is_closed = self._has_ended = False
-        self._is_waiting = False
-        """Whether no message is being handed out: an interrupt loses none."""
         self._handed = 0
         self._handed_at = 0.0
-        self._forked: ForkedError | None = None
+        self._guard = Guard(
+            "consumer",
+        )
         on_fork(self, Consumer._after_fork)
 
     def _after_fork(self) -> None:
         """Refuse everything in a child: the parent goes on as this consumer."""
         self._is_closed = self._has_ended = True
-        self._forked = forked(
-            "consumer", "make a consumer in the child, and settle where messages were pulled"
-        )
-        self._inlets.after_fork()
         self._plan.identity.release()
 
-    def _check_forked(self) -> None:
-        if self._forked is not None:
-            raise self._forked.with_traceback(None)
-
     def _check_open(self) -> None:
-        self._check_forked()
+        self._guard.check()
         if self._is_closed:
             raise UsageError(
                 "this consumer is closed, or its client is: make another with client.consumer()"
@@ -110,7 +107,7 @@ class Consumer:
                 consumer can go on: iterate again.
             FencedError: Another consumer took over this id.
         """
-        self._check_forked()
+        self._guard.check()
         prefetch = self._prefetch is not False
         new = ReceivedMessage.__new__
         try:
@@ -129,7 +126,7 @@ class Consumer:
                             continue
                         yield message
                 finally:
-                    if self._forked is None:  # else a thread of the parent may hold the lock
+                    if self._guard.forked is None:  # else the parent may hold the lock
                         with inlet.lock:
                             inlet.core.put_back(batch, index + 1)
         except (PulqueError, GeneratorExit):
@@ -137,14 +134,6 @@ class Consumer:
         except BaseException:
             self._interrupted()
             raise
-
-    def _interrupted(self) -> None:
-        """Abandon what was being handed out when a signal handler raised; it is redelivered.
-
-        That is Ctrl-C, or an exception of the application's own: a limit of time, say.
-        """
-        if not self._is_waiting:
-            self._inlets.begin_anew()
 
     def pull(
         self, max_messages: int | None = None, *, timeout: float = 1.0
@@ -197,14 +186,14 @@ class Consumer:
                 client's if none is given. The consumer goes on trying.
             FencedError: Another consumer took over this id.
         """
-        self._check_forked()
+        self._guard.check()
         limit = self._timeout if timeout is None else check_timeout(timeout)
         deadline = time.monotonic() + limit
         while not self._is_closed and not self._inlets.is_told():
             if time.monotonic() >= deadline:
                 raise RequestTimeoutError(f"no answer to a settle within {limit:g} s")
             self._inlets.settle_soon(deadline)
-            time.sleep(_SETTLE_WAIT)
+            sleep(_SETTLE_WAIT)
 
     def on_abandoned(self, callback: Callable[[], None]) -> None:
         """Have ``callback`` called when messages that this consumer held went to others.
@@ -221,9 +210,13 @@ class Consumer:
         return self._inlets.is_connected
 
     def close(self) -> None:
-        """Settle what is done, and hand the rest back at once. May be called from any thread."""
+        """Settle what is done, and hand the rest back at once. Any thread may call it.
+
+        If it is interrupted, it can be called again.
+        """
         if self._has_ended:
             return
+        self._guard.check()
         self._is_closed = True
         self._inlets.close()
         self._plan.identity.release()
@@ -250,11 +243,10 @@ class Consumer:
         self, deadline: float, want: int | None, *, prefetch: bool
     ) -> tuple[Inlet, ReceivedBatch] | None:
         """Return the next batch to hand out and whose it is, or None at the deadline or end."""
-        self._check_forked()  # an iteration may go on in a child
+        self._guard.check_process()  # an iteration may go on in a child
         self._is_waiting = False
-        now = time.monotonic()
         if self._handed:
-            self._pace.handled(self._handed, now - self._handed_at)
+            self._pace.handled(self._handed, time.monotonic() - self._handed_at)
             self._handed = 0
         inlets = self._inlets
         want = want or self._pace.want

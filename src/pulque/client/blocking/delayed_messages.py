@@ -1,14 +1,14 @@
+# Generated from aio/delayed_messages.py by `make blocking`: edit that file, not this one.
 """Messages that are due later: cancel them, move them, see what is due when."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import TypeVar
 
 from pulque.client.arguments.checks import check_text
-from pulque.client.inspecting.dead_letters import Asker
+from pulque.client.blocking.conversation import Asker, FindAskers, talk_to_many
 from pulque.client.inspecting.delayed_messages import (
     DelayedMessage,
-    DelayTalk,
     DueCount,
     Fate,
     Moved,
@@ -23,13 +23,10 @@ from pulque.client.inspecting.delayed_messages import (
 )
 from pulque.client.sending.outgoing_message import Receipt
 from pulque.clock import wall_ms
-from pulque.errors import PulqueError
 
 __all__ = ["DelayedMessages", "Delaying"]
 
 T = TypeVar("T")
-FindAskers = Callable[[], Mapping[str, Asker]]
-"""Finds all delay servers, by name."""
 
 
 class Delaying:
@@ -56,12 +53,12 @@ class Delaying:
             NoDelayServerError: There is no delay server.
             UnavailableError: The one that has it is away.
         """
-        return (self.cancel_many([message]))[0]
+        return self.cancel_many([message])[0]
 
     def cancel_many(self, messages: Iterable[Receipt | str]) -> list[Fate]:
         """Have messages never delivered; return what became of each, as ``cancel`` does."""
         wanted = listed_messages(messages)
-        return _carry(self._delay_askers, lambda servers: cancelling(servers, wanted))
+        return talk_to_many(self._delay_askers, lambda servers: cancelling(servers, wanted))
 
     def reschedule(
         self,
@@ -86,7 +83,7 @@ class Delaying:
             InvalidRequestError: The time is further ahead than it allows.
         """
         now_ms = wall_ms()
-        return _carry(
+        return talk_to_many(
             self._delay_askers,
             lambda servers: moving(servers, message, delay, at, level, now_ms),
         )
@@ -112,7 +109,9 @@ class DelayedMessages:
             end: Due before this time.
         """
         period = period_of(start, end)
-        return _carry(self._find_askers, lambda servers: counting(servers, self._subject, period))
+        return talk_to_many(
+            self._find_askers, lambda servers: counting(servers, self._subject, period)
+        )
 
     def next(
         self, limit: int = 100, *, start: datetime | None = None, end: datetime | None = None
@@ -125,7 +124,7 @@ class DelayedMessages:
             end: Due before this time.
         """
         period = period_of(start, end)
-        return _carry(
+        return talk_to_many(
             self._find_askers, lambda servers: listing(servers, self._subject, period, limit)
         )
 
@@ -135,7 +134,7 @@ class DelayedMessages:
         Args:
             limit: At most so many.
         """
-        return _carry(
+        return talk_to_many(
             self._find_askers, lambda servers: listing_stuck(servers, self._subject, limit)
         )
 
@@ -145,22 +144,4 @@ class DelayedMessages:
         Args:
             message: The receipt, or the message id alone: then all is searched for it.
         """
-        return _carry(self._find_askers, lambda servers: finding(servers, message))
-
-
-def _carry(find_askers: FindAskers, begin: Callable[[list[str]], DelayTalk[T]]) -> T:
-    """Carry a conversation with the delay servers to its end."""
-    askers = find_askers()
-    talk = begin(list(askers))
-    try:
-        server, request = next(talk)
-        while True:
-            try:
-                answer = askers[server](request)
-            except PulqueError as error:
-                server, request = talk.send(error)
-            else:
-                server, request = talk.send(answer)
-    except StopIteration as end:
-        found: T = end.value
-        return found
+        return talk_to_many(self._find_askers, lambda servers: finding(servers, message))

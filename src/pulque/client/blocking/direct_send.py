@@ -1,4 +1,4 @@
-"""Sending one message at a time, or some together, in the caller's thread."""
+"""Sending without a producer; by hand, as each thread that sends has a connection of its own."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -9,10 +9,10 @@ from pulque.client.arguments.checks import check_timeout
 from pulque.client.arguments.due_times import check_longest
 from pulque.client.blocking.brokers import Brokers
 from pulque.client.blocking.connection import Connection
-from pulque.client.blocking.connection_pool import Calls
+from pulque.client.blocking.connection_pool import Calls, Lane
+from pulque.client.blocking.failover import Spread
 from pulque.client.routing.targets import HOME, Delayed, Target, Targets, Way
 from pulque.client.sending.direct_batches import (
-    Lane,
     Packed,
     check_size,
     deal,
@@ -43,6 +43,7 @@ class Sends:
     """How a blocking client sends: each call waits until its messages are confirmed."""
 
     _brokers: Brokers
+    _spread: Spread
     _calls: Calls
     _targets: dict[Way, Targets]
     _timeout: float
@@ -225,7 +226,7 @@ class Sends:
         timeout: float | None,
     ) -> list[Receipt]:
         """Send a batch to a broker of the cluster, or to another if that does not take it."""
-        stored = self._brokers.spread.send(
+        stored = self._spread.send(
             way, order_key, target, pack, acks=self._acks, timeout=timeout or self._timeout
         )
         return receipts_of(stored.packed, stored.outcome, may_be_doubled=stored.may_be_doubled)

@@ -1,4 +1,4 @@
-"""Sending one batch at a time where several brokers would take it.
+"""Sending one batch where several brokers would take it; by hand, and for ``direct_send`` only.
 
 A batch goes to one partition, and on to another if that does not work out. The same bytes, but
 for number and seed, go to each; a broker that is asked twice knows the batch again. Other brokers
@@ -11,21 +11,22 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pulque.client.blocking.connection import Connection
-from pulque.client.blocking.connection_pool import Calls
+from pulque.client.blocking.connection_pool import Calls, Lane
 from pulque.client.connection.backoff import Retries
+from pulque.client.routing.failover_rules import (
+    ANSWER_LIMIT,
+    awaits_leader,
+    leaves_unknown,
+    may_go_elsewhere,
+)
 from pulque.client.routing.targets import Target, Targets, Way
-from pulque.client.sending.direct_batches import Lane, Packed
-from pulque.errors import PulqueError, StorageError, UnavailableError
+from pulque.client.sending.direct_batches import Packed
+from pulque.errors import PulqueError, UnavailableError
 from pulque.wire.single import SingleStored
 
-__all__ = ["ANSWER_LIMIT", "FAILOVER_PATIENCE", "Spread", "Stored"]
+__all__ = ["Spread", "Stored"]
 
 _Key = tuple[str, str]
-ANSWER_LIMIT = 5.0
-"""A broker that owes an answer for so many seconds is given up, as there are others."""
-FAILOVER_PATIENCE = 15.0
-"""How long a batch without an answer waits for who leads its broker group next, in seconds, as
-only that one knows it again; or for half of its time, if that is less."""
 
 
 @dataclass(slots=True)
@@ -39,8 +40,9 @@ class _Try:
 
     def stays(self, started: float, timeout: float) -> bool:
         """Say whether only this broker group can tell for now whether the batch is stored."""
-        limit = min(FAILOVER_PATIENCE, timeout / 2)
-        return self.is_unanswered and self.calls.is_led and time.monotonic() - started < limit
+        if not self.is_unanswered or not self.calls.is_led:
+            return False
+        return awaits_leader(time.monotonic() - started, timeout)
 
 
 class Stored(NamedTuple):
@@ -110,7 +112,7 @@ class Spread:
                 except PulqueError as error:
                     retries = retries or Retries(self._draw, started, deadline)
                     retries.failed(error)
-                    if not (error.retryable or isinstance(error, StorageError)):
+                    if not may_go_elsewhere(error):
                         raise retries.final(error) from None
                     failed.add(target.key)
                     if not attempt.stays(started, timeout):
@@ -180,8 +182,8 @@ class Spread:
         now = time.monotonic()
         target.health.answered(now, now - started)
         target.refused(now)
-        if isinstance(error, StorageError) and not error.retryable:
-            attempt.is_unanswered = True  # of a failed disk nobody knows what it has
+        if leaves_unknown(error):
+            attempt.is_unanswered = True
         self._stale()
 
     def _unanswered(

@@ -1,28 +1,27 @@
-"""Tells the followers of a blocking consumer's brokers that it lives, in a thread of its own.
+# Generated from aio/follower_heartbeats.py by `make blocking`: edit that file, not this one.
+"""Tells the followers of a consumer's brokers that it lives, in a thread of its own.
 
 What goes wrong with a follower is no concern of the application: it is tried again, quietly.
 """
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from pulque.client.blocking.concurrency import Signal, Worker, for_each
 from pulque.client.blocking.connection import Connection
 from pulque.client.connection.backoff import Backoff
-from pulque.client.receiving.heartbeat_schedule import Beats
+from pulque.client.connection.session import as_it_is
+from pulque.client.receiving.heartbeat_schedule import LIMIT, Beats
 from pulque.client.receiving.pull_options import PullOptions
 from pulque.client.routing.route_table import RouteKey
 from pulque.errors import PulqueError
 from pulque.model.routes import RouteKind
 
-__all__ = ["LIMIT", "Followers", "FollowersOf"]
+__all__ = ["Followers", "FollowersOf"]
 
 log = logging.getLogger("pulque.client")
-
-LIMIT = 2.0
-"""How long a follower may take to answer, in seconds."""
 
 
 class FollowersOf(Protocol):
@@ -59,16 +58,14 @@ class Followers:
         self._beats = Beats(options, draw)
         self._backoff = Backoff(draw, first=0.1, largest=5.0)
         self._links: dict[str, Connection] = {}
-        self._thread: threading.Thread | None = None
-        self._is_stopped = False
-        self._look = threading.Event()
+        self._worker = Worker(self._run, "pulque-beats")
+        self._look = Signal()
         """Set when there is a reason not to wait."""
 
     def start(self) -> None:
-        """Begin, if it has not and there may be any. Called by one thread."""
-        if self._thread is None and not self._is_stopped and self._brokers.is_cluster:
-            self._thread = threading.Thread(target=self._run, name="pulque-beats", daemon=True)
-            self._thread.start()
+        """Begin, if it has not and there may be any."""
+        if self._brokers.is_cluster:
+            self._worker.start()
 
     def routes_changed(self, keys: Iterable[RouteKey]) -> None:
         """Take in that there may be others. Any thread may."""
@@ -77,20 +74,19 @@ class Followers:
 
     def stop(self) -> None:
         """End. Any thread may."""
-        self._is_stopped = True
+        if self._worker.stop(self._wake, 2 * LIMIT):
+            self._brokers.forget_route(self._key)
+
+    def _wake(self) -> None:
         self._look.set()
         for connection in list(self._links.values()):
             connection.abort()
-        if self._thread is not None:
-            self._thread.join(2 * LIMIT)
-            self._thread = None
-            self._brokers.forget_route(self._key)
 
     def _run(self) -> None:
         try:
-            while not self._is_stopped:
+            while not self._worker.is_stopped:
                 self._look.clear()
-                self._look.wait(self._turn())
+                self._look.wait_for(self._turn())
         except PulqueError as error:
             # A server that does not know the question has no followers.
             log.debug("no followers: %s", error)
@@ -114,20 +110,19 @@ class Followers:
             return self._backoff.next_wait()
         self._backoff.reset()
         self._drop(self._beats.follow(places, time.monotonic()))
-        for place in self._beats.due(time.monotonic()):
-            self._beat(place)
+        for_each(self._beats.due(time.monotonic()), self._beat)
         due = self._beats.next_due()
         return None if due is None else max(0.0, due - time.monotonic())
 
     def _beat(self, place: str) -> None:
-        if self._is_stopped:
+        if self._worker.is_stopped:
             return
         try:
             connection = self._links.get(place)
             if connection is None or not connection.is_open:
                 self._drop([place])
                 connection = self._links[place] = self._brokers.open_follower(place, LIMIT)
-            answer = connection.request(self._beats.heartbeat, LIMIT)
+            answer = connection.request(self._beats.heartbeat, LIMIT, as_it_is)
             self._beats.beaten(place, answer, time.monotonic())
         except PulqueError as error:
             log.debug("a follower was not told: place=%s error=%s", place, error)

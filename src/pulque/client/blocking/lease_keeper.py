@@ -1,4 +1,4 @@
-"""Keeps a consumer's lease while its caller is busy: heartbeats, and settles that are late.
+"""Keeps a consumer's lease while its caller is busy; by hand, as only threads need it.
 
 It has a connection of its own, because the consumer's may be held by a waiting pull.
 """
@@ -7,31 +7,22 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from pulque.client.blocking.connection import Connection
+from pulque.client.blocking.deferral import Deferrals
+from pulque.client.connection.session import as_it_is
 from pulque.client.receiving.consumer_core import IncomingCore
 from pulque.errors import PulqueError, RemoteProtocolError, UnavailableError
 from pulque.wire.requests import Settle
 from pulque.wire.responses import Beaten, Response
 
-__all__ = ["Deferrals", "Keeper"]
+__all__ = ["Keeper"]
 
 log = logging.getLogger("pulque.client")
 
 _TICK = 0.1
 _REQUEST_TIMEOUT = 5.0
 _BEATS_PER_LEASE = 3
-
-
-class Deferrals(Protocol):
-    """What takes messages to delay servers."""
-
-    def go_on(self) -> None:
-        """Begin with what there is, without waiting for it."""
-
-    def finish(self) -> None:
-        """Wait for what is under way, and try the rest once."""
 
 
 class Keeper:
@@ -147,7 +138,7 @@ class Keeper:
         with self._lock:
             farewell = self._core.farewell()
         if farewell is not None:
-            self._connected().request(farewell, _REQUEST_TIMEOUT)
+            self._connected().request(farewell, _REQUEST_TIMEOUT, as_it_is)
 
     def _run(self) -> None:
         while True:
@@ -216,7 +207,7 @@ class Keeper:
 
     def _beat(self) -> None:
         sent_at = time.monotonic()
-        answer = self._connected().request(self._core.heartbeat(), _REQUEST_TIMEOUT)
+        answer = self._connected().request(self._core.heartbeat(), _REQUEST_TIMEOUT, as_it_is)
         if isinstance(answer, Beaten):
             self._lease = answer.lease_ms / 1000
             self._contact_at = max(self._contact_at, sent_at)

@@ -1,15 +1,16 @@
-"""Finding stored messages by key, id, time or position."""
+# Generated from aio/messages.py by `make blocking`: edit that file, not this one.
+"""Finding stored messages: by key, id, time or position."""
 
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from functools import partial
 
-from pulque.client.blocking.brokers import LOOKING, Brokers
+from pulque.client.blocking.brokers import Brokers
+from pulque.client.blocking.concurrency import side_by_side
 from pulque.client.blocking.connection_pool import Calls
+from pulque.client.blocking.conversation import talk_to
 from pulque.client.inspecting.broker_answers import of_one
-from pulque.client.inspecting.dead_letters import talk_to
 from pulque.client.inspecting.search import (
     Found,
     MessagesFound,
@@ -25,6 +26,7 @@ from pulque.client.inspecting.search import (
     search_for,
     subject_at,
 )
+from pulque.client.routing.lookup import LOOKING
 from pulque.client.routing.route_table import RouteKey
 from pulque.client.sending.outgoing_message import Receipt
 from pulque.errors import PulqueError
@@ -37,8 +39,6 @@ from pulque.wire.requests import Request
 from pulque.wire.responses import Response
 
 __all__ = ["Messages"]
-
-_AT_ONCE = 16
 
 
 class Messages:
@@ -104,7 +104,8 @@ class Messages:
                 a broker group.
         """
         if isinstance(what, Receipt | Position):
-            return self._at(position_of(what), what.id if isinstance(what, Receipt) else None)
+            wanted_id = what.id if isinstance(what, Receipt) else None
+            return self._at(position_of(what), wanted_id)
         wanted = id_of(what)
         search = search_for("", message_id=wanted, copies=copies)
         return one_of(self._search(search, None), wanted)
@@ -117,12 +118,8 @@ class Messages:
             chosen = of_one(calls, broker, "messages to find")
             calls, route = {chosen: calls[chosen]}, None
         until = time.monotonic() + self._timeout
-        if len(calls) == 1:
-            ((name, one),) = calls.items()
-            return all_found(search, [self._ask(search, until, name, one)], route)
-        with ThreadPoolExecutor(min(len(calls), _AT_ONCE)) as threads:
-            said = list(threads.map(partial(self._ask, search, until), calls, calls.values()))
-        return all_found(search, said, route)
+        asks = [partial(self._ask, search, until, name, one) for name, one in calls.items()]
+        return all_found(search, side_by_side(asks), route)
 
     def _ask(
         self, search: Search, until: float, name: str, calls: Calls

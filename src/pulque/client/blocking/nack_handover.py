@@ -1,11 +1,13 @@
+# Generated from aio/nack_handover.py by `make blocking`: edit that file, not this one.
 """A nack whose broker is away goes to another one, with the whole message."""
 
-import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from pulque.client.blocking.concurrency import Bridge
 from pulque.client.blocking.connection import Connection
+from pulque.client.connection.session import as_it_is
 from pulque.client.persistence.nack_spool import SpooledNack
 from pulque.client.receiving.pull_options import PullOptions
 from pulque.client.routing.route_table import RouteKey
@@ -28,7 +30,7 @@ class Others(Protocol):
     def known_places(self, key: RouteKey) -> list[str]:
         """Return who serves it, as was heard last."""
 
-    def open_blocking(self, place: str, timeout: float) -> Connection:
+    def open_at(self, place: str, timeout: float) -> Connection:
         """Open a connection to a place."""
 
 
@@ -51,11 +53,18 @@ class Adopting:
         self._key = key
         self._options = options
         self._others = others
+        self._bridge = Bridge()
 
     def put(self, nacks: Sequence[SpooledNack]) -> int:
-        """Have nacks retried by others, in order; return how many of them are."""
+        """Have nacks retried by others, in order; return how many of them are.
+
+        The thread that keeps the consumer's files calls it, and waits.
+        """
         if not self.is_away():
             return 0
+        return self._bridge.wait_for(self._put(nacks)) or 0
+
+    def _put(self, nacks: Sequence[SpooledNack]) -> int:
         done = 0
         for place in self._others.known_places(self._key):
             if place != self._place and done < len(nacks):
@@ -65,12 +74,16 @@ class Adopting:
     def _put_at(self, place: str, nacks: Sequence[SpooledNack]) -> int:
         done = 0
         try:
-            with contextlib.closing(self._others.open_blocking(place, _CONNECT_LIMIT)) as link:
+            connection = self._others.open_at(place, _CONNECT_LIMIT)
+            try:
                 for nack in nacks:
-                    answer = link.request(self._adopt(nack), _ANSWER_LIMIT)
+                    request = self._adopt(nack)
+                    answer = connection.request(request, _ANSWER_LIMIT, as_it_is)
                     if not isinstance(answer, Adopted):
                         raise RemoteProtocolError(f"an adoption got {answer!r}")
                     done += 1
+            finally:
+                connection.close()
         except PulqueError as error:
             log.info("a nack was not adopted: broker=%s error=%s", place, error)
         return done

@@ -1,4 +1,5 @@
-"""A blocking consumer of an ordered group: each order key's messages come one after the other."""
+# Generated from aio/ordered_consumer.py by `make blocking`: edit that file, not this one.
+"""The consumer of an ordered group: each order key's messages in their order."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -36,7 +37,7 @@ class OrderedConsumer(Consumer):
                 can go on: iterate again.
             FencedError: Another consumer took over this id.
         """
-        self._check_forked()
+        self._guard.check()
         try:
             while found := self._take(1, FOR_EVER):
                 yield found[0]
@@ -75,7 +76,7 @@ class OrderedConsumer(Consumer):
             message.ack()
 
     def _take(self, most: int, deadline: float) -> list[OrderedMessage]:
-        self._check_forked()  # an iteration may go on in a child
+        self._guard.check_process()  # an iteration may go on in a child
         want = self._plan.options.max_messages
         self._is_waiting = False
         while not self._is_closed:

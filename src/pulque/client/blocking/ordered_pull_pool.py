@@ -1,4 +1,5 @@
-"""The tree of a blocking ordered consumer: a pull client for each partition that is its own.
+# Generated from aio/ordered_pull_pool.py by `make blocking`: edit that file, not this one.
+"""The tree of an ordered consumer: a pull client for each partition that is its own.
 
 A thread asks the meta server which partitions these are, starts and stops pull clients
 accordingly, and so keeps the consumer's right to go on while its caller is busy.
@@ -6,18 +7,26 @@ accordingly, and so keeps the consumer's right to go on while its caller is busy
 
 import functools
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterable
 
 from pulque.client.blocking.broker_puller import Inlet
+from pulque.client.blocking.concurrency import Crew, Lock, Worker, for_each, sleep
 from pulque.client.blocking.connection import Connection
 from pulque.client.blocking.deferral import NoDeferrals
 from pulque.client.blocking.pull_pool import ConsumerBrokers, Inlets
 from pulque.client.connection.backoff import Backoff
+from pulque.client.connection.session import as_it_is
 from pulque.client.connection.url import Address
 from pulque.client.options.consumer_plan import ConsumerPart, ConsumerPlan
-from pulque.client.ordered.allotment import Attendance, Leaf, difference
+from pulque.client.ordered.allotment import (
+    HAND_OVER,
+    ROUTE_LIMIT,
+    TURN,
+    Attendance,
+    Leaf,
+    difference,
+)
 from pulque.client.ordered.partition_core import OrderedCore, Permit, RetryCore
 from pulque.client.ordered.window import OrderedMessage
 from pulque.client.routing.targets import HOME
@@ -25,17 +34,11 @@ from pulque.errors import PulqueError
 from pulque.model.names import owner_of
 from pulque.model.ordered import Allotted
 
-__all__ = ["HAND_OVER", "ROUTE_LIMIT", "TURN", "OrderedInlets"]
+__all__ = ["OrderedInlets"]
 
 log = logging.getLogger("pulque.client")
 
-HAND_OVER = 10.0
-"""How long what runs may take to end when its partition goes to another consumer, in seconds."""
-TURN = 100
-"""So many messages in a row come from one partition, where others have some, too."""
 _LOOK = 0.01
-ROUTE_LIMIT = 1.0
-"""How long the route may be asked for, in seconds: the consumer must not be silent for long."""
 _CONNECT_LIMIT = 5.0
 
 
@@ -60,7 +63,7 @@ class OrderedInlets(Inlets):
         super().__init__(plan, brokers, timeout=timeout, draw=draw)
         self._permit = Permit()
         self._attendance = Attendance(plan.options, self._permit, time.monotonic)
-        self._tree = threading.Lock()
+        self._tree = Lock()
         """Guards what is started and stopped."""
         self._leaves: dict[Leaf, tuple[Inlet, OrderedCore]] = {}
         self._leaving: set[Leaf] = set()
@@ -68,8 +71,8 @@ class OrderedInlets(Inlets):
         self._at = 0
         self._last: OrderedCore | None = None
         """Whose message was taken last."""
-        self._thread: threading.Thread | None = None
-        self._stopped = threading.Event()
+        self._attendant = Worker(self._attend, "pulque-attendant")
+        self._crew = Crew("pulque-hand-over")
         self._meta: Connection | None = None
         self._fatal: PulqueError | None = None
         self._problem: PulqueError | None = None
@@ -104,10 +107,6 @@ class OrderedInlets(Inlets):
         """Yield what comes behind the only message that ``take`` returned, until others' turn."""
         return () if self._last is None else self._last.follow(message, TURN)
 
-    def stuck(self) -> list[OrderedCore]:
-        """Return the partitions whose window is full."""
-        return [core for _, core in self._cores if core.token and core.room <= 0]
-
     @property
     def _is_answered(self) -> bool:
         return self._attendance.is_known
@@ -133,15 +132,12 @@ class OrderedInlets(Inlets):
         del deadline
         if self._fatal is not None:
             raise self._fatal.with_traceback(None)
-        if self._thread is None and not self._is_closed:
-            self._thread = threading.Thread(
-                target=self._attend, name="pulque-attendant", daemon=True
-            )
-            self._thread.start()
+        if not self._is_closed:
+            self._attendant.start()
 
     def _attend(self) -> None:
         backoff = Backoff(self._draw)
-        while not self._stopped.is_set():
+        while not self._attendant.is_stopped:
             try:
                 is_new = self._ask_once()
             except PulqueError as error:
@@ -152,7 +148,7 @@ class OrderedInlets(Inlets):
                     return
                 log.info("the meta server cannot be asked: %s", error)
                 self._problem = error
-                self._stopped.wait(backoff.next_wait())
+                self._attendant.pause(backoff.next_wait())
                 continue
             backoff.reset()
             self._problem = None
@@ -166,8 +162,8 @@ class OrderedInlets(Inlets):
         if self._meta is None or not self._meta.is_open:
             self._meta = self._brokers.open_at(HOME, _CONNECT_LIMIT)
         attendance = self._attendance
-        answer = self._meta.request(attendance.next_request(), attendance.patience)
-        return attendance.attended(answer)
+        request = attendance.next_request()
+        return self._meta.request(request, attendance.patience, attendance.attended)
 
     def _watch_route(self) -> None:
         """Have the route watched: it says at once who leads a broker group."""
@@ -194,7 +190,6 @@ class OrderedInlets(Inlets):
             wanted = self._attendance.leaves()
             self._learn(wanted.values())
             started, stopped = difference(self._leaves, wanted, self._leaving)
-            self._leaving.update(stopped)
             for leaf in stopped:
                 self._stop(leaf)
             for leaf in started:
@@ -220,14 +215,8 @@ class OrderedInlets(Inlets):
         core.broker_group = allotted.broker_group
         core.on_ended = self._wake
         core.on_abandoned = self._on_abandoned
-        inlet = Inlet(
-            ConsumerPart(core, None),
-            connect=functools.partial(self._brokers.open_at, leaf.place),
-            timeout=self._timeout,
-            draw=self._draw,
-            wake=self._wake,
-            deferrals=NoDeferrals(),  # what waits for long loses its place
-        )
+        # Without deferrals: what waits for long loses its place.
+        inlet = self._make_inlet(leaf.place, ConsumerPart(core, None), NoDeferrals())
         self._leaves[leaf] = inlet, core
 
     def _stop(self, leaf: Leaf) -> None:
@@ -235,9 +224,8 @@ class OrderedInlets(Inlets):
         inlet, core = self._leaves.pop(leaf)
         with inlet.lock:
             core.is_leaving = True
-        threading.Thread(
-            target=self._hand_over, args=(leaf, inlet, core), name="pulque-hand-over", daemon=True
-        ).start()
+        self._leaving.add(leaf)
+        self._crew.start(functools.partial(self._hand_over, leaf, inlet, core))
 
     def _hand_over(self, leaf: Leaf, inlet: Inlet, core: OrderedCore) -> None:
         """Let what runs end, settle it, and release the lock."""
@@ -248,7 +236,7 @@ class OrderedInlets(Inlets):
             if is_drained and not self._waits(leaf):
                 break
             inlet.hurry()
-            time.sleep(_LOOK)
+            sleep(_LOOK)
         inlet.close()
         with self._tree:
             self._dropped += core.abandoned
@@ -271,32 +259,35 @@ class OrderedInlets(Inlets):
         with self._tree:
             self._is_closed = True
             leaves = list(self._leaves.values())
-        self._stopped.set()
-        if self._meta is not None:
-            self._meta.abort()
+        self._attendant.end(self._hang_up)
         for inlet, core in leaves:
             with inlet.lock:
                 core.is_leaving = True
+        self._crew.join(self._timeout)
         # What is there for retries takes leave for all of us: it is the last one.
-        for inlet, _ in sorted(leaves, key=lambda each: isinstance(each[1], RetryCore)):
-            inlet.close()
+        for is_last in (False, True):
+            some = [each for each, core in leaves if isinstance(core, RetryCore) is is_last]
+            for_each(some, Inlet.close)
         self._inlets = {}
         super().close()
-        deadline = time.monotonic() + self._timeout
-        while self._leaving and time.monotonic() < deadline:
-            time.sleep(_LOOK)
-        if self._thread is not None:
-            self._thread.join(self._timeout)
-            self._say_goodbye()
+        self._attendant.join(self._timeout)
+        self._say_goodbye()
+
+    def _hang_up(self) -> None:
+        connection = self._meta
+        if connection is not None:
+            connection.abort()
 
     def _say_goodbye(self) -> None:
+        # Not on the old connection: its last question may still have no answer.
+        self._disconnect()
         if not self._attendance.is_known:
             return
         try:
-            self._disconnect()
             connection = self._brokers.open_at(HOME, _CONNECT_LIMIT)
             try:
-                connection.request(self._attendance.farewell(), _CONNECT_LIMIT)
+                request = self._attendance.farewell()
+                connection.request(request, _CONNECT_LIMIT, as_it_is)
             finally:
                 connection.close()
         except PulqueError as error:

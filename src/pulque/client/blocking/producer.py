@@ -1,4 +1,4 @@
-"""A producer that batches underneath: messages go in one by one, and travel together."""
+"""A producer that batches underneath; by hand, as threads share it, and the process may end."""
 
 import atexit
 import logging
@@ -11,16 +11,17 @@ from typing import Self, Unpack
 
 from pulque.client.arguments.checks import check_wait
 from pulque.client.blocking.connection import Connection
+from pulque.client.blocking.pending_sends import PendingSend, PendingSends, wait_for
 from pulque.client.blocking.producer_connections import SendLinks
 from pulque.client.connection.backoff import Backoff
 from pulque.client.connection.fork_safety import forked, on_fork
 from pulque.client.persistence.message_spool import BatchNote, SendSpool
 from pulque.client.routing.route_table import RouteKey
 from pulque.client.routing.targets import NoRouteError, Targets, Way
-from pulque.client.sending.dispatch import SendOptions
 from pulque.client.sending.outgoing_batch import OutgoingBatch
 from pulque.client.sending.outgoing_message import Outgoing, Parts, outgoing_of
-from pulque.client.sending.promises import PendingSend, PendingSends, Span, wait_for
+from pulque.client.sending.producer_options import SendOptions
+from pulque.client.sending.promises import Span
 from pulque.client.sending.spooled_producer_core import SpoolingCore, core_of, is_stored
 from pulque.clock import wall_ms
 from pulque.errors import (
@@ -57,7 +58,7 @@ class Producer:
         options: SendOptions,
         *,
         connect: Callable[[str, float], Connection],
-        find_targets: Callable[[Way], Targets],
+        find_targets: Callable[[Way, float | None], Targets],
         stale: Callable[[], None],
         first_place: str | None,
         producer_id: int,
@@ -270,7 +271,7 @@ class Producer:
                 self._learn(way)
 
     def _learn(self, way: Way) -> None:
-        targets = self._find_targets(way)
+        targets = self._find_targets(way, None)
         with self._core.lock:
             self._core.add_way(way, targets)
         self._links.look()
@@ -296,7 +297,7 @@ class Producer:
         deadline = time.monotonic() + core.options.timeout
         while True:
             try:
-                self._find_targets(way)
+                self._find_targets(way, None)
                 core.decide(note, is_stored=self._ask(core, note))
                 return
             except PulqueError as error:
@@ -309,7 +310,7 @@ class Producer:
         timeout = core.options.timeout
         connection = self._connect(note.place, timeout)
         try:
-            return is_stored(connection.request(core.question(note, timeout), timeout))
+            return connection.request(core.question(note, timeout), timeout, is_stored)
         finally:
             connection.close()
 

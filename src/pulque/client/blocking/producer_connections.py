@@ -1,4 +1,4 @@
-"""The threads and the connections of a blocking producer: one for each broker.
+"""A producer's connections; by hand, as callers write and a thread for each broker reads.
 
 Whoever closes a batch writes it, in its own thread; this thread reads the answers, sends what
 has lingered long enough, and connects again when the connection is lost.
@@ -15,13 +15,13 @@ import time
 from collections.abc import Callable, Iterable
 
 from pulque.client.blocking.connection import Connection
-from pulque.client.blocking.failover import ANSWER_LIMIT
+from pulque.client.blocking.pending_sends import PendingSend
 from pulque.client.connection.backoff import Backoff
 from pulque.client.routing.broker_health import Breaker
+from pulque.client.routing.failover_rules import ANSWER_LIMIT
 from pulque.client.sending.dispatch import Dispatch
 from pulque.client.sending.outgoing_batch import OutgoingBatch
 from pulque.client.sending.producer_core import OutgoingCore
-from pulque.client.sending.promises import PendingSend
 from pulque.errors import DisconnectedError, PulqueError, RequestTimeoutError
 
 __all__ = ["SendLinks"]

@@ -1,30 +1,29 @@
-"""All brokers that a blocking consumer pulls from, merged into one stream of batches.
+# Generated from aio/pull_pool.py by `make blocking`: edit that file, not this one.
+"""All brokers that a consumer pulls from, merged into one stream of batches.
 
 The brokers that serve the subject are those of its route. One that comes is pulled from, too; one
 that leaves the route is pulled from as long as it answers, and is dropped when it has been away
 for its lease: by then what it had delivered is no longer this consumer's.
 """
 
-import contextlib
 import functools
 import logging
 import secrets
-import select
-import socket
-import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from pulque.client.blocking.arrivals import Arrivals
 from pulque.client.blocking.broker_puller import UNREACHABLE, Inlet
+from pulque.client.blocking.concurrency import Crew, for_each, sleep
 from pulque.client.blocking.connection import Connection
-from pulque.client.blocking.deferral import Deferring, NoDeferrals, ThreadDeferrals
+from pulque.client.blocking.deferral import BackgroundDeferrals, Deferrals, NoDeferrals
 from pulque.client.blocking.follower_heartbeats import Followers, FollowersOf
-from pulque.client.blocking.lease_keeper import Deferrals
 from pulque.client.blocking.nack_handover import Adopting
 from pulque.client.connection.url import Address
-from pulque.client.options.consumer_plan import ConsumerPlan
+from pulque.client.options.consumer_plan import ConsumerPart, ConsumerPlan
 from pulque.client.receiving.consumer_core import IncomingCore
+from pulque.client.receiving.deferral_core import Deferring
 from pulque.client.receiving.error_policy import Trouble
 from pulque.client.receiving.fair_scheduling import Shares
 from pulque.client.receiving.received_message import ReceivedBatch
@@ -45,20 +44,21 @@ _LONGEST_NAP = 0.5
 class ConsumerBrokers(FollowersOf, Protocol):
     """What a consumer needs to know of the brokers behind its client."""
 
+    @property
+    def is_known(self) -> bool:
+        """Whether anybody was connected to, so that it is known who they are."""
+
     def open_at(self, place: str, timeout: float) -> Connection:
         """Open a connection to a place."""
-
-    def open_blocking(self, place: str, timeout: float) -> Connection:
-        """The same, for whoever may block."""
 
     def places(self, subject: str, group: str, timeout: float) -> list[str]:
         """Ask who serves a subject or a pattern."""
 
-    def known_places(self, key: RouteKey) -> list[str]:
-        """Return who serves it, as was heard last."""
-
     def delay_places(self, timeout: float) -> list[str]:
         """Return all delay servers."""
+
+    def known_places(self, key: RouteKey) -> list[str]:
+        """Return who serves it, as was heard last."""
 
     def stale(self) -> None:
         """Take in that a route seems to be wrong."""
@@ -101,15 +101,11 @@ class Inlets:
         """Whether any broker ever served the subject."""
         self._is_closed = self._is_forgotten = False
         self._dropped = 0
+        self._closers = Crew("pulque-closer")
         self._on_abandoned: Callable[[], None] | None = None
-        self._waiting = threading.Lock()
-        self._sockets: tuple[socket.socket, socket.socket] | None = None
-        """The ends of what wakes the caller's thread."""
-        if brokers.is_cluster or plan.ordered is not None:
-            self._sockets = socket.socketpair()
-            for each in self._sockets:
-                each.setblocking(False)
-        else:
+        is_lone = brokers.is_known and not brokers.is_cluster and plan.ordered is None
+        self._arrivals = Arrivals(is_needed=not is_lone)
+        if is_lone:
             self._only = self._add(HOME, is_late=False)
 
     # ── what the consumer shows ────────────────────────────────────────────────────────────
@@ -177,32 +173,17 @@ class Inlets:
                 inlet.keep_going(0)
             inlet.hurry()
 
-    def begin_anew(self) -> None:
-        """Abandon what is held, as the caller's thread was interrupted while it took messages."""
-        for inlet in self._all():
-            inlet.begin_anew()
-
     def close(self) -> None:
         """Settle what is done everywhere, and hand the rest back. Any thread may."""
         self._is_closed = True
-        self._wake()
-        for inlet in self._all():
-            inlet.close()
+        self._arrivals.set()
+        for_each(self._all(), Inlet.close)
+        self._closers.join(self._timeout)
         self._followers.stop()
         if not self._is_forgotten:
-            self._is_forgotten = True  # once, although ``close`` may be interrupted and repeated
+            self._is_forgotten = True  # once, although ``close`` may be repeated
             self._brokers.forget_route(self._key)
-        with self._waiting:
-            for each in self._sockets or ():
-                each.close()
-            self._sockets = None
-
-    def after_fork(self) -> None:
-        """Let go of the parent's sockets in a child, which does nothing more here."""
-        self._is_closed = True
-        for each in self._sockets or ():
-            each.close()
-        self._sockets = None
+        self._arrivals.close()
 
     def routes_changed(self, keys: Iterable[RouteKey]) -> None:
         """Take in that other brokers may serve the subject. Any thread may."""
@@ -210,7 +191,7 @@ class Inlets:
         if self._key in keys:
             for inlet in self._all():
                 inlet.retry_now()
-            self._wake()
+            self._arrivals.set()
 
     # ── one batch after the other ──────────────────────────────────────────────────────────
 
@@ -235,7 +216,7 @@ class Inlets:
 
     def ask_ahead(self, want: int) -> None:
         """Have pulls on their way while the caller handles what it was handed."""
-        for inlet in self._inlets.values():
+        for inlet in self._all():
             inlet.ask_ahead(want)
 
     def exchange(self, deadline: float, want: int) -> None:
@@ -261,14 +242,18 @@ class Inlets:
 
     def _exchange_many(self, deadline: float, want: int) -> None:
         self._follow_route(deadline)
+        if self._only is not None:
+            return
         self._followers.start()
         inlets = self._all()
+        self._arrivals.clear()
         has_room = [each.keep_going(want, deadline) for each in inlets]
         for inlet in inlets:
             inlet.check()
         self._check_trouble(inlets, deadline)
         nap = _LONGEST_NAP if any(has_room) or not inlets else _NO_ROOM_WAIT
-        self._wait(inlets, self._next_wake(min(deadline, time.monotonic() + nap)))
+        until = self._next_wake(min(deadline, time.monotonic() + nap))
+        self._arrivals.wait_for_any(inlets, until, self._may_wait)
         for inlet in inlets:
             try:
                 inlet.take_in_all()
@@ -276,32 +261,16 @@ class Inlets:
                 inlet.drop_broken()
                 raise
 
+    def _may_wait(self) -> bool:
+        return not self.has_waiting and not self._is_closed
+
+    def _wake(self) -> None:
+        """Have the caller look again. Any thread may."""
+        self._arrivals.set_from_anywhere()
+
     def _next_wake(self, until: float) -> float:
         """Return when there is something to do, if nothing comes until then."""
         return until
-
-    def _wait(self, inlets: Iterable[Inlet], until: float) -> None:
-        """Wait until something came from a broker, or something else happened."""
-        with self._waiting:
-            if self._sockets is None or self.has_waiting or self._is_closed:
-                return
-            woken, _ = self._sockets
-            poller = select.poll()
-            poller.register(woken, select.POLLIN)
-            for inlet in inlets:
-                connection = inlet.connection
-                if connection is not None:
-                    poller.register(connection, select.POLLIN)
-                until = min(until, inlet.pull_due)
-            poller.poll(max(0.0, (until - time.monotonic()) * 1000))
-            with contextlib.suppress(BlockingIOError):
-                woken.recv(4096)
-
-    def _wake(self) -> None:
-        sockets = self._sockets
-        if sockets is not None:
-            with contextlib.suppress(OSError):  # it is full of such bytes, or this is the end
-                sockets[1].send(b"\0")
 
     def _check_trouble(self, inlets: list[Inlet], deadline: float) -> None:
         """Raise what is wrong if no broker has been reached for too long."""
@@ -337,40 +306,44 @@ class Inlets:
         try:
             places = self._brokers.places(self._key.subject, self._key.group, limit)
         except UnavailableError as error:
-            time.sleep(self._trouble.next_wait(error, time.monotonic(), deadline))
+            sleep(self._trouble.next_wait(error, time.monotonic(), deadline))
             return
         for place in places:
             if place not in self._inlets:  # else an interrupt came after it was added
-                self._add(place, is_late=False)
+                inlet = self._add(place, is_late=False)
+                if not self._brokers.is_cluster:
+                    self._only = inlet
         self._is_routed = True
 
     def _add(self, place: str, *, is_late: bool) -> Inlet:
         adopting = Adopting(place, self._key, self._plan.options, self._brokers)
         part = self._plan.part(place, is_late=is_late, refuge=None if place == HOME else adopting)
+        inlet = self._make_inlet(place, part, self._deferrals(part.core))
+        adopting.is_away = lambda: inlet.connection is None
+        inlet.core.on_abandoned = self._on_abandoned
+        self._inlets = {**self._inlets, place: inlet}
+        self._is_served = True
+        self._share_room()
+        return inlet
+
+    def _make_inlet(self, place: str, part: ConsumerPart, deferrals: Deferrals) -> Inlet:
         inlet = Inlet(
             part,
             connect=functools.partial(self._brokers.open_at, place),
             timeout=self._timeout,
             draw=self._draw,
-            wake=self._wake,
-            deferrals=self._deferrals(part.core),
+            arrived=self._arrivals,
+            deferrals=deferrals,
         )
-        adopting.is_away = lambda: inlet.connection is None
-        inlet.core.on_abandoned = self._on_abandoned
-        self._inlets = {**self._inlets, place: inlet}
-        self._share_room()
-        self._is_served = True
+        inlet.owner = self
         return inlet
 
     def _deferrals(self, core: IncomingCore) -> Deferrals:
         """Return what takes messages of one broker to delay servers."""
-        brokers = self._brokers
-        if not brokers.is_cluster:
+        if not self._brokers.is_cluster:
             return NoDeferrals()
-        deferring = Deferring(
-            core, brokers.open_blocking, producer_id=secrets.randbits(64) | 1, draw=self._draw
-        )
-        return ThreadDeferrals(deferring, brokers.delay_places)
+        deferring = Deferring(core, producer_id=secrets.randbits(64) | 1, draw=self._draw)
+        return BackgroundDeferrals(deferring, self._brokers.delay_places, self._brokers.open_at)
 
     def _drop(self, place: str) -> None:
         log.info("a broker is gone: %s", place)
@@ -382,7 +355,7 @@ class Inlets:
         self._inlets = inlets
         self._shares.forget(place)
         self._share_room()
-        inlet.close()
+        self._closers.run(inlet.close)
 
     def _share_room(self) -> None:
         """Divide what may be held: a busy broker does not take it all."""

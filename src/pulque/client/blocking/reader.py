@@ -1,3 +1,4 @@
+# Generated from aio/reader.py by `make blocking`: edit that file, not this one.
 """Looking at what is stored, without a group."""
 
 import functools

@@ -8,19 +8,33 @@ The shell moves the bytes::
         request_id, response = answer
 """
 
+from dataclasses import replace
+
 from pulque.errors import PulqueError, RemoteProtocolError, UnsupportedError
 from pulque.wire.frame import HANDSHAKE_LIMIT, MAX_PAYLOAD, FrameReader
 from pulque.wire.requests import Hello, Request, encode_request
-from pulque.wire.responses import Response, Welcome, decode_response
+from pulque.wire.responses import ReadBack, Response, Welcome, decode_response
 from pulque.wire.versions import NEWEST, OLDEST
 
-__all__ = ["Answer", "Session"]
+__all__ = ["Answer", "Session", "as_it_is", "kept_answer"]
 
 Answer = tuple[int, Response | PulqueError]
 """The id of a request, and what the broker says to it."""
 
 _HELLO_ID = 0
 _ID_MASK = 0xFFFF_FFFF
+
+
+def as_it_is(response: Response) -> Response:
+    """Return an answer of which no views are kept."""
+    return response
+
+
+def kept_answer(response: Response) -> Response:
+    """Return an answer that stays what it is when the connection goes on reading."""
+    if isinstance(response, ReadBack) and isinstance(response.records, memoryview):
+        return replace(response, records=bytes(response.records))
+    return response
 
 
 class Session:

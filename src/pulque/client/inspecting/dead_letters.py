@@ -4,15 +4,13 @@ Each of them is a conversation with the broker, without I/O: it yields what to a
 the answers. Whoever carries it, a thread or a task, does nothing but that.
 """
 
-import builtins
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from pulque.client.arguments.checks import check_whole
-from pulque.client.inspecting.broker_answers import Said, of_all, of_one, with_broker
 from pulque.client.inspecting.stored_messages import read_of
 from pulque.client.sending.outgoing_message import Outgoing, as_body
-from pulque.errors import RejectedError, RemoteProtocolError, UsageError
+from pulque.errors import RemoteProtocolError, UsageError
 from pulque.model.message import Message
 from pulque.model.names import dead_partition, parse_owner, parse_partition, parse_subject
 from pulque.model.positions import ConsumeSequence
@@ -20,14 +18,12 @@ from pulque.wire.dead import Dead, DeadListed, Resend, Resent
 from pulque.wire.requests import Read, Request
 from pulque.wire.responses import Response
 
-__all__ = ["Asker", "DeadLetters", "Letters", "ResentLetters", "Talk", "talk_to"]
+__all__ = ["Letters", "ResentLetters", "Talk"]
 
 T = TypeVar("T")
 Messages = list[Message]
 Talk = Generator[Request, Response, T]
 """Yields requests, is sent their answers, and returns what came of it."""
-Asker = Callable[[Request], Response]
-"""Asks one broker."""
 _LAST = 2**64 - 1
 _AT_ONCE = 1000
 _MAX_BYTES = 1024 * 1024
@@ -152,112 +148,6 @@ class Letters:
             if after <= at:
                 break  # gone meanwhile
             at = after  # also behind what nobody can decode
-        return found
-
-
-class DeadLetters:
-    """The dead letters of one group and subject. Made by ``client.dead(subject, group)``."""
-
-    def __init__(self, letters: Letters, find_askers: Callable[[], Mapping[str, Asker]]) -> None:
-        self._letters = letters
-        self._find_askers = find_askers
-
-    def brokers(self) -> "builtins.list[str]":
-        """Return the broker groups that may have some; that of a lone broker is empty."""
-        return [*self._find_askers()]
-
-    def count(self) -> int:
-        """Return how many nobody has dealt with."""
-        return sum(found for _, found in self._talk_to_all(self._letters.count))
-
-    def show(self, sequence: int, *, broker: str | None = None) -> Message | None:
-        """Return one letter; None if it was dealt with, or is not stored any more.
-
-        Args:
-            sequence: Which one.
-            broker: Whose, if several brokers have letters.
-        """
-        askers = self._find_askers()
-        name = of_one(askers, broker, "a dead letter")
-        found = talk_to(self._letters.one(sequence), askers[name])
-        return None if found is None else with_broker([found], name)[0]
-
-    def resend(
-        self,
-        *sequences: int,
-        body: object = None,
-        headers: Mapping[str, str] | None = None,
-        broker: str | None = None,
-    ) -> ResentLetters:
-        """Deliver letters to their group again, as first attempts; to no other group.
-
-        Each is resent once: to ask again does no harm.
-
-        Args:
-            sequences: Which ones.
-            body: In the place of its own, for a single one; what ``send`` takes. The headers
-                stay as they are, unless ``headers`` replaces them.
-            headers: In the place of its own, for a single one.
-            broker: Whose, if several brokers have letters.
-        """
-        talk = self._letters.resend(sequences, body, headers)
-        return self._talk_to_one(talk, broker, "dead letters to resend")
-
-    def resend_all(self) -> int:
-        """Deliver all letters that there are now to their group again; return how many."""
-        return sum(found for _, found in self._talk_to_all(self._letters.resend_all))
-
-    def purge(self, until: int | None = None, *, broker: str | None = None) -> int:
-        """Give up letters, up to and including a sequence, or all; return how many.
-
-        They are not shown any more, and their bytes go with their segment.
-        """
-        if until is not None:
-            talk = self._letters.purge(until)
-            return self._talk_to_one(talk, broker, "dead letters to purge")
-        found = self._talk_to_all(lambda: self._letters.purge(None), broker)
-        return sum(count for _, count in found)
-
-    def list(self, first: int = 0, limit: int = 100, *, broker: str | None = None) -> Messages:
-        """Return letters that nobody has dealt with, oldest first.
-
-        Args:
-            first: From this sequence on.
-            limit: At most so many, up to 1000.
-            broker: Only this broker group's; else those of all, as they were stored.
-        """
-        found = self._talk_to_all(lambda: self._letters.some(first, limit), broker)
-        letters = [each for name, some in found for each in with_broker(some, name)]
-        if len(found) > 1:
-            letters.sort(key=lambda letter: letter.stored_at_ms)
-        return letters[:limit]
-
-    def _talk_to_one(self, talk: Talk[T], broker: str | None, what: str) -> T:
-        askers = self._find_askers()
-        return talk_to(talk, askers[of_one(askers, broker, what)])
-
-    def _talk_to_all(
-        self, talk: Callable[[], Talk[T]], broker: str | None = None
-    ) -> "builtins.list[tuple[str, T]]":
-        askers = self._find_askers()
-        names = askers if broker is None else (of_one(askers, broker, "dead letters"),)
-        said: builtins.list[Said[T]] = []
-        for name in names:
-            try:
-                said.append((name, talk_to(talk(), askers[name])))
-            except RejectedError as error:
-                said.append((name, error))
-        return of_all(said)
-
-
-def talk_to(talk: Talk[T], ask: Asker) -> T:
-    """Carry a conversation with one broker to its end."""
-    try:
-        request = next(talk)
-        while True:
-            request = talk.send(ask(request))
-    except StopIteration as end:
-        found: T = end.value
         return found
 
 

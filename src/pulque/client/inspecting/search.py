@@ -10,11 +10,12 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import overload
 
+from pulque.client.arguments.due_times import ms_of
 from pulque.client.inspecting.broker_answers import of_one
 from pulque.client.inspecting.dead_letters import Talk
 from pulque.client.inspecting.stored_messages import messages_of
 from pulque.client.routing.targets import HOME
-from pulque.client.sending.outgoing_message import Receipt, ms_of
+from pulque.client.sending.outgoing_message import Receipt
 from pulque.errors import (
     CorruptionError,
     InvalidBatchError,

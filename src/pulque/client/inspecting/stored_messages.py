@@ -1,19 +1,18 @@
 """Looking at what is stored, without a group: the requests, and what their answers mean."""
 
-import json
 import logging
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from pulque.client.arguments.due_times import ms_of
 from pulque.client.receiving.log_records import check_count, split_records
-from pulque.client.sending.outgoing_message import ms_of
 from pulque.errors import InvalidBatchError, RemoteProtocolError
 from pulque.model.groups import Start, StartKind
 from pulque.model.message import Message, StoredBatch, unreadable_in
 from pulque.model.names import PartitionName
 from pulque.model.positions import ConsumeSequence
 from pulque.wire.requests import NO_TIME, Positions
-from pulque.wire.responses import Located, ReadBack, Response, Sealed, StatusReport
+from pulque.wire.responses import Located, ReadBack, Response
 
 __all__ = [
     "PartitionPositions",
@@ -22,8 +21,6 @@ __all__ = [
     "positions_of",
     "positions_request",
     "read_of",
-    "report_of",
-    "sealed_end_of",
 ]
 
 log = logging.getLogger("pulque.client")
@@ -110,21 +107,3 @@ def read_of(
         for index, problem in unreadable.items():
             log.warning("not readable: %s/%d %s", partition, first + index, problem)
     return messages, response.first_sequence + response.count if response.count else 0
-
-
-def report_of(response: Response) -> dict[str, Any]:
-    """Return how the broker is doing."""
-    if not isinstance(response, StatusReport):
-        raise RemoteProtocolError(f"a request for the status got {response!r}")
-    try:
-        report: dict[str, Any] = json.loads(response.report)
-    except ValueError as error:
-        raise RemoteProtocolError(f"a status is not JSON: {error}") from None
-    return report
-
-
-def sealed_end_of(response: Response) -> int:
-    """Return the offset at which the next segment begins."""
-    if not isinstance(response, Sealed):
-        raise RemoteProtocolError(f"a request to seal got {response!r}")
-    return response.end

@@ -29,8 +29,8 @@ from pulque.client.persistence.message_spool import SendSpool, read_boot
 from pulque.client.persistence.spool_directory import Folder
 from pulque.client.receiving.pull_options import PullOptions
 from pulque.client.routing.broker_health import LATENCY_TABLE, LatencyRow
-from pulque.client.sending.dispatch import SendOptions
 from pulque.client.sending.outgoing_batch import WINDOW
+from pulque.client.sending.producer_options import SendOptions
 from pulque.errors import UsageError
 from pulque.model.batch import MAX_COUNT, Codec
 from pulque.model.compression import compress

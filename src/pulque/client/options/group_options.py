@@ -6,9 +6,9 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from pulque.client.arguments.checks import check_choice, check_text, check_words
+from pulque.client.arguments.due_times import ms_of
 from pulque.client.ordered.partition_core import OrderedOptions
 from pulque.client.ordered.window import DELAYS
-from pulque.client.sending.outgoing_message import ms_of
 from pulque.errors import RemoteProtocolError, UsageError
 from pulque.model.groups import (
     BROKERS_CHOICE,

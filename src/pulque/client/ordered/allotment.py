@@ -20,8 +20,23 @@ from pulque.model.ordered import Allotted, ConsumeStrategy, OrderStrategy
 from pulque.wire.ordered import Attend, Attended
 from pulque.wire.responses import Response
 
-__all__ = ["Attendance", "Leaf", "difference", "leaf_of", "leaves_of"]
+__all__ = [
+    "HAND_OVER",
+    "ROUTE_LIMIT",
+    "TURN",
+    "Attendance",
+    "Leaf",
+    "difference",
+    "leaf_of",
+    "leaves_of",
+]
 
+HAND_OVER = 10.0
+"""How long what runs may take to end when its partition goes to another consumer, in seconds."""
+TURN = 100
+"""So many messages in a row come from one partition, where others have some, too."""
+ROUTE_LIMIT = 1.0
+"""How long the route may be asked for, in seconds: the consumer must not be silent for long."""
 _ANSWER_LIMIT = 5.0
 """How much longer than it was asked to wait a server may take, in seconds."""
 

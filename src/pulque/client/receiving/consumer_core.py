@@ -20,10 +20,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from pulque.client.connection.fork_safety import on_fork
-from pulque.client.receiving.acknowledgements import finished_in
 from pulque.client.receiving.delivery_decoder import batches_of
 from pulque.client.receiving.error_policy import problem_of
-from pulque.client.receiving.partition_deliveries import UNKNOWN, Subscription
+from pulque.client.receiving.partition_deliveries import UNKNOWN, Subscription, finished_in
 from pulque.client.receiving.pull_options import PullOptions
 from pulque.client.receiving.received_message import (
     ANY_DELAY_MS,

@@ -18,8 +18,10 @@ from pulque.errors import RemoteProtocolError
 from pulque.wire.requests import Heartbeat
 from pulque.wire.responses import Beaten, Response
 
-__all__ = ["Beats"]
+__all__ = ["LIMIT", "Beats"]
 
+LIMIT = 2.0
+"""How long a follower may take to answer, in seconds."""
 _BEATS_PER_LEASE = 3
 _FIRST_WAIT = 0.2
 _LONGEST_WAIT = 10.0

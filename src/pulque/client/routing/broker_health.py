@@ -15,7 +15,14 @@ most.
 from enum import Enum
 from typing import NamedTuple
 
-__all__ = ["LATENCY_TABLE", "Breaker", "BreakerState", "Health", "LatencyRow", "wait_after"]
+__all__ = [
+    "LATENCY_TABLE",
+    "Breaker",
+    "BreakerState",
+    "Health",
+    "LatencyRow",
+    "wait_after",
+]
 
 
 class LatencyRow(NamedTuple):

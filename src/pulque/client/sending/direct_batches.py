@@ -5,36 +5,23 @@ partition. So a lane never has more than one batch without an outcome, and a bro
 a batch again that is sent a second time.
 """
 
-import secrets
 from collections.abc import Iterator, Sequence
 from itertools import repeat
 
-from pulque.client.arguments.due_times import AT_ONCE
-from pulque.client.blocking.connection import Connection
-from pulque.client.connection.fork_safety import on_fork
+from pulque.client.arguments.due_times import AT_ONCE, ms_of
 from pulque.client.routing.targets import Target, Targets
-from pulque.client.sending.outgoing_message import (
-    Outgoing,
-    Receipt,
-    as_body,
-    check_priority,
-    ms_of,
-)
-from pulque.clock import wall_ms
+from pulque.client.sending.outgoing_message import Outgoing, Receipt, as_body, check_priority
 from pulque.errors import MessageTooLargeError
-from pulque.model.batch import renumber
-from pulque.model.ids import ID_SIZE, IdSource
-from pulque.model.names import DEFAULT_LEVEL, PartitionName
-from pulque.model.pack import BatchPacker, ProducedBy
+from pulque.model.ids import ID_SIZE
+from pulque.model.names import DEFAULT_LEVEL
+from pulque.model.pack import BatchPacker
 from pulque.model.positions import ConsumeSequence
-from pulque.model.single import pack_single
 from pulque.wire.single import SingleStored
 
 _MAX_MANY = 1000
 _MAX_BYTES = 1024 * 1024
 
 __all__ = [
-    "Lane",
     "Packed",
     "check_size",
     "deal",
@@ -59,69 +46,6 @@ class Packed:
         self.length = length
         self.dues = dues
         """When each of them is due; empty where all are at once."""
-
-
-class Lane:
-    """What one call needs to send. One user at a time."""
-
-    __slots__ = ("__weakref__", "_ids", "_numbers", "_producer_id", "connection")
-
-    def __init__(self) -> None:
-        self.after_fork()
-        on_fork(self, Lane.after_fork)
-
-    def after_fork(self) -> None:
-        """Draw an identity: a broker takes equal numbers of one producer for repeats."""
-        self.connection: Connection | None = None
-        self._producer_id = secrets.randbits(64) | 1
-        self._ids = IdSource(secrets.randbits(38))
-        self._numbers: dict[str, int] = {}
-
-    def pack_body(self, target: Target, body: bytes) -> Packed:
-        """Make a batch of one plain message and give it its number."""
-        now_ms = wall_ms()
-        message_id = self._ids.one(now_ms)
-        data = pack_single(
-            body,
-            seed=target.seed,
-            message_id=message_id,
-            created_at_ms=now_ms,
-            producer_id=self._producer_id,
-            producer_sequence=self._next_number(target.partition),
-        )
-        return Packed(target, data, message_id, 1)
-
-    def pack(self, target: Target, packer: BatchPacker, dues: Sequence[int] = ()) -> Packed:
-        """Make a batch and give it its number."""
-        number = self._next_number(target.partition)
-        now_ms = wall_ms()
-        length = len(packer.bodies)
-        ids = self._ids.many(now_ms, length)
-        data = packer.encode(
-            seed=target.seed,
-            ids=ids,
-            created_at_ms=now_ms,
-            produced_by=ProducedBy(self._producer_id, 0, number),
-            priority=target.level,
-        )
-        return Packed(target, data, ids, length, dues)
-
-    def pack_again(self, target: Target, packed: Packed) -> Packed:
-        """Return a batch for another partition, with a number of this lane; its ids stay."""
-        number = self._next_number(target.partition)
-        data = renumber(packed.data, target.seed, self._producer_id, number)
-        return Packed(target, data, packed.ids, packed.length, packed.dues)
-
-    def drop_connection(self) -> None:
-        """Close the connection; the next call opens another."""
-        if self.connection is not None:
-            self.connection.close()
-            self.connection = None
-
-    def _next_number(self, partition: PartitionName) -> int:
-        number = self._numbers.get(partition, 0)
-        self._numbers[partition] = number + 1
-        return number
 
 
 def pack_messages(

@@ -23,11 +23,10 @@ from itertools import count
 from pulque.client.connection.backoff import answer_room
 from pulque.client.connection.call_outcomes import ended, out_of_time, outcomes_of
 from pulque.client.routing.broker_health import Health
+from pulque.client.routing.failover_rules import leaves_unknown, may_go_elsewhere
 from pulque.client.routing.targets import Way
-from pulque.client.sending.batch_hold import HeldStreams
-from pulque.client.sending.batch_packing import packed
 from pulque.client.sending.outgoing_batch import OutgoingBatch, Stream
-from pulque.client.sending.producer_options import SendOptions, Signal
+from pulque.client.sending.producer_options import SendOptions
 from pulque.errors import (
     LocalProtocolError,
     NotLeaderError,
@@ -35,12 +34,15 @@ from pulque.errors import (
     StaleRouteError,
     StorageError,
 )
-from pulque.model.batch import renumber
+from pulque.model.batch import Codec, renumber
 from pulque.model.ids import IdSource
+from pulque.model.names import DEFAULT_LEVEL
+from pulque.model.pack import ProducedBy
+from pulque.model.single import pack_single
 from pulque.wire.requests import Send
 from pulque.wire.responses import Outcome, Response
 
-__all__ = ["OBJECT_BYTES", "Dispatch", "SendOptions", "Signal"]
+__all__ = ["OBJECT_BYTES", "Dispatch", "Signal"]
 
 OBJECT_BYTES = 64
 """What a body costs in memory beside its bytes."""
@@ -52,6 +54,59 @@ _SWEEP_FROM = 256
 """From so many batches on, those that have an outcome are forgotten when they are the half."""
 _FAR_AHEAD = 64
 """After so many batches more that wait, the answers should be looked at."""
+_LONGEST_HOLD = 0.0005
+"""In seconds."""
+
+
+class Signal:
+    """Says that some dispatch of a producer may have something to do."""
+
+    __slots__ = ("check_waiter", "is_ahead", "is_up", "on_hurry")
+
+    def __init__(self) -> None:
+        self.is_up = False
+        self.is_ahead = False
+        """Batches are made faster than answers come: whoever reads them should have a turn."""
+        self.on_hurry: Callable[[], None] | None = None
+        """Called when what was held should go now, without the lock."""
+        self.check_waiter: Callable[[], None] | None = None
+        """Raises where nobody may wait for an outcome: in another event loop."""
+
+
+class _HeldStreams:
+    """The streams of one broker whose open batch is held; the producer's lock guards them.
+
+    The next batch is held for a moment, so that those may add to it who waited for the last one.
+    Whoever waits for a batch is likely to add to the next one as soon as it is told: a caller with
+    64 messages under way would else have batches of 1 and of 63 in turn, and pay for both. So the
+    next one stays until somebody waits for it, too, and never for longer than ``_LONGEST_HOLD``
+    nor than half of what the last one took.
+    """
+
+    def __init__(self) -> None:
+        self._streams: list[Stream] = []
+        self._until = 0.0
+
+    @property
+    def ends_at(self) -> float | None:
+        """When they are let go at the latest; None if there are none."""
+        return self._until if self._streams else None
+
+    def confirmed(self, batch: OutgoingBatch, now: float) -> None:
+        """Take in that a batch is about to have its outcome; hold what comes after it."""
+        stream = batch.stream
+        if batch.callbacks and batch.count > 1 and not stream.in_flight and not stream.is_held:
+            if not self._streams:
+                self._until = now + min(_LONGEST_HOLD, (now - batch.sent_at) / 2)
+            stream.is_held = True
+            self._streams.append(stream)
+
+    def let_go(self) -> list[Stream]:
+        """Hold nothing any more; return what was held."""
+        streams, self._streams = self._streams, []
+        for stream in streams:
+            stream.is_held = False
+        return streams
 
 
 class Dispatch:
@@ -103,7 +158,7 @@ class Dispatch:
         self._active: deque[Stream] = deque()
         self._paused: list[tuple[float, int, Stream]] = []
         self._pauses = count()
-        self._held = HeldStreams()
+        self._held = _HeldStreams()
         self._in_flight: dict[int, list[OutgoingBatch]] = {}
         self._finished: list[OutgoingBatch] = []
         self._ghosts: list[OutgoingBatch] = []
@@ -326,7 +381,7 @@ class Dispatch:
         stream.unresolved.append(batch)
 
     def _pack(self, batch: OutgoingBatch) -> bytes:
-        return packed(batch, self._producer_id, self.options.codec)
+        return _packed(batch, self._producer_id, self.options.codec)
 
     def _count(self, batch: OutgoingBatch) -> None:
         if batch.bodies:
@@ -518,11 +573,8 @@ class Dispatch:
         elif isinstance(error, NotLeaderError):
             # It may be stored all the same, and who leads next knows then.
             batch.is_unanswered = self.was_refused = True
-        elif self.go_elsewhere is not None and (
-            error.retryable or isinstance(error, StorageError)
-        ):
-            # Of a failed disk nobody knows what it has.
-            batch.is_unanswered = batch.is_unanswered or not error.retryable
+        elif self.go_elsewhere is not None and may_go_elsewhere(error):
+            batch.is_unanswered = batch.is_unanswered or leaves_unknown(error)
             if not batch.is_bound:
                 batch.stream.target.refused(now)
             self.was_refused = True
@@ -574,3 +626,26 @@ class Dispatch:
             whole.is_done = True
             self._finished.append(whole)
             whole = whole.whole
+
+
+def _packed(batch: OutgoingBatch, producer_id: int, codec: Codec) -> bytes:
+    """Return a batch as it is sent, with the next number of its stream."""
+    stream = batch.stream
+    target = stream.target
+    if batch.is_plain and batch.count == 1 and not codec and target.level == DEFAULT_LEVEL:
+        return pack_single(
+            batch.bodies[0],
+            seed=target.seed,
+            message_id=batch.ids,
+            created_at_ms=batch.opened_at_ms,
+            producer_id=producer_id,
+            producer_sequence=stream.next_number,
+        )
+    return batch.packer.encode(
+        seed=target.seed,
+        ids=batch.ids,
+        created_at_ms=batch.opened_at_ms,
+        produced_by=ProducedBy(producer_id, 0, stream.next_number),
+        priority=target.level,
+        codec=codec,
+    )

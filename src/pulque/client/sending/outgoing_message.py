@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple, TypedDict, cast
 
-from pulque.client.arguments.due_times import AT_ONCE, due_of
+from pulque.client.arguments.due_times import AT_ONCE, due_of, ms_of
 from pulque.client.sending.body_encoding import JSON_TYPE, TYPE_HEADER, encode_payload
 from pulque.errors import UsageError
 from pulque.model.names import DEFAULT_LEVEL, MAX_LEVEL, PartitionName
-from pulque.model.pack import NEVER, ONCE_HEADER, SYSTEM_PREFIX
+from pulque.model.pack import ONCE_HEADER, SYSTEM_PREFIX
 from pulque.model.positions import ConsumeSequence, Position
 
 __all__ = [
@@ -20,7 +20,6 @@ __all__ = [
     "check_priorities",
     "check_priority",
     "listed",
-    "ms_of",
     "outgoing_of",
 ]
 
@@ -243,15 +242,3 @@ def as_body(body: object) -> bytes:
     if isinstance(body, bytearray | memoryview):
         return bytes(body)
     raise UsageError(f"a body must be bytes, not {type(body).__name__}; encode it first")
-
-
-def ms_of(instant: datetime | None) -> int:
-    """Return an instant in milliseconds since 1970; 0 for None."""
-    if instant is None:
-        return NEVER
-    if not isinstance(instant, datetime):
-        raise UsageError(f"{instant!r} is not an instant; a datetime with a time zone is allowed")
-    if instant.tzinfo is None:
-        raise UsageError(f"{instant!r} has no time zone; use datetime.now(timezone.utc) or alike")
-    # Whole numbers throughout: a float would lose a millisecond now and then.
-    return (instant - _EPOCH) // _MILLISECOND

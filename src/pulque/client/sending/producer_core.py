@@ -17,11 +17,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Generic, TypeVar, cast
 
-from pulque.client.arguments.due_times import AT_ONCE, check_longest
-from pulque.client.blocking.failover import FAILOVER_PATIENCE
+from pulque.client.arguments.due_times import AT_ONCE, check_longest, ms_of
 from pulque.client.connection.backoff import Backoff
 from pulque.client.connection.fork_safety import free
 from pulque.client.routing.broker_health import Health
+from pulque.client.routing.failover_rules import awaits_leader
 from pulque.client.routing.targets import (
     Delayed,
     NoRouteError,
@@ -30,11 +30,12 @@ from pulque.client.routing.targets import (
     Way,
     is_delay_server,
 )
-from pulque.client.sending.dispatch import OBJECT_BYTES, Dispatch, SendOptions, Signal
+from pulque.client.sending.dispatch import OBJECT_BYTES, Dispatch, Signal
 from pulque.client.sending.outgoing_batch import OutgoingBatch, Stream
-from pulque.client.sending.outgoing_message import Outgoing, as_body, check_priority, ms_of
+from pulque.client.sending.outgoing_message import Outgoing, as_body, check_priority
 from pulque.client.sending.partition_split import divide
 from pulque.client.sending.partitioner import WayStreams
+from pulque.client.sending.producer_options import SendOptions
 from pulque.client.sending.promises import Promise, Span
 from pulque.errors import MessageTooLargeError, PulqueError, UsageError
 from pulque.model.ids import IdSource
@@ -248,7 +249,7 @@ class OutgoingCore(Generic[P]):
         if not batch.is_unanswered or not batch.stream.dispatch.is_led:
             return False
         timeout = batch.timeout or self.options.timeout
-        return now - batch.sent_at < min(FAILOVER_PATIENCE, timeout / 2)
+        return awaits_leader(now - batch.sent_at, timeout)
 
     # ── messages come in ───────────────────────────────────────────────────────────────────
 

@@ -1,12 +1,11 @@
-"""How a producer sends, and the signal that it has something to do."""
+"""How a producer sends."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from pulque.model.batch import Codec
 from pulque.wire.requests import Acks
 
-__all__ = ["SendOptions", "Signal"]
+__all__ = ["SendOptions"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,18 +26,3 @@ class SendOptions:
     timeout: float
     """How long until a message has an outcome, in seconds."""
     codec: Codec
-
-
-class Signal:
-    """Says that some dispatch of a producer may have something to do."""
-
-    __slots__ = ("check_waiter", "is_ahead", "is_up", "on_hurry")
-
-    def __init__(self) -> None:
-        self.is_up = False
-        self.is_ahead = False
-        """Batches are made faster than answers come: whoever reads them should have a turn."""
-        self.on_hurry: Callable[[], None] | None = None
-        """Called when what was held should go now, without the lock."""
-        self.check_waiter: Callable[[], None] | None = None
-        """Raises where nobody may wait for an outcome: in another event loop."""

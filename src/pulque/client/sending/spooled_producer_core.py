@@ -13,18 +13,18 @@ producer ends before that, they stay in the spool.
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
-from pulque.client.arguments.due_times import AT_ONCE
-from pulque.client.connection.call_outcomes import restated
+from pulque.client.arguments.due_times import AT_ONCE, ms_of
+from pulque.client.connection.call_outcomes import last_answer, restated
 from pulque.client.persistence.message_spool import BatchNote, KeptMessage, SendSpool
 from pulque.client.routing.targets import Delayed, Way
-from pulque.client.sending.dispatch import OBJECT_BYTES, Dispatch, SendOptions
+from pulque.client.sending.dispatch import OBJECT_BYTES, Dispatch
 from pulque.client.sending.outgoing_batch import OutgoingBatch, Stream
-from pulque.client.sending.outgoing_message import Outgoing, as_body, check_priority, ms_of
+from pulque.client.sending.outgoing_message import Outgoing, as_body, check_priority
 from pulque.client.sending.producer_core import OutgoingCore
+from pulque.client.sending.producer_options import SendOptions
 from pulque.client.sending.promises import Promise, Span
-from pulque.client.sending.recorded_dispatch import KeepingDispatch
 from pulque.errors import (
     FencedError,
     LocalProtocolError,
@@ -37,7 +37,7 @@ from pulque.errors import (
     error_from_wire,
 )
 from pulque.model.ids import IdSource
-from pulque.model.pack import encode_headers, encode_key, encode_order_key, encode_tags
+from pulque.model.pack import ProducedBy, encode_headers, encode_key, encode_order_key, encode_tags
 from pulque.wire.requests import Send
 from pulque.wire.responses import Response, Sent
 
@@ -48,6 +48,74 @@ log = logging.getLogger("pulque.client")
 P = TypeVar("P", bound=Promise)
 SPOOL_LIMIT = 64 * 1024 * 1024
 _FOR_EVER = float("inf")
+_GRACE = 1.0
+"""How much longer an answer may take than the request says, in seconds."""
+
+
+class Ledger(Protocol):
+    """Writes down what becomes of batches, so that a restart knows it."""
+
+    incarnation: int
+    """Which start of the producer this is."""
+
+    def numbered(self, batch: OutgoingBatch) -> None:
+        """Take note of a batch that will be sent now; if this raises, it is not."""
+
+    def finished(self, batch: OutgoingBatch) -> None:
+        """Take note that a batch has its outcome."""
+
+
+class KeepingDispatch(Dispatch):
+    """The batches of a producer with a spool. No batch of it has a deadline."""
+
+    ledger: Ledger
+
+    def _encode(self, batch: OutgoingBatch) -> bool:
+        if not super()._encode(batch):
+            return False
+        try:
+            self.ledger.numbered(batch)
+        except StorageError as error:
+            self._fail(batch, error)
+            return False
+        return True
+
+    def _pack(self, batch: OutgoingBatch) -> bytes:
+        target = batch.stream.target
+        number = batch.stream.next_number
+        return batch.packer.encode(
+            seed=target.seed,
+            ids=batch.ids,
+            created_at_ms=batch.opened_at_ms,
+            # A name: brokers remember it, however long the producer is away.
+            produced_by=ProducedBy(self._producer_id, self.ledger.incarnation, number, named=True),
+            priority=target.level,
+            codec=self.options.codec,
+        )
+
+    def expire(self, now: float) -> bool:
+        """Say whether the broker owes an answer for too long."""
+        ends = self._answer_ends()
+        return super().expire(now) or (ends is not None and ends <= now)
+
+    def next_wake(self) -> float | None:
+        """Return when ``take`` or ``expire`` will have something to do, if nothing else comes."""
+        wakes = (super().next_wake(), self._answer_ends())
+        found = min((each for each in wakes if each is not None), default=_FOR_EVER)
+        return None if found == _FOR_EVER else found
+
+    def _answer_ends(self) -> float | None:
+        sent_at = self.oldest_in_flight()
+        return None if sent_at is None else sent_at + self.options.timeout + _GRACE
+
+    def _ended(self, batch: OutgoingBatch, error: PulqueError) -> PulqueError:
+        # Nobody may send it anew: the next producer with this spool does.
+        text = f"{error}; the spool keeps it{last_answer(batch.refusal)}"
+        return restated(error, text, outcome_known=False)
+
+    def _finish(self, batch: OutgoingBatch) -> None:
+        super()._finish(batch)
+        self.ledger.finished(batch)
 
 
 class SpoolingCore(OutgoingCore[P]):

@@ -1,16 +1,16 @@
-"""Keeps what belongs to one event loop of one process from being used elsewhere."""
+"""Keeps what belongs to one event loop of one process from being used elsewhere; by hand."""
 
 import asyncio
 
 from pulque.client.connection.fork_safety import forked, on_fork
 from pulque.errors import ForkedError, UsageError
 
-__all__ = ["LoopGuard"]
+__all__ = ["Guard"]
 
 _REMEDY = "connect in the child, inside of the event loop that it runs"
 
 
-class LoopGuard:
+class Guard:
     """Belongs to the event loop of its first check.
 
     Args:
@@ -18,13 +18,13 @@ class LoopGuard:
         client: Of the client that it was made from, whose loop it has to be.
     """
 
-    def __init__(self, what: str, client: "LoopGuard | None" = None) -> None:
+    def __init__(self, what: str, client: "Guard | None" = None) -> None:
         self.forked: ForkedError | None = None
         """What to raise in a child."""
         self._what = what
         self._client = client
         self._loop: asyncio.AbstractEventLoop | None = None
-        on_fork(self, LoopGuard.after_fork)
+        on_fork(self, Guard.after_fork)
 
     def after_fork(self) -> None:
         """Refuse everything in a child."""
