@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from pulque.cli.common.admin_client import DEFAULT_ADMIN, Admin, open_admin, path_of
-from pulque.cli.common.options import OutputOption, Timeout
+from pulque.cli.common.admin_client import Admin, open_admin, path_of
+from pulque.cli.common.options import OutputOption, Timeout, Url
 from pulque.cli.common.output import (
     Output,
     nothing_there,
@@ -33,8 +33,10 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def list_brokers(
+    context: typer.Context,
     *,
-    admin: Admin = DEFAULT_ADMIN,
+    url: Url = None,
+    admin: Admin = None,
     timeout: Timeout = 10.0,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -42,7 +44,7 @@ def list_brokers(
 
     Exits with 4 if there are none.
     """
-    rows = list(open_admin(admin, timeout).rows("/brokers"))
+    rows = list(open_admin(context, url, admin, timeout).rows("/brokers"))
     if output is Output.JSON:
         for row in rows:
             print_json(row)
@@ -65,14 +67,16 @@ def list_brokers(
 
 
 def show(
+    context: typer.Context,
     name: Name,
     *,
-    admin: Admin = DEFAULT_ADMIN,
+    url: Url = None,
+    admin: Admin = None,
     timeout: Timeout = 10.0,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Show a broker, and what it says of itself."""
-    found = open_admin(admin, timeout).get(path_of("brokers", name))
+    found = open_admin(context, url, admin, timeout).get(path_of("brokers", name))
     if output is Output.JSON:
         print_json(found)
     else:
@@ -80,24 +84,28 @@ def show(
 
 
 def read_only(
+    context: typer.Context,
     name: Name,
     *,
     off: Off = False,
-    admin: Admin = DEFAULT_ADMIN,
+    url: Url = None,
+    admin: Admin = None,
     timeout: Timeout = 10.0,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Have a broker take no sends; consumption goes on."""
-    client = open_admin(admin, timeout)
+    client = open_admin(context, url, admin, timeout)
     found = client.ask("PUT", path_of("brokers", name, "read-only"), {"read_only": not off})
     _print_changed(found, output)
 
 
 def drain(
+    context: typer.Context,
     name: Name,
     *,
     off: Off = False,
-    admin: Admin = DEFAULT_ADMIN,
+    url: Url = None,
+    admin: Admin = None,
     timeout: Timeout = 10.0,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -106,7 +114,7 @@ def drain(
     Of a broker group with followers the leader stands for the whole group. A follower has nothing
     to be drained of: stop it, and remove it.
     """
-    client = open_admin(admin, timeout)
+    client = open_admin(context, url, admin, timeout)
     found = client.ask("PUT", path_of("brokers", name, "drain"), {"draining": not off})
     if output is Output.TABLE and not off:
         left = client.get(path_of("brokers", name))["lag"]
@@ -117,9 +125,11 @@ def drain(
 
 
 def lead(
+    context: typer.Context,
     name: Name,
     *,
-    admin: Admin = DEFAULT_ADMIN,
+    url: Url = None,
+    admin: Admin = None,
     timeout: Timeout = 10.0,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -128,7 +138,9 @@ def lead(
     The broker has to be in sync. Sends and pulls of the group wait until it leads. A leader that
     is away is replaced without a command.
     """
-    found = open_admin(admin, timeout).ask("POST", path_of("brokers", name, "lead"), {})
+    found = open_admin(context, url, admin, timeout).ask(
+        "POST", path_of("brokers", name, "lead"), {}
+    )
     if output is Output.JSON:
         print_json(found)
     else:
@@ -136,13 +148,15 @@ def lead(
 
 
 def remove(
+    context: typer.Context,
     name: Name,
     *,
-    admin: Admin = DEFAULT_ADMIN,
+    url: Url = None,
+    admin: Admin = None,
     timeout: Timeout = 10.0,
 ) -> None:
     """Forget a broker that is stopped for good."""
-    open_admin(admin, timeout).ask("DELETE", path_of("brokers", name))
+    open_admin(context, url, admin, timeout).ask("DELETE", path_of("brokers", name))
     print_line(f"{name} is removed")
 
 

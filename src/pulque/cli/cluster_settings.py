@@ -4,8 +4,8 @@ from typing import Annotated, Any
 
 import typer
 
-from pulque.cli.common.admin_client import DEFAULT_ADMIN, Admin, open_admin
-from pulque.cli.common.options import OutputOption, Timeout
+from pulque.cli.common.admin_client import Admin, open_admin
+from pulque.cli.common.options import OutputOption, Timeout, Url
 from pulque.cli.common.output import Output, print_json, print_table
 from pulque.errors import UsageError
 
@@ -13,12 +13,14 @@ __all__ = ["print_settings", "set_values"]
 
 
 def set_values(
+    context: typer.Context,
     values: Annotated[
         list[str] | None,
         typer.Argument(metavar="[KEY=VALUE]...", help="What to change.", show_default=False),
     ] = None,
     *,
-    admin: Admin = DEFAULT_ADMIN,
+    url: Url = None,
+    admin: Admin = None,
     timeout: Timeout = 10.0,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -27,7 +29,7 @@ def set_values(
     A list is written with commas: allowed=order.*,stock. Only the settings that this prints can be
     changed; all others are read once, when a server starts.
     """
-    client = open_admin(admin, timeout)
+    client = open_admin(context, url, admin, timeout)
     change = dict(map(_parsed, values or ()))
     found = client.ask("PATCH", "/config", change) if change else client.get("/config")
     print_settings(found["items"], output)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pulque.cli.cluster_settings import print_settings
-from pulque.cli.common.admin_client import DEFAULT_ADMIN, Admin, open_admin
+from pulque.cli.common.admin_client import Admin, open_admin
 from pulque.cli.common.interrupts import importing
 from pulque.cli.common.options import (
     ConfigFile,
@@ -17,6 +17,7 @@ from pulque.cli.common.options import (
     Port,
     SetOption,
     Timeout,
+    Url,
 )
 from pulque.cli.common.output import Output, print_json, print_line, print_table
 from pulque.errors import ConfigError
@@ -67,7 +68,7 @@ _ShownOption = Annotated[
     typer.Option(
         "--server",
         help="Whose settings: those of a broker, of `meta`, of `delay`, or of a running cluster "
-        "(--admin).",
+        "(--url).",
     ),
 ]
 _ServerOption = Annotated[
@@ -80,13 +81,15 @@ app = typer.Typer(help="Show and check settings.", rich_markup_mode=None)
 
 @app.command()
 def show(
+    context: typer.Context,
     *,
     server: _ShownOption = _Shown.BROKER,
     config: ConfigFile = None,
     data: DataDirectory = None,
     port: Port = None,
     set_values: SetOption = None,
-    admin: Admin = DEFAULT_ADMIN,
+    url: Url = None,
+    admin: Admin = None,
     timeout: Timeout = 10.0,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -97,7 +100,7 @@ def show(
     config set` can change while a cluster runs.
     """
     if server is _Shown.CLUSTER:
-        print_settings(open_admin(admin, timeout).get("/config")["items"], output)
+        print_settings(open_admin(context, url, admin, timeout).get("/config")["items"], output)
         return
     from pulque.settings.schema import show_value, values_of
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pulque.cli.common.admin_client import DEFAULT_ADMIN, Admin, open_admin
+from pulque.cli.common.admin_client import Admin, open_admin
 from pulque.cli.common.exit_codes import ExitCode
 from pulque.cli.common.message_output import MessageOutput, message_fields, print_message
 from pulque.cli.common.options import OutputOption, Timeout, Url, open_client, opened
@@ -89,13 +89,15 @@ def list_letters(
 
 @app.command("count")
 def count_letters(
+    context: typer.Context,
     subject: Annotated[
         str | None,
         typer.Argument(metavar="[SUBJECT]", help="Only of this subject, or of order.* say."),
     ] = None,
     *,
     group: Annotated[str | None, typer.Option(help="Only of this group.")] = None,
-    admin: Admin = DEFAULT_ADMIN,
+    url: Url = None,
+    admin: Admin = None,
     timeout: Timeout = 10.0,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -104,7 +106,7 @@ def count_letters(
     Exits with 4 if there are none.
     """
     query = {"subject": subject, "group": group}
-    found = open_admin(admin, timeout).rows("/dead", query)
+    found = open_admin(context, url, admin, timeout).rows("/dead", query)
     rows = [row for row in found if row["count"]]
     if output is Output.JSON:
         for row in rows:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from pulque.cli.common.admin_client import DEFAULT_ADMIN, Admin, open_admin, path_of
+from pulque.cli.common.admin_client import Admin, open_admin, path_of
 from pulque.cli.common.options import OutputOption, Timeout, Url, open_client
 from pulque.cli.common.output import (
     Output,
@@ -122,18 +122,20 @@ def show(
 
 @app.command()
 def lag(
+    context: typer.Context,
     group: Annotated[str, typer.Argument(metavar="GROUP", help="Which.", show_default=False)],
     *,
     subject: Annotated[
         str | None, typer.Option(help="Only of this subject, or of order.* say.")
     ] = None,
-    admin: Admin = DEFAULT_ADMIN,
+    url: Url = None,
+    admin: Admin = None,
     timeout: Timeout = 10.0,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Show how far a group is behind on each broker of a cluster, and when it will be done."""
     path = path_of("groups", group, "lag")
-    rows = list(open_admin(admin, timeout).rows(path, {"subject": subject}))
+    rows = list(open_admin(context, url, admin, timeout).rows(path, {"subject": subject}))
     if output is Output.JSON:
         for row in rows:
             print_json(row)

@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from pulque.cli.common.admin_client import DEFAULT_ADMIN, Admin, open_admin, path_of
-from pulque.cli.common.options import OutputOption, Timeout
+from pulque.cli.common.admin_client import Admin, open_admin, path_of
+from pulque.cli.common.options import OutputOption, Timeout, Url
 from pulque.cli.common.output import Output, nothing_there, print_json, print_line, print_table
 
 __all__ = ["ordered", "skip"]
@@ -17,10 +17,12 @@ Subject = Annotated[
 
 
 def ordered(
+    context: typer.Context,
     subject: Subject,
     *,
     group: Annotated[str | None, typer.Option(help="Only this group.", show_default=False)] = None,
-    admin: Admin = DEFAULT_ADMIN,
+    url: Url = None,
+    admin: Admin = None,
     timeout: Timeout = 10.0,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -30,7 +32,7 @@ def ordered(
     """
     query = {} if group is None else {"group": group}
     path = path_of("subjects", subject, "ordered")
-    rows = list(open_admin(admin, timeout).rows(path, query))
+    rows = list(open_admin(context, url, admin, timeout).rows(path, query))
     if output is Output.JSON:
         for row in rows:
             print_json(row)
@@ -51,6 +53,7 @@ def ordered(
 
 
 def skip(  # one for each option
+    context: typer.Context,
     subject: Subject,
     *,
     group: Annotated[str, typer.Option(help="For which group.", show_default=False)],
@@ -68,7 +71,8 @@ def skip(  # one for each option
         ),
     ],
     reason: Annotated[str, typer.Option(help="Why, for people.", show_default=False)] = "",
-    admin: Admin = DEFAULT_ADMIN,
+    url: Url = None,
+    admin: Admin = None,
     timeout: Timeout = 10.0,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -84,7 +88,7 @@ def skip(  # one for each option
         "reason": reason,
     }
     path = path_of("subjects", subject, "ordered", group, "skip")
-    found = open_admin(admin, timeout).ask("POST", path, body)
+    found = open_admin(context, url, admin, timeout).ask("POST", path, body)
     if output is Output.JSON:
         print_json(found)
     else:

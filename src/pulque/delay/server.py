@@ -307,7 +307,11 @@ class DelayServer(Supervised):
         dispatcher, receiver = self._dispatcher, self._receiver
         return {
             "delay": self._settings.name,
-            "cluster": {"id": self._joining.cluster, "meta": self._joining.registered_at},
+            "cluster": {
+                "id": self._joining.cluster,
+                "meta": self._joining.registered_at,
+                "meta_servers": [str(each.address) for each in self._joining.links],
+            },
             "start": self._engine.start_count,
             "connections": len(self._server.connections),
             "is_full": self._engine.is_full,

@@ -46,7 +46,7 @@ Url = Annotated[
         envvar="PULQUE_URL",
         show_default="pulque://127.0.0.1:7450",
         metavar="URL",
-        help="Where the broker listens.",
+        help="Where a broker or a meta server listens.",
     ),
 ]
 Timeout = Annotated[
