@@ -12,7 +12,7 @@ from pulque.errors import DisconnectedError, UnavailableError, UnsupportedError
 from pulque.wire.requests import Request
 from pulque.wire.responses import Response
 
-__all__ = ["Answers", "Brokers"]
+__all__ = ["Answers", "BrokerRequests"]
 
 T = TypeVar("T")
 Answers = tuple[list[tuple[KnownServer, T]], list[Unreachable]]
@@ -20,7 +20,7 @@ Answers = tuple[list[tuple[KnownServer, T]], list[Unreachable]]
 _AT_ONCE = 32
 
 
-class Brokers:
+class BrokerRequests:
     """Connections to all brokers that were ever asked.
 
     Args:

@@ -13,11 +13,11 @@ from pulque.model.routes import Role, Slots
 
 __all__ = [
     "Cluster",
+    "ClusterPolicies",
     "Creation",
     "KnownServer",
     "PlacedPartition",
     "PlacedSubject",
-    "Policies",
     "Standing",
     "StateName",
     "WatchingClient",
@@ -103,7 +103,7 @@ class WatchingClient(NamedTuple):
     """How many it follows."""
 
 
-class Policies(NamedTuple):
+class ClusterPolicies(NamedTuple):
     """What holds for the whole cluster, and may be changed while it runs."""
 
     create: Creation = "first-send"
@@ -210,8 +210,8 @@ class Cluster(Protocol):
     async def clients(self, after: str = "", limit: int = 100) -> Sequence[WatchingClient]:
         """Return clients that are online, in the order of their ids, beginning after one."""
 
-    async def policies(self) -> Policies:
+    async def policies(self) -> ClusterPolicies:
         """Return what holds for the whole cluster."""
 
-    async def set_policies(self, policies: Policies) -> Policies:
+    async def set_policies(self, policies: ClusterPolicies) -> ClusterPolicies:
         """Decide what holds for the whole cluster from now on."""

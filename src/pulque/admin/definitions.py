@@ -2,19 +2,17 @@
 
 from collections.abc import Mapping
 
-from pulque.admin.cluster import KnownServer, PlacedSubject, Policies
+from pulque.admin.cluster import ClusterPolicies, KnownServer, PlacedSubject
 from pulque.admin.context import Context
-from pulque.admin.group_changes import ask_those_concerned
-from pulque.admin.group_positions import retry_settings, said_by, settings_row
+from pulque.admin.group_requests import ask_those_concerned, retry_settings, said_by, settings_row
 from pulque.admin.models.cluster import (
-    ORDER_NAMES,
-    ORDERS,
     ConfigChange,
     Definitions,
     GroupDefinition,
     ImportDone,
     SubjectDefinition,
 )
+from pulque.admin.models.subject import ORDER_NAMES, ORDERS
 from pulque.client.options.group_options import changed_of, mode_of
 from pulque.errors import (
     InvalidRequestError,
@@ -90,9 +88,9 @@ async def import_definitions(
     return plan
 
 
-def changed_policies(policies: Policies, change: ConfigChange) -> Policies:
+def changed_policies(policies: ClusterPolicies, change: ConfigChange) -> ClusterPolicies:
     """Return what holds after a change."""
-    return Policies(
+    return ClusterPolicies(
         policies.create if change.create is None else change.create,
         policies.allowed if change.allowed is None else tuple(map(Pattern, change.allowed)),
         policies.spread if change.spread is None else change.spread,
@@ -117,14 +115,14 @@ def _check_groups(wanted: Definitions, existing: Mapping[Subject, PlacedSubject]
             )
 
 
-def _shown(policies: Policies) -> ConfigChange:
+def _shown(policies: ClusterPolicies) -> ConfigChange:
     return ConfigChange(
         create=policies.create, allowed=list(policies.allowed), spread=policies.spread
     )
 
 
 async def _import(
-    context: Context, wanted: Definitions, plan: ImportDone, policies: Policies
+    context: Context, wanted: Definitions, plan: ImportDone, policies: ClusterPolicies
 ) -> None:
     if plan.policies:
         await context.cluster.set_policies(changed_policies(policies, wanted.policies))

@@ -7,8 +7,7 @@ from fastapi import APIRouter, Path
 
 from pulque.admin.cluster import KnownServer
 from pulque.admin.context import Context, instant
-from pulque.admin.group_changes import ask_those_concerned
-from pulque.admin.group_positions import find_positions
+from pulque.admin.group_requests import ask_those_concerned, find_positions
 from pulque.admin.models.dead import (
     DeadPage,
     DeadSource,

@@ -7,8 +7,8 @@ from fastapi import APIRouter
 
 from pulque.admin.cluster import KnownServer
 from pulque.admin.context import Context
-from pulque.admin.group_changes import ask_those_concerned
-from pulque.admin.group_positions import (
+from pulque.admin.group_requests import (
+    ask_those_concerned,
     damaged_in,
     find_positions,
     lag_row,

@@ -10,7 +10,7 @@ from pydantic import AwareDatetime, StringConstraints
 
 from pulque.admin.cluster import KnownServer
 from pulque.admin.context import Context, instant
-from pulque.admin.models.delayed import MessageId
+from pulque.admin.models.delay import MessageId
 from pulque.admin.models.message import FoundPage, StoredMessage
 from pulque.admin.models.names import PartitionField, ServerName, SubjectName
 from pulque.admin.models.pagination import Unreachable

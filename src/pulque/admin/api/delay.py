@@ -11,7 +11,7 @@ from pydantic import AwareDatetime
 
 from pulque.admin.cluster import KnownServer
 from pulque.admin.context import Context, instant
-from pulque.admin.models.delayed import (
+from pulque.admin.models.delay import (
     Cancel,
     CancelDone,
     DelayedMessage,

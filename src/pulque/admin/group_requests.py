@@ -1,7 +1,12 @@
-"""Groups over all brokers: where they are, what they said, and how they get on."""
+"""Ask all brokers about groups: where they are, what they said, how they get on; and change them.
 
-from collections.abc import Iterable
+A change is asked about first, so that all brokers that know a group can make it, or none does.
+"""
 
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TypeVar
+
+from pulque.admin.broker_requests import BrokerRequests
 from pulque.admin.cluster import KnownServer
 from pulque.admin.context import Context
 from pulque.admin.group_rates import Seen
@@ -19,8 +24,10 @@ from pulque.client.inspecting.stored_messages import messages_of, report_of
 from pulque.client.options.group_options import RetryPolicy, retry_of
 from pulque.errors import (
     NotAllowedError,
+    PulqueError,
     RemoteProtocolError,
     UnavailableError,
+    UnknownGroupError,
     UnknownSubjectError,
 )
 from pulque.model.groups import GroupSettings, RetrySettings
@@ -32,6 +39,7 @@ from pulque.wire.responses import GroupsReport, Response, SubscriptionsListed
 
 __all__ = [
     "Places",
+    "ask_those_concerned",
     "damaged_in",
     "find_positions",
     "lag_row",
@@ -41,6 +49,7 @@ __all__ = [
     "summed",
 ]
 
+T = TypeVar("T")
 Places = list[tuple[KnownServer, GroupPosition]]
 """Groups, each in each partition of each broker."""
 _MODES: dict[str, Mode] = {
@@ -164,6 +173,40 @@ async def said_by(
         for each in said:
             told.setdefault(each, []).append(server.broker_group)
     return dict(sorted(told.items(), key=lambda item: item[0][:2])), silent
+
+
+async def ask_those_concerned(
+    brokers: BrokerRequests,
+    servers: Sequence[KnownServer],
+    question: Callable[[KnownServer], Awaitable[T]],
+) -> list[tuple[KnownServer, T]]:
+    """Ask brokers something that only some of them know about.
+
+    Raises:
+        UnavailableError: One of them does not answer, so that nobody knows.
+        RejectedError: None of them knows about it, or one said no.
+    """
+    unknown: list[PulqueError] = []
+
+    async def ask(server: KnownServer) -> T | None:
+        try:
+            return await question(server)
+        except (UnknownGroupError, UnknownSubjectError) as error:
+            unknown.append(error)
+            return None
+
+    answers, silent = await brokers.ask_all(servers, ask)
+    if silent:
+        names = ", ".join(each.broker for each in silent)
+        raise UnavailableError(
+            f"no answer of {names}, so nothing was changed: {silent[0].message}"
+        )
+    found = [(server, answer) for server, answer in answers if answer is not None]
+    if found:
+        return found
+    if unknown:
+        raise unknown[0]
+    raise UnavailableError("there is no broker yet")
 
 
 def settings_row(
