@@ -1,4 +1,4 @@
-"""``pulque broker list`` and what else is done to the brokers of a cluster."""
+"""``pulque broker``: the brokers of a cluster, and what is done to them."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from pulque.cli.common.admin_client import Admin, open_admin, path_of
-from pulque.cli.common.options import OutputOption, Timeout, Url
+from pulque.cli.common.options import OutputOption, Timeout, Url, open_client
 from pulque.cli.common.output import (
     Output,
     nothing_there,
@@ -16,22 +16,36 @@ from pulque.cli.common.output import (
     rows_of,
 )
 
-__all__ = ["add_commands"]
+__all__ = ["app"]
+
+app = typer.Typer(
+    help="Run a broker as its settings say, or tell a running one.", rich_markup_mode=None
+)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Which one.", show_default=False)]
 Off = Annotated[bool, typer.Option("--off", help="Take sends again.")]
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Add these commands to those that run a broker."""
-    app.command("list")(list_brokers)
-    app.command()(show)
-    app.command("read-only")(read_only)
-    app.command()(drain)
-    app.command()(lead)
-    app.command()(remove)
+@app.command()
+def seal(
+    context: typer.Context,
+    *,
+    url: Url = None,
+    timeout: Timeout = 10.0,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Close the open segment of each running broker's message log, so that it can be archived."""
+    with open_client(context, url, timeout) as client:
+        ends = client.seal()
+    for broker, end in ends.items():
+        if output is Output.JSON:
+            print_json({"broker_group": broker, "end": end})
+        else:
+            whose = f" of {broker}" if broker else ""
+            print_line(f"sealed; the next segment{whose} begins at offset {end}")
 
 
+@app.command("list")
 def list_brokers(
     context: typer.Context,
     *,
@@ -66,6 +80,7 @@ def list_brokers(
         raise nothing_there("no brokers are registered")
 
 
+@app.command()
 def show(
     context: typer.Context,
     name: Name,
@@ -83,6 +98,7 @@ def show(
         print_table(("what", "value"), list(rows_of(found)))
 
 
+@app.command("read-only")
 def read_only(
     context: typer.Context,
     name: Name,
@@ -99,6 +115,7 @@ def read_only(
     _print_changed(found, output)
 
 
+@app.command()
 def drain(
     context: typer.Context,
     name: Name,
@@ -124,6 +141,7 @@ def drain(
     _print_changed(found, output)
 
 
+@app.command()
 def lead(
     context: typer.Context,
     name: Name,
@@ -147,6 +165,7 @@ def lead(
         print_line(f"{name} leads {found['broker_group']} in epoch {found['epoch']}")
 
 
+@app.command()
 def remove(
     context: typer.Context,
     name: Name,

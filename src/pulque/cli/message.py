@@ -16,7 +16,7 @@ from pulque.cli.common.output import (
     print_table,
     print_warning,
 )
-from pulque.cli.delayed import parse_instant
+from pulque.cli.delay import parse_instant
 from pulque.errors import UnknownMessageError, UsageError
 from pulque.model.message import Message
 from pulque.model.positions import ConsumeSequence, Position

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pulque import Client
 
 __all__ = [
-    "Acks",
+    "AcksChoice",
     "AcksOption",
     "ConfigFile",
     "DataDirectory",
@@ -84,7 +84,7 @@ Port = Annotated[
 ]
 
 
-class Acks(StrEnum):
+class AcksChoice(StrEnum):
     """How durable a message must be before it counts as sent."""
 
     MEMORY = "memory"
@@ -93,7 +93,7 @@ class Acks(StrEnum):
 
 
 AcksOption = Annotated[
-    Acks,
+    AcksChoice,
     typer.Option("--acks", help="How durable a message must be before it counts as sent."),
 ]
 

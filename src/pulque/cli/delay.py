@@ -1,4 +1,4 @@
-"""``pulque delay list`` and what else is done with messages that are due later."""
+"""``pulque delay``: messages that are due later, and what is done with them."""
 
 import time
 from collections.abc import Sequence
@@ -34,11 +34,14 @@ __all__ = [
     "AtOption",
     "DelayOption",
     "LevelOption",
-    "add_commands",
+    "app",
     "parse_delay",
     "parse_instant",
 ]
 
+app = typer.Typer(
+    help="Run a delay server, or look at messages that are due later.", rich_markup_mode=None
+)
 DelayOption = Annotated[
     str | None,
     typer.Option(
@@ -75,16 +78,7 @@ _WORDS = {
 }
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Add these commands to those that run a delay server."""
-    app.command("list")(list_messages)
-    app.command()(counts)
-    app.command()(stuck)
-    app.command()(show)
-    app.command()(cancel)
-    app.command()(reschedule)
-
-
+@app.command("list")
 def list_messages(
     context: typer.Context,
     subject: MaybeSubject = None,
@@ -114,32 +108,7 @@ def list_messages(
         raise nothing_there(f"no messages{_of(subject)} wait")
 
 
-def stuck(
-    context: typer.Context,
-    subject: MaybeSubject = None,
-    *,
-    number: Annotated[int, typer.Option("-n", min=1, help="At most so many.")] = 100,
-    url: Url = None,
-    timeout: Timeout = 10.0,
-    output: OutputOption = Output.TABLE,
-) -> None:
-    """Print the messages that are overdue, as brokers refuse them, and why.
-
-    They are tried again every ten minutes, and can be cancelled or moved. Exits with 4 if there
-    are none.
-    """
-    with open_client(context, url, timeout) as client:
-        found = client.delayed(subject).stuck(number)
-    if output is Output.JSON:
-        for each in found:
-            print_json(_fields(each) | {"reason": each.reason})
-    elif found:
-        columns = ("due", "id", "subject", "group", "bytes", "delay server", "reason")
-        print_table(columns, [[*_row(each), each.reason] for each in found])
-    if not found:
-        raise nothing_there(f"no messages{_of(subject)} are overdue")
-
-
+@app.command()
 def counts(
     context: typer.Context,
     subject: MaybeSubject = None,
@@ -172,6 +141,34 @@ def counts(
         raise nothing_there(f"no messages{_of(subject)} wait")
 
 
+@app.command()
+def stuck(
+    context: typer.Context,
+    subject: MaybeSubject = None,
+    *,
+    number: Annotated[int, typer.Option("-n", min=1, help="At most so many.")] = 100,
+    url: Url = None,
+    timeout: Timeout = 10.0,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Print the messages that are overdue, as brokers refuse them, and why.
+
+    They are tried again every ten minutes, and can be cancelled or moved. Exits with 4 if there
+    are none.
+    """
+    with open_client(context, url, timeout) as client:
+        found = client.delayed(subject).stuck(number)
+    if output is Output.JSON:
+        for each in found:
+            print_json(_fields(each) | {"reason": each.reason})
+    elif found:
+        columns = ("due", "id", "subject", "group", "bytes", "delay server", "reason")
+        print_table(columns, [[*_row(each), each.reason] for each in found])
+    if not found:
+        raise nothing_there(f"no messages{_of(subject)} are overdue")
+
+
+@app.command()
 def show(
     context: typer.Context,
     message_id: MessageId,
@@ -205,6 +202,7 @@ def show(
             print_line(f"due {instant(found.due_at_ms)} {found.partition} {line}")
 
 
+@app.command()
 def cancel(
     context: typer.Context,
     ids: Annotated[
@@ -229,6 +227,7 @@ def cancel(
     _exit_by(fates)
 
 
+@app.command()
 def reschedule(
     context: typer.Context,
     message_id: MessageId,
