@@ -1,14 +1,16 @@
 """Asking brokers, each over one connection that is kept: what they say, or why they do not."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 from pulque.admin.cluster import KnownServer
 from pulque.admin.models.pagination import Unreachable
 from pulque.client.aio.connection import AsyncConnection
 from pulque.client.connection.url import Address
-from pulque.errors import DisconnectedError, UnavailableError, UnsupportedError
+from pulque.client.inspecting.dead_letters import Talk
+from pulque.client.inspecting.delayed_messages import DelayTalk
+from pulque.errors import DisconnectedError, PulqueError, UnavailableError, UnsupportedError
 from pulque.wire.requests import Request
 from pulque.wire.responses import Response
 
@@ -50,6 +52,41 @@ class BrokerRequests:
             # It may have closed an idle connection just now; what is asked here can be repeated.
             connection = await self._connected(Address(server.host, server.port))
             return await connection.request(request, self._timeout, convert)
+
+    async def talk(self, server: KnownServer, talk: Talk[T]) -> T:
+        """Carry a conversation with one broker to its end."""
+
+        def go_on(response: Response) -> Request | None:
+            # An answer is valid until this returns, so it is handed on right here.
+            try:
+                return talk.send(response)
+            except StopIteration as end:
+                found.append(end.value)
+                return None
+
+        found: list[T] = []
+        request: Request | None = next(talk)
+        while request is not None:
+            request = await self.ask(server, request, go_on)
+        return found[0]
+
+    async def talk_to_delay_servers(
+        self, servers: Mapping[str, KnownServer], talk: DelayTalk[T]
+    ) -> T:
+        """Carry a conversation with several delay servers to its end."""
+        try:
+            name, request = next(talk)
+            while True:
+                try:
+                    answer: Response | PulqueError = await self.ask(
+                        servers[name], request, _as_it_is
+                    )
+                except PulqueError as error:
+                    answer = error
+                name, request = talk.send(answer)
+        except StopIteration as end:
+            found: T = end.value
+            return found
 
     async def ask_all(
         self, servers: Sequence[KnownServer], question: Callable[[KnownServer], Awaitable[T]]
@@ -95,3 +132,8 @@ class BrokerRequests:
                 )
                 self._connections[address] = connection
             return connection
+
+
+def _as_it_is(response: Response) -> Response:
+    # Nothing in the answers of delay servers points into the connection's buffer.
+    return response

@@ -20,7 +20,8 @@ from pulque.admin.models.group import (
     SettingsOfGroup,
 )
 from pulque.admin.models.pagination import Unreachable
-from pulque.client.inspecting.stored_messages import messages_of, report_of
+from pulque.client.inspecting.groups import state_of, totals_of
+from pulque.client.inspecting.stored_messages import damaged_of, messages_of, report_of
 from pulque.client.options.group_options import RetryPolicy, retry_of
 from pulque.errors import (
     NotAllowedError,
@@ -82,20 +83,8 @@ async def find_positions(
 
 def summed(places: Iterable[tuple[KnownServer, GroupPosition]]) -> list[GroupRow]:
     """Add up the partitions of each group."""
-    groups: dict[str, list[GroupPosition]] = {}
-    for _, each in places:
-        groups.setdefault(each.group, []).append(each)
-    return [
-        GroupRow(
-            group=group,
-            mode=_MODES[found[0].mode.name],
-            partitions=len(found),
-            lag=sum(each.lag for each in found),
-            held=sum(each.held for each in found),
-            consumers=len({c.consumer for p in found for c in p.consumers if c.silent_ms >= 0}),
-        )
-        for group, found in groups.items()
-    ]
+    states = (state_of(each) for _, each in places)
+    return [GroupRow(**each._asdict()) for each in totals_of(states)]
 
 
 async def damaged_in(
@@ -108,9 +97,9 @@ async def damaged_in(
     )
     found: dict[tuple[str, str], int] = {}
     for server, report in answers:
-        for row in report.get("damaged", ()):
-            key = (server.name, row["partition"])
-            found[key] = found.get(key, 0) + row["end"] - row["first_sequence"]
+        for each in damaged_of(report):
+            key = (server.name, each.partition)
+            found[key] = found.get(key, 0) + each.end - each.first_sequence
     return found
 
 
@@ -138,12 +127,8 @@ async def lag_row(
         settled_per_second=None if pace is None else round(pace.settled, 3),
         drain_seconds=None if pace is None else pace.drain_seconds,
         consumers=[
-            ConsumerRow(
-                consumer=each.consumer,
-                held=each.held,
-                silent_seconds=None if each.silent_ms < 0 else each.silent_ms / 1000,
-            )
-            for each in found.consumers
+            ConsumerRow(consumer=each.consumer, held=each.held, silent_seconds=each.silent)
+            for each in state_of(found).consumers
         ],
     )
 

@@ -1,7 +1,7 @@
 """``pulque dead``: what nobody could process, looked at, delivered again, or given up."""
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -20,11 +20,9 @@ from pulque.cli.common.output import (
     print_warning,
 )
 from pulque.cli.send import parse_headers
+from pulque.client.inspecting.dead_letters import DeadLetters, death_of
 from pulque.errors import UsageError
 from pulque.model.message import Message
-
-if TYPE_CHECKING:
-    from pulque.client.inspecting.dead_letters import DeadLetters
 
 __all__ = ["app"]
 
@@ -241,7 +239,7 @@ def purge(
     _print_count("purged", count, subject, group, output)
 
 
-def _letters_of(dead: "DeadLetters", broker: str, first: int, number: int) -> list[Message]:
+def _letters_of(dead: DeadLetters, broker: str, first: int, number: int) -> list[Message]:
     letters: list[Message] = []
     while len(letters) < number:
         some = dead.list(first, min(number - len(letters), _AT_ONCE), broker=broker)
@@ -269,16 +267,9 @@ def _print_count(what: str, count: int, subject: str, group: str, output: Output
 
 
 def _row(letter: Message) -> tuple[str, ...]:
-    headers = letter.headers
-    return (
-        letter.broker_group,
-        str(letter.sequence),
-        letter.id,
-        instant(letter.stored_at_ms),
-        str(letter.attempt),
-        headers.get("pulque.dead", ""),
-        headers.get("pulque.reason", ""),
-    )
+    at_ms, attempts, why, reason = death_of(letter)
+    where = (letter.broker_group, str(letter.sequence), letter.id)
+    return (*where, instant(at_ms), str(attempts), why, reason)
 
 
 def _edited_body(body: str | None, file: str | None) -> bytes | None:

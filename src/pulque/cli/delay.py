@@ -24,6 +24,7 @@ from pulque.cli.common.output import (
     print_line,
     print_table,
 )
+from pulque.client.inspecting.delayed_messages import outcome_of
 from pulque.errors import UsageError
 from pulque.settings.foreign import quoted
 
@@ -221,7 +222,7 @@ def cancel(
         fates = client.cancel_many(ids)
     for each, fate in zip(ids, fates, strict=True):
         if output is Output.JSON:
-            print_json({"id": each, "outcome": fate.name.lower()})
+            print_json({"id": each, "outcome": outcome_of(fate)})
         else:
             print_line(f"{each} {_WORDS[fate.name]}")
     _exit_by(fates)
@@ -252,7 +253,7 @@ def reschedule(
         )
     fate, due_at = moved.fate, instant(moved.due_at_ms)
     if output is Output.JSON:
-        print_json({"id": message_id, "outcome": fate.name.lower(), "due_at": due_at})
+        print_json({"id": message_id, "outcome": outcome_of(fate), "due_at": due_at})
     else:
         to = f" to {due_at}" if fate.name == "MOVED" else ""
         print_line(f"{message_id} {_WORDS[fate.name]}{to}")

@@ -20,6 +20,8 @@ from pulque.cli.common.output import (
 )
 from pulque.cli.ordered import ordered, skip
 from pulque.client.arguments.filter_expressions import parse_filter
+from pulque.client.inspecting.groups import totals_of
+from pulque.client.inspecting.stored_messages import damaged_of
 from pulque.errors import UnknownGroupError, UsageError
 from pulque.settings.foreign import quoted
 from pulque.settings.units import parse_duration
@@ -64,7 +66,7 @@ def list_groups(
     with open_client(context, url, timeout) as client:
         found = client.groups(subject)
         _warn_of_damage(client, found)
-    rows = _summed(found)
+    rows = [each._asdict() for each in totals_of(found)]
     if output is Output.JSON:
         for row in rows:
             print_json(row)
@@ -296,33 +298,13 @@ def _warn_of_damage(client: "Client", states: Iterable["GroupState"]) -> None:
     """Say which messages groups never get: the lag does not count them."""
     shown = {(state.broker_group, state.partition) for state in states}
     for broker, report in client.statuses().items():
-        for row in report.get("damaged", ()):
-            if (broker, row["partition"]) in shown:
+        for each in damaged_of(report):
+            if (broker, each.partition) in shown:
                 print_warning(
-                    f"messages {row['first_sequence']} to {row['end'] - 1} of {row['partition']}"
+                    f"messages {each.first_sequence} to {each.end - 1} of {each.partition}"
                     + (f" on {broker}" if broker else "")
                     + " are damaged: groups pass them over, and the lag does not count them"
                 )
-
-
-def _summed(states: Iterable["GroupState"]) -> list[dict[str, object]]:
-    """Add up the partitions of each group."""
-    groups: dict[str, list[GroupState]] = {}
-    for state in states:
-        groups.setdefault(state.group, []).append(state)
-    return [
-        {
-            "group": group,
-            "mode": found[0].mode,
-            "partitions": len(found),
-            "lag": sum(state.lag for state in found),
-            "held": sum(state.held for state in found),
-            "consumers": len(
-                {each.consumer for s in found for each in s.consumers if each.silent is not None}
-            ),
-        }
-        for group, found in sorted(groups.items())
-    ]
 
 
 def _fields(state: "GroupState") -> dict[str, object]:

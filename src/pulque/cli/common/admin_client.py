@@ -6,13 +6,15 @@ machine needs none of; and commands that never ask for it pay nothing for it.
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
 import typer
 
+from pulque.cli.common.admin_address import find_admin
 from pulque.cli.common.options import Tools
 from pulque.cli.common.output import print_warning
+from pulque.client.connection.url import Address, addresses_of
 from pulque.errors import (
     ConfigError,
     DisconnectedError,
@@ -24,9 +26,6 @@ from pulque.errors import (
     error_from_wire,
 )
 from pulque.settings.foreign import quoted
-
-if TYPE_CHECKING:
-    from pulque.client.connection.url import Address
 
 __all__ = ["Admin", "AdminClient", "open_admin", "path_of"]
 
@@ -72,13 +71,9 @@ def open_admin(
     is_flag = {name: _is_flag(context, name) for name in ("url", "admin")}
     if admin is not None and (is_flag["admin"] or not is_flag["url"]):
         return AdminClient(admin, timeout)
-    # Most commands do not come here, and the command line starts without them.
-    from pulque.cli.common.admin_address import find_admin
-    from pulque.client.connection.url import addresses_of
-
     tools: Tools = context.obj
 
-    def ask(address: "Address") -> dict[str, Any]:
+    def ask(address: Address) -> dict[str, Any]:
         with tools.connect(f"pulque://{address}", timeout=timeout) as client:
             report: dict[str, Any] = client.status()
             return report

@@ -1,10 +1,10 @@
 """One message as commands print it."""
 
-import base64
 from collections.abc import Mapping
 from enum import StrEnum
 
 from pulque.cli.common.output import instant, print_bytes, print_json, print_line
+from pulque.client.inspecting.stored_messages import text_or_base64
 from pulque.model.message import Message
 from pulque.settings.foreign import escaped
 
@@ -78,10 +78,8 @@ def _word(text: str) -> str:
 
 
 def _body_field(body: bytes) -> dict[str, object]:
-    try:
-        return {"body": body.decode()}
-    except UnicodeDecodeError:
-        return {"body_base64": base64.b64encode(body).decode()}
+    text, encoded = text_or_base64(body)
+    return {"body": text} if encoded is None else {"body_base64": encoded}
 
 
 def _shown_body(body: bytes) -> str:

@@ -1,7 +1,9 @@
 """Looking at what is stored, without a group: the requests, and what their answers mean."""
 
+import base64
 import json
 import logging
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -16,7 +18,9 @@ from pulque.wire.requests import NO_TIME, Positions
 from pulque.wire.responses import Located, ReadBack, Response, Sealed, StatusReport
 
 __all__ = [
+    "DamagedRange",
     "PartitionPositions",
+    "damaged_of",
     "first_sequence",
     "messages_of",
     "positions_of",
@@ -24,6 +28,7 @@ __all__ = [
     "read_of",
     "report_of",
     "sealed_end_of",
+    "text_or_base64",
 ]
 
 log = logging.getLogger("pulque.client")
@@ -41,6 +46,14 @@ class PartitionPositions(NamedTuple):
     """The first message stored at or after the instant asked for; ``end`` if there is none."""
     broker_group: str = ""
     """Who has it."""
+
+
+class DamagedRange(NamedTuple):
+    """Messages of a partition that its broker cannot read, and that groups pass over."""
+
+    partition: PartitionName
+    first_sequence: ConsumeSequence
+    end: ConsumeSequence
 
 
 def first_sequence(start: Start, found: PartitionPositions) -> ConsumeSequence:
@@ -121,6 +134,22 @@ def report_of(response: Response) -> dict[str, Any]:
     except ValueError as error:
         raise RemoteProtocolError(f"a status is not JSON: {error}") from None
     return report
+
+
+def damaged_of(report: Mapping[str, Any]) -> list[DamagedRange]:
+    """Return what a broker cannot read, as its status tells."""
+    return [
+        DamagedRange(row["partition"], row["first_sequence"], row["end"])
+        for row in report.get("damaged", ())
+    ]
+
+
+def text_or_base64(body: bytes) -> tuple[str | None, str | None]:
+    """Return a body as text, or as base64 if it is no text; the other is None."""
+    try:
+        return body.decode(), None
+    except UnicodeDecodeError:
+        return None, base64.b64encode(body).decode()
 
 
 def sealed_end_of(response: Response) -> int:
