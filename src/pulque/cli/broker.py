@@ -9,9 +9,10 @@ from pulque.cli.common.admin_client import Admin, open_admin, path_of
 from pulque.cli.common.options import OutputOption, Timeout, Url, open_client
 from pulque.cli.common.output import (
     Output,
-    nothing_there,
     print_json,
     print_line,
+    print_result,
+    print_rows,
     print_table,
     rows_of,
 )
@@ -38,11 +39,9 @@ def seal(
     with open_client(context, url, timeout) as client:
         ends = client.seal()
     for broker, end in ends.items():
-        if output is Output.JSON:
-            print_json({"broker_group": broker, "end": end})
-        else:
-            whose = f" of {broker}" if broker else ""
-            print_line(f"sealed; the next segment{whose} begins at offset {end}")
+        whose = f" of {broker}" if broker else ""
+        text = f"sealed; the next segment{whose} begins at offset {end}"
+        print_result(output, {"broker_group": broker, "end": end}, text)
 
 
 @app.command("list")
@@ -59,25 +58,11 @@ def list_brokers(
     Exits with 4 if there are none.
     """
     rows = list(open_admin(context, url, admin, timeout).rows("/brokers"))
-    if output is Output.JSON:
-        for row in rows:
-            print_json(row)
-    elif rows:
-        columns = (
-            "name",
-            "broker group",
-            "role",
-            "standing",
-            "epoch",
-            "in sync",
-            "address",
-            "state",
-            "sends",
-            "partitions",
-        )
-        print_table(columns, list(map(_line, rows)))
-    if not rows:
-        raise nothing_there("no brokers are registered")
+    columns = (
+        *("name", "broker group", "role", "standing", "epoch"),
+        *("in sync", "address", "state", "sends", "partitions"),
+    )
+    print_rows(output, rows, columns, map(_line, rows), nothing="no brokers are registered")
 
 
 @app.command()
@@ -159,10 +144,8 @@ def lead(
     found = open_admin(context, url, admin, timeout).ask(
         "POST", path_of("brokers", name, "lead"), {}
     )
-    if output is Output.JSON:
-        print_json(found)
-    else:
-        print_line(f"{name} leads {found['broker_group']} in epoch {found['epoch']}")
+    epoch = found["epoch"]
+    print_result(output, found, f"{name} leads {found['broker_group']} in epoch {epoch}")
 
 
 @app.command()
@@ -180,10 +163,7 @@ def remove(
 
 
 def _print_changed(found: Mapping[str, Any], output: Output) -> None:
-    if output is Output.JSON:
-        print_json(found)
-    else:
-        print_line(f"{found['name']} {_sends(found)}")
+    print_result(output, found, f"{found['name']} {_sends(found)}")
 
 
 def _line(row: Mapping[str, Any]) -> tuple[str, ...]:

@@ -7,7 +7,11 @@ import typer
 
 from pulque.cli.common.admin_client import Admin, open_admin
 from pulque.cli.common.exit_codes import ExitCode
-from pulque.cli.common.message_output import MessageOutput, message_fields, print_message
+from pulque.cli.common.message_output import (
+    MessageOutput,
+    message_fields,
+    print_whole,
+)
 from pulque.cli.common.options import OutputOption, Timeout, Url, open_client, opened
 from pulque.cli.common.output import (
     Output,
@@ -16,7 +20,8 @@ from pulque.cli.common.output import (
     print_broker_table,
     print_json,
     print_line,
-    print_table,
+    print_result,
+    print_rows,
     print_warning,
 )
 from pulque.cli.send import parse_headers
@@ -106,14 +111,10 @@ def count_letters(
     query = {"subject": subject, "group": group}
     found = open_admin(context, url, admin, timeout).rows("/dead", query)
     rows = [row for row in found if row["count"]]
-    if output is Output.JSON:
-        for row in rows:
-            print_json(row)
-    elif rows:
-        columns = ("subject", "group", "count")
-        print_table(columns, [[str(row[name]) for name in columns] for row in rows])
-    if not rows:
-        raise nothing_there(f"there are no dead letters{_of(subject, group)}")
+    columns = ("subject", "group", "count")
+    lines = [[str(row[name]) for name in columns] for row in rows]
+    nothing = f"there are no dead letters{_of(subject, group)}"
+    print_rows(output, rows, columns, lines, nothing=nothing)
 
 
 @app.command()
@@ -141,15 +142,7 @@ def show(
         letter = client.dead(subject, group).show(sequence, broker=broker)
     if letter is None:
         raise nothing_there(f"dead letter {sequence} of {subject} for {group} is not there")
-    if output is not MessageOutput.TABLE:
-        print_message(letter, output)
-        return
-    fields = message_fields(letter)
-    headers = fields.pop("headers")
-    assert isinstance(headers, dict)  # noqa: S101  # message_fields made it
-    print_table(("what", "value"), [(name, str(value)) for name, value in fields.items()])
-    print_line("")
-    print_table(("header", "value"), list(headers.items()))
+    print_whole(letter, output)
 
 
 @app.command()
@@ -258,10 +251,7 @@ def _of(subject: str | None, group: str | None) -> str:
 
 def _print_count(what: str, count: int, subject: str, group: str, output: Output) -> None:
     """Print how many dead letters were dealt with; none is nothing to end well with."""
-    if output is Output.JSON:
-        print_json({what: count})
-    else:
-        print_line(f"{what} {count}")
+    print_result(output, {what: count}, f"{what} {count}")
     if not count:
         raise nothing_there(f"there are no such dead letters{_of(subject, group)}")
 

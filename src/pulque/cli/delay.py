@@ -22,7 +22,8 @@ from pulque.cli.common.output import (
     nothing_there,
     print_json,
     print_line,
-    print_table,
+    print_result,
+    print_rows,
 )
 from pulque.client.inspecting.delayed_messages import outcome_of
 from pulque.errors import UsageError
@@ -70,6 +71,7 @@ End = Annotated[str | None, typer.Option("--until", metavar="INSTANT", help="Due
 MessageId = Annotated[
     str, typer.Argument(metavar="ID", help="Its id, as its receipt says.", show_default=False)
 ]
+_COLUMNS = ("due", "id", "subject", "group", "bytes", "delay server")
 _WORDS = {
     "CANCELLED": "cancelled",
     "ALREADY_CANCELLED": "was cancelled before",
@@ -99,14 +101,9 @@ def list_messages(
         found = client.delayed(subject).next(
             number, start=parse_instant(start, "--from"), end=parse_instant(end, "--until")
         )
-    if output is Output.JSON:
-        for each in found:
-            print_json(_fields(each))
-    elif found:
-        columns = ("due", "id", "subject", "group", "bytes", "delay server")
-        print_table(columns, [_row(each) for each in found])
-    if not found:
-        raise nothing_there(f"no messages{_of(subject)} wait")
+    rows = list(map(_fields, found))
+    nothing = f"no messages{_of(subject)} wait"
+    print_rows(output, rows, _COLUMNS, map(_row, found), nothing=nothing)
 
 
 @app.command()
@@ -128,18 +125,12 @@ def counts(
         found = client.delayed(subject).counts(
             parse_instant(start, "--from"), parse_instant(end, "--until")
         )
-    if output is Output.JSON:
-        for each in found:
-            hour = each.hour.isoformat()
-            print_json({"hour": hour, "subject": each.subject, "messages": each.messages})
-    elif found:
-        rows = [
-            [each.hour.strftime("%Y-%m-%d %H:%MZ"), each.subject, str(each.messages)]
-            for each in found
-        ]
-        print_table(("hour", "subject", "messages"), rows)
-    if not found:
-        raise nothing_there(f"no messages{_of(subject)} wait")
+    rows = [each._asdict() | {"hour": each.hour.isoformat()} for each in found]
+    lines = [
+        [each.hour.strftime("%Y-%m-%d %H:%MZ"), each.subject, str(each.messages)] for each in found
+    ]
+    nothing = f"no messages{_of(subject)} wait"
+    print_rows(output, rows, ("hour", "subject", "messages"), lines, nothing=nothing)
 
 
 @app.command()
@@ -159,14 +150,10 @@ def stuck(
     """
     with open_client(context, url, timeout) as client:
         found = client.delayed(subject).stuck(number)
-    if output is Output.JSON:
-        for each in found:
-            print_json(_fields(each) | {"reason": each.reason})
-    elif found:
-        columns = ("due", "id", "subject", "group", "bytes", "delay server", "reason")
-        print_table(columns, [[*_row(each), each.reason] for each in found])
-    if not found:
-        raise nothing_there(f"no messages{_of(subject)} are overdue")
+    rows = [_fields(each) | {"reason": each.reason} for each in found]
+    lines = [[*_row(each), each.reason] for each in found]
+    nothing = f"no messages{_of(subject)} are overdue"
+    print_rows(output, rows, (*_COLUMNS, "reason"), lines, nothing=nothing)
 
 
 @app.command()
@@ -221,10 +208,8 @@ def cancel(
     with open_client(context, url, timeout) as client:
         fates = client.cancel_many(ids)
     for each, fate in zip(ids, fates, strict=True):
-        if output is Output.JSON:
-            print_json({"id": each, "outcome": outcome_of(fate)})
-        else:
-            print_line(f"{each} {_WORDS[fate.name]}")
+        result = {"id": each, "outcome": outcome_of(fate)}
+        print_result(output, result, f"{each} {_WORDS[fate.name]}")
     _exit_by(fates)
 
 
@@ -252,11 +237,9 @@ def reschedule(
             level=level,
         )
     fate, due_at = moved.fate, instant(moved.due_at_ms)
-    if output is Output.JSON:
-        print_json({"id": message_id, "outcome": outcome_of(fate), "due_at": due_at})
-    else:
-        to = f" to {due_at}" if fate.name == "MOVED" else ""
-        print_line(f"{message_id} {_WORDS[fate.name]}{to}")
+    result = {"id": message_id, "outcome": outcome_of(fate), "due_at": due_at}
+    to = f" to {due_at}" if fate.name == "MOVED" else ""
+    print_result(output, result, f"{message_id} {_WORDS[fate.name]}{to}")
     _exit_by([fate], is_move=True)
 
 

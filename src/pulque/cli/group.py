@@ -11,16 +11,16 @@ from pulque.cli.common.admin_client import Admin, open_admin, path_of
 from pulque.cli.common.options import OutputOption, Timeout, Url, open_client
 from pulque.cli.common.output import (
     Output,
-    nothing_there,
     print_broker_table,
     print_json,
     print_line,
+    print_rows,
     print_table,
     print_warning,
 )
 from pulque.cli.ordered import ordered, skip
 from pulque.client.arguments.filter_expressions import parse_filter
-from pulque.client.inspecting.groups import totals_of
+from pulque.client.inspecting.groups import GroupTotals, totals_of
 from pulque.client.inspecting.stored_messages import damaged_of
 from pulque.errors import UnknownGroupError, UsageError
 from pulque.settings.foreign import quoted
@@ -67,14 +67,10 @@ def list_groups(
         found = client.groups(subject)
         _warn_of_damage(client, found)
     rows = [each._asdict() for each in totals_of(found)]
-    if output is Output.JSON:
-        for row in rows:
-            print_json(row)
-    elif rows:
-        print_table(list(rows[0]), [[str(cell) for cell in row.values()] for row in rows])
-    if not rows:
-        where = "here" if subject is None else f"{subject} here"
-        raise nothing_there(f"no groups have consumed {where}")
+    where = "here" if subject is None else f"{subject} here"
+    lines = [list(map(str, row.values())) for row in rows]
+    nothing = f"no groups have consumed {where}"
+    print_rows(output, rows, GroupTotals._fields, lines, nothing=nothing)
 
 
 @app.command()

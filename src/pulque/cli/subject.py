@@ -8,7 +8,14 @@ import typer
 
 from pulque.cli.common.admin_client import Admin, open_admin, path_of
 from pulque.cli.common.options import OutputOption, Timeout, Url
-from pulque.cli.common.output import Output, nothing_there, print_json, print_line, print_table
+from pulque.cli.common.output import (
+    Output,
+    print_json,
+    print_line,
+    print_result,
+    print_rows,
+    print_table,
+)
 from pulque.model.names import parse_subject
 
 __all__ = ["app"]
@@ -45,13 +52,8 @@ def list_subjects(
     Exits with 4 if there are none.
     """
     rows = list(open_admin(context, url, admin, timeout).rows("/subjects", number=number))
-    if output is Output.JSON:
-        for row in rows:
-            print_json(row)
-    elif rows:
-        print_table(("subject", "partitions", "broker groups", "sends"), list(map(_line, rows)))
-    if not rows:
-        raise nothing_there("there are no subjects")
+    columns = ("subject", "partitions", "broker groups", "sends")
+    print_rows(output, rows, columns, map(_line, rows), nothing="there are no subjects")
 
 
 @app.command()
@@ -187,10 +189,7 @@ def order(
     client = open_admin(context, url, admin, timeout)
     body = {"order": strategy.value}
     found = client.ask("PUT", path_of("subjects", subject, "order"), body)
-    if output is Output.JSON:
-        print_json(found)
-    else:
-        print_line(f"{found['subject']} keeps order: {found['order']}")
+    print_result(output, found, f"{found['subject']} keeps order: {found['order']}")
 
 
 @app.command("read-only")
@@ -210,17 +209,12 @@ def read_only(
     client = open_admin(context, url, admin, timeout)
     path = path_of("subjects", subject, "read-only")
     found = client.ask("PUT", path, {"read_only": not off})
-    if output is Output.JSON:
-        print_json(found)
-    else:
-        print_line(f"{subject} {'takes sends again' if off else 'takes no sends'}")
+    sends = "takes sends again" if off else "takes no sends"
+    print_result(output, found, f"{subject} {sends}")
 
 
 def _print_changed(found: Mapping[str, Any], output: Output) -> None:
-    if output is Output.JSON:
-        print_json(found)
-    else:
-        print_line(f"{found['subject']} has {found['taking']} partitions")
+    print_result(output, found, f"{found['subject']} has {found['taking']} partitions")
 
 
 def _print_subject(found: Mapping[str, Any]) -> None:

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from enum import StrEnum
 
-from pulque.cli.common.output import instant, print_bytes, print_json, print_line
+from pulque.cli.common.output import instant, print_bytes, print_json, print_line, print_table
 from pulque.client.inspecting.stored_messages import text_or_base64
 from pulque.model.message import Message
 from pulque.settings.foreign import escaped
 
-__all__ = ["MessageOutput", "message_fields", "message_line", "print_message"]
+__all__ = ["MessageOutput", "message_fields", "message_line", "print_message", "print_whole"]
 
 _MOST_BODY = 1000
 
@@ -30,6 +30,19 @@ def print_message(message: Message, output: MessageOutput) -> None:
             print_bytes(message.body + b"\n")
         case MessageOutput.TABLE:
             print_line(message_line(message))
+
+
+def print_whole(message: Message, output: MessageOutput) -> None:
+    """Print all that there is to say about one message; for people, as tables."""
+    if output is not MessageOutput.TABLE:
+        print_message(message, output)
+        return
+    fields = message_fields(message)
+    del fields["headers"]
+    print_table(("what", "value"), [(name, str(value)) for name, value in fields.items()])
+    if message.headers:
+        print_line("")
+        print_table(("header", "value"), list(message.headers.items()))
 
 
 def message_fields(message: Message) -> dict[str, object]:
