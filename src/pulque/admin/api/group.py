@@ -31,7 +31,7 @@ from pulque.admin.models.group import (
 from pulque.admin.models.names import GroupInPath, GroupInQuery, PatternInQuery
 from pulque.admin.models.pagination import Cursor, Limit, cut, read_cursor
 from pulque.client.inspecting.groups import PartitionReset, reset_request, resets_of
-from pulque.client.options.group_options import StartAt, changed_of, mode_of
+from pulque.client.options.group_options import StartAt, changed_of, look_request, mode_of
 from pulque.errors import InvalidRequestError, UnknownGroupError
 from pulque.model.groups import BROKERS_CHOICE, EVERYTHING, GroupSettings, Mode, tag_filter
 from pulque.model.names import Pattern, Subject, is_broadcast, is_pattern, patterns_of
@@ -112,7 +112,7 @@ class GroupsApi:
 
         Consumers that run are refused from then on, until they are started anew.
         """
-        look = ChangeGroup(group, change.subject)
+        look = look_request(change.subject, group)
         request = ChangeGroup(
             group,
             change.subject,
