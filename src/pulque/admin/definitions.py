@@ -153,7 +153,8 @@ async def _import_group(context: Context, wanted: GroupDefinition) -> None:
         except UnknownGroupError:
             return await context.brokers.ask(server, subscribe, _mode_of)
 
-    await ask_those_concerned(context.brokers, await _holders(context, wanted.subject), tell)
+    holders = await _holders(context, wanted.subject)
+    await ask_those_concerned(context.brokers, holders, tell, is_change=True)
 
 
 async def _holders(context: Context, subject: str) -> list[KnownServer]:

@@ -164,8 +164,16 @@ async def ask_those_concerned(
     brokers: BrokerRequests,
     servers: Sequence[KnownServer],
     question: Callable[[KnownServer], Awaitable[T]],
+    *,
+    is_change: bool = False,
 ) -> list[tuple[KnownServer, T]]:
     """Ask brokers something that only some of them know about.
+
+    Args:
+        brokers: The connections to them.
+        servers: Which ones.
+        question: What to ask each of them.
+        is_change: Whether they change something when they are asked.
 
     Raises:
         UnavailableError: One of them does not answer, so that nobody knows.
@@ -183,9 +191,12 @@ async def ask_those_concerned(
     answers, silent = await brokers.ask_all(servers, ask)
     if silent:
         names = ", ".join(each.broker for each in silent)
-        raise UnavailableError(
-            f"no answer of {names}, so nothing was changed: {silent[0].message}"
+        outcome = (
+            "so whether it was changed there is not known, and others may be"
+            if is_change
+            else "so nothing was changed"
         )
+        raise UnavailableError(f"no answer of {names}, {outcome}: {silent[0].message}")
     found = [(server, answer) for server, answer in answers if answer is not None]
     if found:
         return found

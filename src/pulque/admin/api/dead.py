@@ -1,5 +1,6 @@
 """``/dead``: what nobody could process, over all brokers."""
 
+from collections.abc import Callable
 from typing import Annotated
 
 from fastapi import APIRouter, Path
@@ -33,7 +34,7 @@ from pulque.admin.models.pagination import (
     read_cursor,
     write_cursor,
 )
-from pulque.client.inspecting.dead_letters import Letters, death_of
+from pulque.client.inspecting.dead_letters import Letters, Talk, death_of
 from pulque.client.inspecting.stored_messages import text_or_base64
 from pulque.errors import InvalidRequestError, UnknownSubjectError
 from pulque.model.message import Message
@@ -135,12 +136,7 @@ class DeadApi:
         """Deliver dead letters to their group again, as first attempts."""
         letters = Letters(subject, group)
         if resend.all:
-            counts = await ask_those_concerned(
-                self._context.brokers,
-                await self._context.serving(),
-                lambda server: self._context.brokers.talk(server, letters.resend_all()),
-            )
-            return ResendDone(resent=sum(count for _, count in counts))
+            return ResendDone(resent=await self._change_all(letters, letters.resend_all))
         wanted: dict[str, list[int]] = {}
         for each in resend.letters:
             wanted.setdefault(each.broker_group, []).append(each.sequence)
@@ -168,12 +164,23 @@ class DeadApi:
                     server, letters.purge(purge.until.sequence)
                 )
             )
-        counts = await ask_those_concerned(
-            self._context.brokers,
+        return Purged(purged=await self._change_all(letters, lambda: letters.purge(None)))
+
+    async def _change_all(self, letters: Letters, talk: Callable[[], Talk[int]]) -> int:
+        """Have all brokers change letters; none does if one of them does not answer."""
+        brokers = self._context.brokers
+        known = await ask_those_concerned(
+            brokers,
             await self._context.serving(),
-            lambda server: self._context.brokers.talk(server, letters.purge(None)),
+            lambda server: brokers.talk(server, letters.count()),
         )
-        return Purged(purged=sum(count for _, count in counts))
+        counts = await ask_those_concerned(
+            brokers,
+            [server for server, _ in known],
+            lambda server: brokers.talk(server, talk()),
+            is_change=True,
+        )
+        return sum(count for _, count in counts)
 
     async def _count(self, servers: "list[KnownServer]", subject: str, group: str) -> int:
         letters = Letters(subject, group)

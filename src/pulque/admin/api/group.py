@@ -133,6 +133,7 @@ class GroupsApi:
             self._context.brokers,
             [server for server, _ in known],
             functools.partial(self._change, request),
+            is_change=True,
         )
         broker_groups = [server.broker_group for server, _ in changed]
         return settings_row(Pattern(change.subject), changed[0][1], broker_groups)
@@ -161,6 +162,7 @@ class GroupsApi:
                 self._context.brokers,
                 [server for server, _ in found],
                 functools.partial(self._reset, reset, group, dry_run=False),
+                is_change=True,
             )
         rows = [
             ResetRow(**each._replace(broker_group=server.broker_group)._asdict())

@@ -1,4 +1,4 @@
-"""A group is changed on all brokers that know it, or, if one of them is away, on none."""
+"""What concerns several brokers is done by all that know it, or, if one is away, by none."""
 
 import socket
 from collections.abc import Iterator
@@ -9,6 +9,8 @@ import pulque
 from pulque import aio
 from pulque.errors import UnavailableError, UnknownGroupError
 from pulque.model.groups import BROKERS_CHOICE, EVERYTHING, Mode
+from pulque.model.positions import ConsumeSequence
+from pulque.wire.dead import Dead, DeadListed
 from pulque.wire.requests import ChangeGroup, Request
 from pulque.wire.responses import GroupChanged, Response
 from tests.unit.client.fake_broker import FakeBroker
@@ -25,11 +27,17 @@ class Changes:
         broker._handle = self._handle  # type: ignore[method-assign]  # noqa: SLF001
 
     def _handle(self, request: Request, peer: socket.socket) -> Response:
-        if not isinstance(request, ChangeGroup):
-            return self._usual(request, peer)
-        self.said.append(request.has_mode or request.has_filter)
+        match request:
+            case ChangeGroup():
+                self.said.append(request.has_mode or request.has_filter)
+            case Dead():
+                self.said.append(request.is_purge)
+            case _:
+                return self._usual(request, peer)
         if not self.knows:
             raise UnknownGroupError("never heard of it")
+        if isinstance(request, Dead):
+            return DeadListed(ConsumeSequence(0), ConsumeSequence(3), 3, ())
         return GroupChanged(Mode.SHARED, EVERYTHING, BROKERS_CHOICE)
 
 
@@ -79,3 +87,33 @@ async def test_a_group_that_no_broker_knows_is_said_to_be_unknown(
         await change(cluster, kind)
 
     assert [each.said for each in changes] == [[False]] * 3
+
+
+async def purge(cluster: FakeCluster, kind: str) -> int:
+    if kind == "asyncio":
+        async with await aio.connect(cluster.url, timeout=2.0) as client:
+            return await client.dead("orders", "g").purge()
+    with pulque.connect(cluster.url, timeout=2.0) as blocking:
+        return blocking.dead("orders", "g").purge()
+
+
+@pytest.mark.parametrize("kind", ["blocking", "asyncio"])
+async def test_dead_letters_are_purged_by_all(cluster: FakeCluster, kind: str) -> None:
+    first, other, last = map(Changes, cluster.brokers)
+
+    assert await purge(cluster, kind) == 9
+
+    assert first.said == other.said == last.said == [False, True]
+
+
+@pytest.mark.parametrize("kind", ["blocking", "asyncio"])
+async def test_no_dead_letter_is_purged_if_a_broker_is_away(
+    cluster: FakeCluster, kind: str
+) -> None:
+    first, _, last = map(Changes, cluster.brokers)
+    cluster.kill(1)
+
+    with pytest.raises(UnavailableError):
+        await purge(cluster, kind)
+
+    assert True not in first.said + last.said
