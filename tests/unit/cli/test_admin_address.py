@@ -154,14 +154,14 @@ def test_another_machines_loopback_address_is_not_ours() -> None:
 def test_a_lone_broker_is_named_with_what_to_do(report: Mapping[str, Any]) -> None:
     said = problem({BROKER: report}, BROKER)
 
-    assert said.startswith("no administration API is known: broker b1 at 127.0.0.1:7450 ")
+    assert said.startswith("no administration API is known: the broker at 127.0.0.1:7450 (b1) ")
     assert all(each in said for each in ("`pulque meta`", "`pulque up`", "--admin URL"))
 
 
 def test_meta_servers_that_are_away_are_named() -> None:
     said = problem({BROKER: broker("127.0.0.1:7440")}, BROKER)
 
-    assert "broker b1 at 127.0.0.1:7450 names meta servers at 127.0.0.1:7440" in said
+    assert "the broker at 127.0.0.1:7450 (b1) names meta servers at 127.0.0.1:7440" in said
     assert "nobody answers at 127.0.0.1:7440" in said
 
 

@@ -85,7 +85,7 @@ def _read(address: Address, report: Mapping[str, Any]) -> _Found:
         return _Found("" if problem else str(admin), (), problem)
     kind = "delay server" if "delay" in report else "broker"
     name = report.get(kind.partition(" ")[0])
-    who = f"{kind} {name} at {address}" if name else f"the {kind} at {address}"
+    who = f"the {kind} at {address} ({name})"
     metas = _metas_of(report)
     if metas:
         named = ", ".join(map(str, metas))

@@ -14,7 +14,7 @@ import typer
 from pulque.cli.common.admin_address import find_admin
 from pulque.cli.common.options import Tools
 from pulque.cli.common.output import print_warning
-from pulque.client.connection.url import Address, addresses_of
+from pulque.client.connection.url import DEFAULT_URL, Address, addresses_of
 from pulque.errors import (
     ConfigError,
     DisconnectedError,
@@ -38,6 +38,10 @@ _REPEATABLE = {"GET", "PUT"}
 """What has the same effect however often it is done."""
 
 _HINT = "--admin or PULQUE_ADMIN says where meta servers listen"
+_HINT_WITHOUT_URL = (
+    f"nor does a server at {DEFAULT_URL}: --url or PULQUE_URL says where one of the cluster "
+    "listens, --admin or PULQUE_ADMIN where its API does"
+)
 
 Admin = Annotated[
     str | None,
@@ -80,10 +84,10 @@ def open_admin(
 
     try:
         return AdminClient(find_admin(addresses_of(url, {}), ask), timeout)
-    except DisconnectedError as error:
+    except DisconnectedError:
         if url is not None:
             raise
-        return AdminClient(DEFAULT_ADMIN, timeout, hint=f"{_HINT}, and --url any server: {error}")
+        return AdminClient(DEFAULT_ADMIN, timeout, hint=_HINT_WITHOUT_URL)
 
 
 def _is_flag(context: typer.Context, name: str) -> bool:
