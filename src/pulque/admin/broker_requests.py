@@ -1,4 +1,4 @@
-"""Asking brokers, each over one connection that is kept: what they say, or why they do not."""
+"""Requests to brokers and delay servers, each over one connection that is kept open."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ __all__ = ["Answers", "BrokerRequests"]
 
 T = TypeVar("T")
 Answers = tuple[list[tuple[KnownServer, T]], list[Unreachable]]
-"""What each broker said, and which of them said nothing."""
+"""What each broker answered, and those that did not answer."""
 _AT_ONCE = 32
 
 
@@ -41,7 +41,7 @@ class BrokerRequests:
 
         Raises:
             UnavailableError: It does not answer.
-            PulqueError: It said no.
+            PulqueError: It refuses.
         """
         if not server.is_alive:
             raise UnavailableError(f"broker {server.name} is {server.state}")
@@ -94,7 +94,7 @@ class BrokerRequests:
         """Ask many brokers at once; those that do not answer, or do not know it, are named.
 
         Raises:
-            PulqueError: One of them said no.
+            PulqueError: One of them refuses.
         """
         limit = asyncio.Semaphore(_AT_ONCE)
 
@@ -118,7 +118,7 @@ class BrokerRequests:
         return answers, silent
 
     async def close(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         connections, self._connections = self._connections, {}
         for connection in connections.values():
             await connection.close()

@@ -55,7 +55,7 @@ async def export_definitions(context: Context) -> Definitions:
 async def import_definitions(
     context: Context, wanted: Definitions, *, dry_run: bool
 ) -> ImportDone:
-    """Make what is defined and not there; nothing that is there is removed.
+    """Create what is defined and does not exist; nothing that exists is removed.
 
     Raises:
         PulqueError: A part of it cannot be; what came before it is done.
@@ -98,7 +98,7 @@ def changed_policies(policies: ClusterPolicies, change: ConfigChange) -> Cluster
 
 
 def _is_new_order(wanted: SubjectDefinition, known: PlacedSubject | None) -> bool:
-    """Say whether a subject is to have another strategy of order than it has, or would have."""
+    """Return whether a subject is to get another strategy of order than it has, or would have."""
     if wanted.order is None:
         return False
     order = OrderStrategy.BEST_EFFORT if known is None else known.order

@@ -1,4 +1,4 @@
-"""How fast groups get on, out of what was seen of them again and again."""
+"""How fast groups settle messages, from their positions over the last minutes."""
 
 from collections import OrderedDict, deque
 from typing import NamedTuple
@@ -39,7 +39,7 @@ class Rates:
         self._seen: OrderedDict[PlaceKey, deque[Seen]] = OrderedDict()
 
     def observe(self, key: PlaceKey, seen: Seen) -> None:
-        """Take in where a group is."""
+        """Record where a group is."""
         kept = self._seen.setdefault(key, deque(maxlen=_MOST_SEEN))
         self._seen.move_to_end(key)
         while len(self._seen) > _MOST_KEYS:
@@ -52,7 +52,7 @@ class Rates:
             kept.append(seen)
 
     def pace(self, key: PlaceKey, now: Seen) -> GroupPace | None:
-        """Say how fast it gets on; None if it was not seen for long enough."""
+        """Return how fast a group settles messages; None if it was not seen for long enough."""
         kept = self._seen.get(key)
         if not kept:
             return None

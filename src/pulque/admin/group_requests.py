@@ -64,7 +64,7 @@ _MODES: dict[str, Mode] = {
 async def find_positions(
     context: Context, subject: str | None = None, group: str | None = None
 ) -> tuple[Places, list[Unreachable]]:
-    """Ask all brokers where groups are, and take note of how they get on.
+    """Ask all brokers where groups are, and record it for the rates.
 
     Raises:
         NotAllowedError: There are too many to be told at once.
@@ -106,7 +106,7 @@ async def damaged_in(
 async def lag_row(
     context: Context, server: KnownServer, found: GroupPosition, damaged: int
 ) -> LagRow:
-    """Say where a group is in one partition, and how it gets on."""
+    """Return where a group is in one partition, and how fast it settles messages."""
     now_ms = context.clock.now_ms()
     pace = context.rates.pace(_key(server, found), _seen(found, now_ms))
     stored_at_ms = await _stored_at_ms(context, server, found)
@@ -136,7 +136,7 @@ async def lag_row(
 async def said_by(
     context: Context, group: str = ""
 ) -> tuple[dict[Subscription, list[str]], list[Unreachable]]:
-    """Ask all brokers what groups said, and return it with the broker groups that know of it.
+    """Ask all brokers for the settings of groups; return them with the broker groups they are at.
 
     Args:
         context: Who can be asked.
@@ -208,7 +208,7 @@ async def ask_those_concerned(
 def settings_row(
     pattern: Pattern, found: GroupSettings, broker_groups: Iterable[str]
 ) -> SettingsOfGroup:
-    """Show what a group said about a subject or pattern, and who was told so."""
+    """Return the settings of a group for a subject or pattern, and where they are known."""
     return SettingsOfGroup(
         subject=pattern,
         mode=_MODES[found.mode.name],
@@ -219,7 +219,7 @@ def settings_row(
 
 
 def retry_settings(shown: RetryShown) -> RetrySettings:
-    """Return what a group says about its retries.
+    """Return the retry settings of a group.
 
     Raises:
         UsageError: It cannot be.
@@ -242,7 +242,7 @@ def _listed_of(response: Response) -> tuple[Subscription, ...]:
 
 
 async def _stored_at_ms(context: Context, server: KnownServer, found: GroupPosition) -> int | None:
-    """Ask when the first message was stored that nobody of the group was handed."""
+    """Ask when the first message was stored that no consumer of the group was handed."""
     first = max(found.next_sequence, found.start)
     if first >= found.end:
         return None

@@ -192,12 +192,12 @@ def _place(reset: Reset) -> StartAt:
 
 
 def _may_concern(said_of: str, asked_for: str | None) -> bool:
-    """Say whether what a group said of one subject or pattern may count for another."""
+    """Return whether settings for one subject or pattern may count for another."""
     if asked_for is None or asked_for == said_of or is_pattern(asked_for):
         return True
     return said_of in patterns_of(Subject(asked_for))
 
 
 def _without_messages(group: str, settings: list[SettingsOfGroup]) -> GroupRow:
-    """Show a group that subscribed to what nothing was ever sent to."""
+    """Return the row of a group that subscribed to what nothing was ever sent to."""
     return GroupRow(group=group, mode=settings[0].mode, partitions=0, lag=0, held=0, consumers=0)
