@@ -7,14 +7,15 @@ from fastapi import FastAPI
 
 import pulque
 from pulque.admin.api.broker import BrokersApi
+from pulque.admin.api.client import ClientsApi
 from pulque.admin.api.cluster import ClusterApi, HealthApi
 from pulque.admin.api.dead import DeadApi
-from pulque.admin.api.delayed import DelayedApi
+from pulque.admin.api.delay import DelayedApi
 from pulque.admin.api.group import GroupsApi
 from pulque.admin.api.message import MessagesApi
 from pulque.admin.api.ordered import OrderedApi
 from pulque.admin.api.subject import SubjectsApi
-from pulque.admin.broker_requests import Brokers
+from pulque.admin.broker_requests import BrokerRequests
 from pulque.admin.cluster import Cluster
 from pulque.admin.context import Context
 from pulque.admin.http.guard import Guard
@@ -24,6 +25,18 @@ from pulque.clock import SystemClock
 __all__ = ["PREFIX", "create_app", "openapi"]
 
 PREFIX = "/api/v1"
+_NOUNS = (
+    SubjectsApi,
+    OrderedApi,
+    GroupsApi,
+    BrokersApi,
+    ClientsApi,
+    DeadApi,
+    DelayedApi,
+    MessagesApi,
+    ClusterApi,
+)
+"""In the order of the published description."""
 _ABOUT = (
     "Administration of a Pulque cluster. Every list is paged: give `next` of a page as `cursor` "
     "to get the next one. Every error has one shape. Whatever changes something takes "
@@ -49,9 +62,8 @@ def create_app(context: Context, hosts: Collection[str] = ()) -> FastAPI:
         responses=PROBLEMS,
         generate_unique_id_function=_name_of,
     )
-    parts = (SubjectsApi, OrderedApi, GroupsApi, BrokersApi, DeadApi, DelayedApi, MessagesApi)
-    for part in (*parts, ClusterApi):
-        app.include_router(part(context).router, prefix=PREFIX)
+    for noun in _NOUNS:
+        app.include_router(noun(context).router, prefix=PREFIX)
     app.include_router(HealthApi(context).router)
     install(app)
     app.add_middleware(Guard, hosts=hosts)
@@ -61,7 +73,7 @@ def create_app(context: Context, hosts: Collection[str] = ()) -> FastAPI:
 def openapi() -> dict[str, Any]:
     """Return the API as it is published."""
     # Nothing of it is asked while it is described.
-    return create_app(Context(cast("Cluster", None), Brokers(), SystemClock())).openapi()
+    return create_app(Context(cast("Cluster", None), BrokerRequests(), SystemClock())).openapi()
 
 
 def _name_of(route: Any) -> str:

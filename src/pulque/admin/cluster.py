@@ -1,7 +1,7 @@
-"""What the administration API needs to know of a cluster: the port that a meta server fills.
+"""What the administration API needs to know of a cluster: the port that a meta server implements.
 
-The API asks the brokers themselves about groups, lag and dead letters; who the brokers are, where
-subjects lie and what was decided about them is known here.
+The API asks the brokers themselves about groups, lag and dead letters. Which brokers there are,
+where subjects are placed and what was set for them comes from here.
 """
 
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ from pulque.model.routes import Role, Slots
 
 __all__ = [
     "Cluster",
+    "ClusterPolicies",
     "Creation",
     "KnownServer",
     "PlacedPartition",
     "PlacedSubject",
-    "Policies",
     "Standing",
     "StateName",
     "WatchingClient",
@@ -103,7 +103,7 @@ class WatchingClient(NamedTuple):
     """How many it follows."""
 
 
-class Policies(NamedTuple):
+class ClusterPolicies(NamedTuple):
     """What holds for the whole cluster, and may be changed while it runs."""
 
     create: Creation = "first-send"
@@ -122,7 +122,7 @@ class Cluster(Protocol):
         """The id of the cluster."""
 
     async def check_ready(self) -> None:
-        """Look whether changes can be stored, and take in those of others.
+        """Check that changes can be stored, and read those of other meta servers.
 
         Raises:
             UnavailableError: The database does not answer.
@@ -134,18 +134,18 @@ class Cluster(Protocol):
     async def mark_server(
         self, name: str, *, is_read_only: bool | None = None, is_draining: bool | None = None
     ) -> KnownServer:
-        """Decide what a server's broker group may take; what is None stays as it is.
+        """Set whether a server's broker group takes sends; what is None stays as it is.
 
         Raises:
             UnknownServerError: There is none of that name.
         """
 
     async def remove_server(self, name: str) -> None:
-        """Forget a server.
+        """Remove a server.
 
         Raises:
             UnknownServerError: There is none of that name.
-            NotAllowedError: It lives.
+            NotAllowedError: It is alive.
         """
 
     async def subjects(self, after: str = "", limit: int = 100) -> Sequence[PlacedSubject]:
@@ -195,14 +195,14 @@ class Cluster(Protocol):
         """
 
     async def order_subject(self, name: Subject, order: OrderStrategy) -> PlacedSubject:
-        """Decide what a failure may do to the order of a subject's messages.
+        """Set what a failure may do to the order of a subject's messages.
 
         Raises:
             UnknownSubjectError: There is no such subject.
         """
 
     async def mark_subject(self, name: Pattern, *, is_read_only: bool) -> None:
-        """Have a subject, or all of a pattern, take no sends, or take them again."""
+        """Refuse sends to a subject, or to all of a pattern, or accept them again."""
 
     async def read_only_marks(self) -> Sequence[Pattern]:
         """Return the subjects and patterns that take no sends, by name."""
@@ -210,8 +210,8 @@ class Cluster(Protocol):
     async def clients(self, after: str = "", limit: int = 100) -> Sequence[WatchingClient]:
         """Return clients that are online, in the order of their ids, beginning after one."""
 
-    async def policies(self) -> Policies:
+    async def policies(self) -> ClusterPolicies:
         """Return what holds for the whole cluster."""
 
-    async def set_policies(self, policies: Policies) -> Policies:
-        """Decide what holds for the whole cluster from now on."""
+    async def set_policies(self, policies: ClusterPolicies) -> ClusterPolicies:
+        """Set what holds for the whole cluster from now on."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from pulque.admin.broker_requests import Brokers
+from pulque.admin.broker_requests import BrokerRequests
 from pulque.admin.cluster import Cluster, KnownServer
 from pulque.admin.group_rates import Rates
 from pulque.clock import Clock
@@ -22,7 +22,7 @@ class Context:
     """Handed to every part of the API."""
 
     cluster: Cluster
-    brokers: Brokers
+    brokers: BrokerRequests
     clock: Clock
     rates: Rates = field(default_factory=Rates)
 

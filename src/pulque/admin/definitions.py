@@ -2,19 +2,17 @@
 
 from collections.abc import Mapping
 
-from pulque.admin.cluster import KnownServer, PlacedSubject, Policies
+from pulque.admin.cluster import ClusterPolicies, KnownServer, PlacedSubject
 from pulque.admin.context import Context
-from pulque.admin.group_changes import ask_those_concerned
-from pulque.admin.group_positions import retry_settings, said_by, settings_row
+from pulque.admin.group_requests import ask_those_concerned, retry_settings, said_by, settings_row
 from pulque.admin.models.cluster import (
-    ORDER_NAMES,
-    ORDERS,
     ConfigChange,
     Definitions,
     GroupDefinition,
     ImportDone,
     SubjectDefinition,
 )
+from pulque.admin.models.subject import ORDER_NAMES, ORDERS
 from pulque.client.options.group_options import changed_of, mode_of
 from pulque.errors import (
     InvalidRequestError,
@@ -57,7 +55,7 @@ async def export_definitions(context: Context) -> Definitions:
 async def import_definitions(
     context: Context, wanted: Definitions, *, dry_run: bool
 ) -> ImportDone:
-    """Make what is defined and not there; nothing that is there is removed.
+    """Create what is defined and does not exist; nothing that exists is removed.
 
     Raises:
         PulqueError: A part of it cannot be; what came before it is done.
@@ -90,9 +88,9 @@ async def import_definitions(
     return plan
 
 
-def changed_policies(policies: Policies, change: ConfigChange) -> Policies:
+def changed_policies(policies: ClusterPolicies, change: ConfigChange) -> ClusterPolicies:
     """Return what holds after a change."""
-    return Policies(
+    return ClusterPolicies(
         policies.create if change.create is None else change.create,
         policies.allowed if change.allowed is None else tuple(map(Pattern, change.allowed)),
         policies.spread if change.spread is None else change.spread,
@@ -100,7 +98,7 @@ def changed_policies(policies: Policies, change: ConfigChange) -> Policies:
 
 
 def _is_new_order(wanted: SubjectDefinition, known: PlacedSubject | None) -> bool:
-    """Say whether a subject is to have another strategy of order than it has, or would have."""
+    """Return whether a subject is to get another strategy of order than it has, or would have."""
     if wanted.order is None:
         return False
     order = OrderStrategy.BEST_EFFORT if known is None else known.order
@@ -117,14 +115,14 @@ def _check_groups(wanted: Definitions, existing: Mapping[Subject, PlacedSubject]
             )
 
 
-def _shown(policies: Policies) -> ConfigChange:
+def _shown(policies: ClusterPolicies) -> ConfigChange:
     return ConfigChange(
         create=policies.create, allowed=list(policies.allowed), spread=policies.spread
     )
 
 
 async def _import(
-    context: Context, wanted: Definitions, plan: ImportDone, policies: Policies
+    context: Context, wanted: Definitions, plan: ImportDone, policies: ClusterPolicies
 ) -> None:
     if plan.policies:
         await context.cluster.set_policies(changed_policies(policies, wanted.policies))
@@ -155,7 +153,8 @@ async def _import_group(context: Context, wanted: GroupDefinition) -> None:
         except UnknownGroupError:
             return await context.brokers.ask(server, subscribe, _mode_of)
 
-    await ask_those_concerned(context.brokers, await _holders(context, wanted.subject), tell)
+    holders = await _holders(context, wanted.subject)
+    await ask_those_concerned(context.brokers, holders, tell, is_change=True)
 
 
 async def _holders(context: Context, subject: str) -> list[KnownServer]:

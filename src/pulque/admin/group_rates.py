@@ -1,9 +1,9 @@
-"""How fast groups get on, out of what was seen of them again and again."""
+"""How fast groups settle messages, from their positions over the last minutes."""
 
 from collections import OrderedDict, deque
 from typing import NamedTuple
 
-__all__ = ["Pace", "PlaceKey", "Rates", "Seen"]
+__all__ = ["GroupPace", "PlaceKey", "Rates", "Seen"]
 
 PlaceKey = tuple[str, str, str]
 """Broker group, partition and group."""
@@ -23,7 +23,7 @@ class Seen(NamedTuple):
     """… and how many of those stored are not settled."""
 
 
-class Pace(NamedTuple):
+class GroupPace(NamedTuple):
     """How fast messages came and were settled, per second, and when all will be."""
 
     sent: float
@@ -39,7 +39,7 @@ class Rates:
         self._seen: OrderedDict[PlaceKey, deque[Seen]] = OrderedDict()
 
     def observe(self, key: PlaceKey, seen: Seen) -> None:
-        """Take in where a group is."""
+        """Record where a group is."""
         kept = self._seen.setdefault(key, deque(maxlen=_MOST_SEEN))
         self._seen.move_to_end(key)
         while len(self._seen) > _MOST_KEYS:
@@ -51,8 +51,8 @@ class Rates:
         if not kept or seen.at_ms - kept[-1].at_ms >= _SHORTEST_MS:
             kept.append(seen)
 
-    def pace(self, key: PlaceKey, now: Seen) -> Pace | None:
-        """Say how fast it gets on; None if it was not seen for long enough."""
+    def pace(self, key: PlaceKey, now: Seen) -> GroupPace | None:
+        """Return how fast a group settles messages; None if it was not seen for long enough."""
         kept = self._seen.get(key)
         if not kept:
             return None
@@ -63,8 +63,8 @@ class Rates:
         sent = max(now.end - first.end, 0) * 1000 / ms
         settled = (_settled(now) - _settled(first)) * 1000 / ms
         if not now.lag:
-            return Pace(sent, settled, 0.0)
-        return Pace(sent, settled, now.lag / (settled - sent) if settled > sent else None)
+            return GroupPace(sent, settled, 0.0)
+        return GroupPace(sent, settled, now.lag / (settled - sent) if settled > sent else None)
 
 
 def _settled(seen: Seen) -> int:

@@ -1,4 +1,4 @@
-"""Handing a leadership over by command: the leader itself is asked.
+"""Hand leadership over by command: the leader itself is asked.
 
 Only the leader can stop serving before another broker begins, and knows who has everything. Were
 another one elected in its place, both would serve until it hears of that.

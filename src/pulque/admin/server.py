@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import uvicorn
 
 from pulque.admin.app import create_app
-from pulque.admin.broker_requests import Brokers
+from pulque.admin.broker_requests import BrokerRequests
 from pulque.admin.cluster import Cluster
 from pulque.admin.context import Context
-from pulque.admin.group_positions import find_positions
+from pulque.admin.group_requests import find_positions
 from pulque.admin.http.connection import IDLE_S, HttpConnection
 from pulque.clock import Clock
 from pulque.errors import ConfigError, PulqueError
@@ -45,7 +45,7 @@ class AdminServer:
     def __init__(
         self, cluster: Cluster, clock: Clock, *, host: str = "127.0.0.1", port: int = 7480
     ) -> None:
-        self._context = Context(cluster, Brokers(), clock)
+        self._context = Context(cluster, BrokerRequests(), clock)
         self._host = host
         self._port = port
         self._server: _Uvicorn | None = None

@@ -25,6 +25,7 @@ def cluster_report(cluster: ClusterSide) -> dict[str, Any]:
         "id": standing.cluster,
         "group": cluster.broker_group,
         "registered_at": [] if registration is None else registration.registered_at,
+        "meta_servers": [str(each.address) for each in registration.links] if registration else [],
         "is_read_only": standing.is_read_only,
         "is_draining": standing.is_draining,
         "may_create": standing.may_create,

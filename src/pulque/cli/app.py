@@ -10,10 +10,9 @@ from typing import cast
 import typer
 
 import pulque
-from pulque.cli import bench, broker, client, cluster, dead, delayed, group, message, subject
+from pulque.cli import bench, broker, client, cluster, dead, delay, group, message, subject
 from pulque.cli import config as settings
 from pulque.cli import log as inspect
-from pulque.cli.cluster_settings import set_values
 from pulque.cli.common.exit_codes import ExitCode, exit_code_of
 from pulque.cli.common.options import Tools
 from pulque.cli.common.output import forget_stdout
@@ -21,9 +20,7 @@ from pulque.cli.pipeline import commands as pipeline
 from pulque.cli.pull import pull
 from pulque.cli.run import run as run_application
 from pulque.cli.send import send
-from pulque.cli.servers import commands as serve
-from pulque.cli.servers import delay
-from pulque.cli.servers.meta import meta
+from pulque.cli.servers import commands as servers
 from pulque.cli.status import status, version
 from pulque.cli.tail import tail
 from pulque.errors import PulqueError
@@ -42,11 +39,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(serve.up)
-broker.add_commands(serve.broker_app)
-app.add_typer(serve.broker_app, name="broker")
-app.command()(meta)
-delayed.add_commands(delay.app)
+app.command()(servers.up)
+broker.app.callback(invoke_without_command=True)(servers.broker)
+app.add_typer(broker.app, name="broker")
+app.command()(servers.meta)
+delay.app.callback(invoke_without_command=True)(servers.delay)
 app.add_typer(delay.app, name="delay")
 app.command()(send)
 app.command()(pull)
@@ -62,7 +59,6 @@ app.add_typer(message.app, name="message")
 app.add_typer(inspect.app, name="log")
 app.add_typer(pipeline.app, name="pipeline")
 app.add_typer(bench.app, name="bench")
-settings.app.command("set")(set_values)
 app.add_typer(settings.app, name="config")
 app.command()(version)
 

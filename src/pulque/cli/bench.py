@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pulque.cli.common.exit_codes import ExitCode
-from pulque.cli.common.options import Acks, AcksOption, OutputOption, Timeout, Url, open_client
+from pulque.cli.common.options import (
+    AcksChoice,
+    AcksOption,
+    OutputOption,
+    Timeout,
+    Url,
+    open_client,
+)
 from pulque.cli.common.output import Output, print_json, print_table, print_warning
 from pulque.errors import PulqueError, RequestTimeoutError, error_from_wire
 
@@ -90,7 +97,7 @@ def bench_send(
     size: SizeOption = 100,
     count: CountOption = 100_000,
     batch: BatchOption = 1000,
-    acks: AcksOption = Acks.DISK,
+    acks: AcksOption = AcksChoice.DISK,
     url: Url = None,
     timeout: Timeout = 30.0,
     output: OutputOption = Output.TABLE,
@@ -144,7 +151,7 @@ def e2e(
     size: SizeOption = 100,
     count: CountOption = 100_000,
     batch: BatchOption = 1000,
-    acks: AcksOption = Acks.DISK,
+    acks: AcksOption = AcksChoice.DISK,
     url: Url = None,
     timeout: Timeout = 30.0,
     output: OutputOption = Output.TABLE,
@@ -170,7 +177,7 @@ def e2e(
     _print(Measured(count, count * size, seconds, pulled.latencies_ms), output)
 
 
-def _send_all(client: "Client", plan: _Plan, acks: Acks, advance: Advance) -> Measured:
+def _send_all(client: "Client", plan: _Plan, acks: AcksChoice, advance: Advance) -> Measured:
     size, count, batch = plan.size, plan.count, plan.batch
     filling = bytes(size - _STAMP.size)
     began = time.monotonic()

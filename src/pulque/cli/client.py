@@ -5,9 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
-from pulque.cli.common.admin_client import DEFAULT_ADMIN, Admin, open_admin
-from pulque.cli.common.options import OutputOption, Timeout
-from pulque.cli.common.output import Output, nothing_there, print_json, print_table
+from pulque.cli.common.admin_client import Admin, open_admin
+from pulque.cli.common.options import OutputOption, Timeout, Url
+from pulque.cli.common.output import Output, print_rows
 
 __all__ = ["app"]
 
@@ -26,9 +26,11 @@ def about() -> None:
 
 @app.command("list")
 def list_clients(
+    context: typer.Context,
     *,
     number: Annotated[int | None, typer.Option("-n", min=1, help="At most so many.")] = None,
-    admin: Admin = DEFAULT_ADMIN,
+    url: Url = None,
+    admin: Admin = None,
     timeout: Timeout = 10.0,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -36,15 +38,9 @@ def list_clients(
 
     Exits with 4 if there are none.
     """
-    rows = list(open_admin(admin, timeout).rows("/clients", number=number))
-    if output is Output.JSON:
-        for row in rows:
-            print_json(row)
-    elif rows:
-        columns = ("server", "client", "address", "since", "consumes", "holds", "last heard")
-        print_table(columns, list(map(_line, rows)))
-    if not rows:
-        raise nothing_there("no clients are online")
+    rows = list(open_admin(context, url, admin, timeout).rows("/clients", number=number))
+    columns = ("server", "client", "address", "since", "consumes", "holds", "last heard")
+    print_rows(output, rows, columns, map(_line, rows), nothing="no clients are online")
 
 
 def _line(row: Mapping[str, Any]) -> tuple[str, ...]:

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from pulque.cli.common.admin_client import DEFAULT_ADMIN, Admin, open_admin
-from pulque.cli.common.options import OutputOption, Timeout, opened
+from pulque.cli.common.admin_client import Admin, open_admin
+from pulque.cli.common.options import OutputOption, Timeout, Url, opened
 from pulque.cli.common.output import (
     Output,
     print_json,
@@ -32,13 +32,15 @@ _MAX_FILE = 1024 * 1024
 
 @app.command()
 def show(
+    context: typer.Context,
     *,
-    admin: Admin = DEFAULT_ADMIN,
+    url: Url = None,
+    admin: Admin = None,
     timeout: Timeout = 10.0,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Show the cluster at a glance."""
-    found = open_admin(admin, timeout).get("/cluster")
+    found = open_admin(context, url, admin, timeout).get("/cluster")
     if output is Output.JSON:
         print_json(found)
     else:
@@ -47,15 +49,17 @@ def show(
 
 @app.command("export")
 def export_definitions(
+    context: typer.Context,
     file: Annotated[
         str, typer.Argument(metavar="[FILE]", help="Where to; - is stdout.", show_default=False)
     ] = "-",
     *,
-    admin: Admin = DEFAULT_ADMIN,
+    url: Url = None,
+    admin: Admin = None,
     timeout: Timeout = 60.0,
 ) -> None:
     """Write the definitions of subjects, groups and policies to a file, as JSON."""
-    found = open_admin(admin, timeout).get("/definitions")
+    found = open_admin(context, url, admin, timeout).get("/definitions")
     text = json.dumps(found, indent=2)
     if file == "-":
         print(text)
@@ -66,6 +70,7 @@ def export_definitions(
 
 @app.command("import")
 def import_definitions(
+    context: typer.Context,
     file: Annotated[
         str, typer.Argument(metavar="FILE", help="Where from; - is stdin.", show_default=False)
     ],
@@ -73,7 +78,8 @@ def import_definitions(
     dry_run: Annotated[
         bool, typer.Option("--dry-run/--yes", help="Only say what would happen, or do it.")
     ] = True,
-    admin: Admin = DEFAULT_ADMIN,
+    url: Url = None,
+    admin: Admin = None,
     timeout: Timeout = 60.0,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -83,7 +89,7 @@ def import_definitions(
     """
     wanted = _read(file)
     query = {"dry_run": "true" if dry_run else "false"}
-    found = open_admin(admin, timeout).ask("PUT", "/definitions", wanted, query)
+    found = open_admin(context, url, admin, timeout).ask("PUT", "/definitions", wanted, query)
     if output is Output.JSON:
         print_json(found)
         return

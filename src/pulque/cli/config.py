@@ -1,15 +1,12 @@
-"""``pulque config``: what settings are in force, and where each came from."""
+"""``pulque config``: the settings in force, and those that may change while a cluster runs."""
 
-import os
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pulque.cli.cluster_settings import print_settings
-from pulque.cli.common.admin_client import DEFAULT_ADMIN, Admin, open_admin
-from pulque.cli.common.interrupts import importing
+from pulque.cli.common.admin_client import Admin, open_admin
 from pulque.cli.common.options import (
     ConfigFile,
     DataDirectory,
@@ -17,36 +14,16 @@ from pulque.cli.common.options import (
     Port,
     SetOption,
     Timeout,
+    Url,
 )
 from pulque.cli.common.output import Output, print_json, print_line, print_table
-from pulque.errors import ConfigError
+from pulque.cli.servers.settings import flags_of, load_delay, load_for_command, load_meta
+from pulque.errors import UsageError
 
 if TYPE_CHECKING:
-    from pulque.broker.config import BrokerSettings
-    from pulque.delay.config import DelaySettings
-    from pulque.meta.config import MetaSettings
     from pulque.settings.sources import Given, LoadedSettings
 
-__all__ = [
-    "DEFAULT_DELAY_DIRECTORY",
-    "DEFAULT_DIRECTORY",
-    "DEFAULT_META_DIRECTORY",
-    "app",
-    "flags_of",
-    "load_delay",
-    "load_for_command",
-    "load_meta",
-]
-
-DEFAULT_DIRECTORY = "pulque-data"
-"""Where ``pulque up`` keeps messages if it is told nothing."""
-
-DEFAULT_META_DIRECTORY = "pulque-meta"
-_META_DATABASE = "PULQUE_META__DATABASE__URL"
-"""Where ``pulque meta`` keeps the cluster if it is told nothing."""
-
-DEFAULT_DELAY_DIRECTORY = "pulque-delay"
-"""Where ``pulque delay`` keeps messages if it is told nothing."""
+__all__ = ["app"]
 
 
 class _Server(StrEnum):
@@ -67,7 +44,7 @@ _ShownOption = Annotated[
     typer.Option(
         "--server",
         help="Whose settings: those of a broker, of `meta`, of `delay`, or of a running cluster "
-        "(--admin).",
+        "(--url).",
     ),
 ]
 _ServerOption = Annotated[
@@ -80,13 +57,15 @@ app = typer.Typer(help="Show and check settings.", rich_markup_mode=None)
 
 @app.command()
 def show(
+    context: typer.Context,
     *,
     server: _ShownOption = _Shown.BROKER,
     config: ConfigFile = None,
     data: DataDirectory = None,
     port: Port = None,
     set_values: SetOption = None,
-    admin: Admin = DEFAULT_ADMIN,
+    url: Url = None,
+    admin: Admin = None,
     timeout: Timeout = 10.0,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -97,7 +76,7 @@ def show(
     config set` can change while a cluster runs.
     """
     if server is _Shown.CLUSTER:
-        print_settings(open_admin(admin, timeout).get("/config")["items"], output)
+        _print_settings(open_admin(context, url, admin, timeout).get("/config")["items"], output)
         return
     from pulque.settings.schema import show_value, values_of
 
@@ -137,6 +116,30 @@ def check(
         print_line(f"the settings are valid; {given} of {len(loaded.origins)} are not defaults")
 
 
+@app.command("set")
+def set_values(
+    context: typer.Context,
+    values: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="What to change.", show_default=False),
+    ] = None,
+    *,
+    url: Url = None,
+    admin: Admin = None,
+    timeout: Timeout = 10.0,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Change settings of a running cluster, such as spread=3; without any, print them.
+
+    A list is written with commas: allowed=order.*,stock. Only the settings that this prints can be
+    changed; all others are read once, when a server starts.
+    """
+    client = open_admin(context, url, admin, timeout)
+    change = dict(map(_parsed, values or ()))
+    found = client.ask("PATCH", "/config", change) if change else client.get("/config")
+    _print_settings(found["items"], output)
+
+
 def _load(
     server: _Server, config: Path | None, flags: dict[str, "Given"]
 ) -> "LoadedSettings[Any]":
@@ -147,63 +150,26 @@ def _load(
     return load_for_command(config, flags)
 
 
-def load_delay(config: Path | None, flags: dict[str, "Given"]) -> "LoadedSettings[DelaySettings]":
-    """Load the settings of ``pulque delay``."""
-    with importing():
-        from pulque.delay.config import DelaySettings
-        from pulque.settings.sources import load_settings
-
-    fallbacks = {} if config else {"storage.directory": DEFAULT_DELAY_DIRECTORY}
-    return load_settings(
-        DelaySettings, file=config, environ=os.environ, flags=flags, fallbacks=fallbacks
+def _print_settings(rows: list[dict[str, Any]], output: Output) -> None:
+    """Print settings that may change, with what is allowed."""
+    if output is Output.JSON:
+        print_json({row["key"]: row["value"] for row in rows})
+        return
+    print_table(
+        ("setting", "value", "allowed", "what it does"),
+        [(row["key"], _shown(row["value"]), row["allowed"], row["description"]) for row in rows],
     )
 
 
-def load_meta(config: Path | None, flags: dict[str, "Given"]) -> "LoadedSettings[MetaSettings]":
-    """Load the settings of ``pulque meta``."""
-    with importing():
-        from pulque.meta.config import MetaSettings
-        from pulque.settings.sources import load_settings
-
-    has_place = config or "database.url" in flags or _META_DATABASE in os.environ
-    fallbacks = {} if has_place else {"storage.directory": DEFAULT_META_DIRECTORY}
-    return load_settings(
-        MetaSettings, file=config, environ=os.environ, flags=flags, fallbacks=fallbacks
-    )
+def _parsed(text: str) -> tuple[str, str | int | list[str]]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise UsageError(f"{text!r}: it must look like spread=3")
+    key, value = key.strip(), value.strip()
+    if key == "allowed":
+        return key, [each.strip() for each in value.split(",") if each.strip()]
+    return key, int(value) if value.isascii() and value.isdigit() else value
 
 
-def load_for_command(
-    config: Path | None, flags: dict[str, "Given"], *, needs_file: bool = False
-) -> "LoadedSettings[BrokerSettings]":
-    """Load the settings of ``pulque up``, or those of ``pulque broker`` if there is a file."""
-    with importing():
-        from pulque.broker.config import BrokerSettings
-        from pulque.settings.sources import load_settings
-
-    fallbacks = {} if config or needs_file else {"storage.directory": DEFAULT_DIRECTORY}
-    return load_settings(
-        BrokerSettings, file=config, environ=os.environ, flags=flags, fallbacks=fallbacks
-    )
-
-
-def flags_of(
-    data: str | None, port: int | None, set_values: list[str] | None
-) -> dict[str, "Given"]:
-    """Return what the options say, by key.
-
-    Raises:
-        ConfigError: A ``--set`` is not KEY=VALUE.
-    """
-    from pulque.settings.sources import Given
-
-    flags: dict[str, Given] = {}
-    for text in set_values or ():
-        key, equals, value = text.partition("=")
-        if not equals or not key.strip():
-            raise ConfigError(f"--set {text!r}: it must look like storage.retention=7d")
-        flags[key.strip()] = Given(value.strip(), "--set")
-    if data is not None:
-        flags["storage.directory"] = Given(data, "--data")
-    if port is not None:
-        flags["listen.port"] = Given(port, "--port")
-    return flags
+def _shown(value: object) -> str:
+    return ",".join(map(str, value)) or "-" if isinstance(value, list) else str(value)

@@ -5,9 +5,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pulque.cli.common.admin_client import DEFAULT_ADMIN, Admin, open_admin
+from pulque.cli.common.admin_client import Admin, open_admin
 from pulque.cli.common.exit_codes import ExitCode
-from pulque.cli.common.message_output import MessageOutput, message_fields, print_message
+from pulque.cli.common.message_output import (
+    MessageOutput,
+    message_fields,
+    print_whole,
+)
 from pulque.cli.common.options import OutputOption, Timeout, Url, open_client, opened
 from pulque.cli.common.output import (
     Output,
@@ -16,10 +20,12 @@ from pulque.cli.common.output import (
     print_broker_table,
     print_json,
     print_line,
-    print_table,
+    print_result,
+    print_rows,
     print_warning,
 )
 from pulque.cli.send import parse_headers
+from pulque.client.inspecting.dead_letters import death_of
 from pulque.errors import UsageError
 from pulque.model.message import Message
 
@@ -89,13 +95,15 @@ def list_letters(
 
 @app.command("count")
 def count_letters(
+    context: typer.Context,
     subject: Annotated[
         str | None,
         typer.Argument(metavar="[SUBJECT]", help="Only of this subject, or of order.* say."),
     ] = None,
     *,
     group: Annotated[str | None, typer.Option(help="Only of this group.")] = None,
-    admin: Admin = DEFAULT_ADMIN,
+    url: Url = None,
+    admin: Admin = None,
     timeout: Timeout = 10.0,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -104,16 +112,12 @@ def count_letters(
     Exits with 4 if there are none.
     """
     query = {"subject": subject, "group": group}
-    found = open_admin(admin, timeout).rows("/dead", query)
+    found = open_admin(context, url, admin, timeout).rows("/dead", query)
     rows = [row for row in found if row["count"]]
-    if output is Output.JSON:
-        for row in rows:
-            print_json(row)
-    elif rows:
-        columns = ("subject", "group", "count")
-        print_table(columns, [[str(row[name]) for name in columns] for row in rows])
-    if not rows:
-        raise nothing_there(f"there are no dead letters{_of(subject, group)}")
+    columns = ("subject", "group", "count")
+    lines = [[str(row[name]) for name in columns] for row in rows]
+    nothing = f"there are no dead letters{_of(subject, group)}"
+    print_rows(output, rows, columns, lines, nothing=nothing)
 
 
 @app.command()
@@ -141,15 +145,7 @@ def show(
         letter = client.dead(subject, group).show(sequence, broker=broker)
     if letter is None:
         raise nothing_there(f"dead letter {sequence} of {subject} for {group} is not there")
-    if output is not MessageOutput.TABLE:
-        print_message(letter, output)
-        return
-    fields = message_fields(letter)
-    headers = fields.pop("headers")
-    assert isinstance(headers, dict)  # noqa: S101  # message_fields made it
-    print_table(("what", "value"), [(name, str(value)) for name, value in fields.items()])
-    print_line("")
-    print_table(("header", "value"), list(headers.items()))
+    print_whole(letter, output)
 
 
 @app.command()
@@ -258,25 +254,15 @@ def _of(subject: str | None, group: str | None) -> str:
 
 def _print_count(what: str, count: int, subject: str, group: str, output: Output) -> None:
     """Print how many dead letters were dealt with; none is nothing to end well with."""
-    if output is Output.JSON:
-        print_json({what: count})
-    else:
-        print_line(f"{what} {count}")
+    print_result(output, {what: count}, f"{what} {count}")
     if not count:
         raise nothing_there(f"there are no such dead letters{_of(subject, group)}")
 
 
 def _row(letter: Message) -> tuple[str, ...]:
-    headers = letter.headers
-    return (
-        letter.broker_group,
-        str(letter.sequence),
-        letter.id,
-        instant(letter.stored_at_ms),
-        str(letter.attempt),
-        headers.get("pulque.dead", ""),
-        headers.get("pulque.reason", ""),
-    )
+    at_ms, attempts, why, reason = death_of(letter)
+    where = (letter.broker_group, str(letter.sequence), letter.id)
+    return (*where, instant(at_ms), str(attempts), why, reason)
 
 
 def _edited_body(body: str | None, file: str | None) -> bytes | None:

@@ -7,19 +7,21 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from pulque.cli.common.admin_client import DEFAULT_ADMIN, Admin, open_admin, path_of
+from pulque.cli.common.admin_client import Admin, open_admin, path_of
 from pulque.cli.common.options import OutputOption, Timeout, Url, open_client
 from pulque.cli.common.output import (
     Output,
-    nothing_there,
     print_broker_table,
     print_json,
     print_line,
+    print_rows,
     print_table,
     print_warning,
 )
 from pulque.cli.ordered import ordered, skip
 from pulque.client.arguments.filter_expressions import parse_filter
+from pulque.client.inspecting.groups import GroupTotals, totals_of
+from pulque.client.inspecting.stored_messages import damaged_of
 from pulque.errors import UnknownGroupError, UsageError
 from pulque.settings.foreign import quoted
 from pulque.settings.units import parse_duration
@@ -64,15 +66,11 @@ def list_groups(
     with open_client(context, url, timeout) as client:
         found = client.groups(subject)
         _warn_of_damage(client, found)
-    rows = _summed(found)
-    if output is Output.JSON:
-        for row in rows:
-            print_json(row)
-    elif rows:
-        print_table(list(rows[0]), [[str(cell) for cell in row.values()] for row in rows])
-    if not rows:
-        where = "here" if subject is None else f"{subject} here"
-        raise nothing_there(f"no groups have consumed {where}")
+    rows = [each._asdict() for each in totals_of(found)]
+    where = "here" if subject is None else f"{subject} here"
+    lines = [list(map(str, row.values())) for row in rows]
+    nothing = f"no groups have consumed {where}"
+    print_rows(output, rows, GroupTotals._fields, lines, nothing=nothing)
 
 
 @app.command()
@@ -122,18 +120,20 @@ def show(
 
 @app.command()
 def lag(
+    context: typer.Context,
     group: Annotated[str, typer.Argument(metavar="GROUP", help="Which.", show_default=False)],
     *,
     subject: Annotated[
         str | None, typer.Option(help="Only of this subject, or of order.* say.")
     ] = None,
-    admin: Admin = DEFAULT_ADMIN,
+    url: Url = None,
+    admin: Admin = None,
     timeout: Timeout = 10.0,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Show how far a group is behind on each broker of a cluster, and when it will be done."""
     path = path_of("groups", group, "lag")
-    rows = list(open_admin(admin, timeout).rows(path, {"subject": subject}))
+    rows = list(open_admin(context, url, admin, timeout).rows(path, {"subject": subject}))
     if output is Output.JSON:
         for row in rows:
             print_json(row)
@@ -294,33 +294,13 @@ def _warn_of_damage(client: "Client", states: Iterable["GroupState"]) -> None:
     """Say which messages groups never get: the lag does not count them."""
     shown = {(state.broker_group, state.partition) for state in states}
     for broker, report in client.statuses().items():
-        for row in report.get("damaged", ()):
-            if (broker, row["partition"]) in shown:
+        for each in damaged_of(report):
+            if (broker, each.partition) in shown:
                 print_warning(
-                    f"messages {row['first_sequence']} to {row['end'] - 1} of {row['partition']}"
+                    f"messages {each.first_sequence} to {each.end - 1} of {each.partition}"
                     + (f" on {broker}" if broker else "")
                     + " are damaged: groups pass them over, and the lag does not count them"
                 )
-
-
-def _summed(states: Iterable["GroupState"]) -> list[dict[str, object]]:
-    """Add up the partitions of each group."""
-    groups: dict[str, list[GroupState]] = {}
-    for state in states:
-        groups.setdefault(state.group, []).append(state)
-    return [
-        {
-            "group": group,
-            "mode": found[0].mode,
-            "partitions": len(found),
-            "lag": sum(state.lag for state in found),
-            "held": sum(state.held for state in found),
-            "consumers": len(
-                {each.consumer for s in found for each in s.consumers if each.silent is not None}
-            ),
-        }
-        for group, found in sorted(groups.items())
-    ]
 
 
 def _fields(state: "GroupState") -> dict[str, object]:

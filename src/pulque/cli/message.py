@@ -6,17 +6,19 @@ from typing import Annotated
 import typer
 
 from pulque.cli.common.exit_codes import ExitCode
-from pulque.cli.common.message_output import MessageOutput, message_fields, print_message
+from pulque.cli.common.message_output import (
+    MessageOutput,
+    print_message,
+    print_whole,
+)
 from pulque.cli.common.options import Timeout, Url, open_client
 from pulque.cli.common.output import (
     instant,
     nothing_there,
     print_broker_table,
-    print_line,
-    print_table,
     print_warning,
 )
-from pulque.cli.delayed import parse_instant
+from pulque.cli.delay import parse_instant
 from pulque.errors import UnknownMessageError, UsageError
 from pulque.model.message import Message
 from pulque.model.positions import ConsumeSequence, Position
@@ -128,16 +130,7 @@ def show(
             message = client.messages.get(what, copies=copies)
     except UnknownMessageError as error:
         raise nothing_there(str(error)) from None
-    if output is not MessageOutput.TABLE:
-        print_message(message, output)
-        return
-    fields = message_fields(message)
-    headers = fields.pop("headers")
-    assert isinstance(headers, dict)  # noqa: S101  # message_fields made it
-    print_table(("what", "value"), [(name, str(value)) for name, value in fields.items()])
-    if headers:
-        print_line("")
-        print_table(("header", "value"), list(headers.items()))
+    print_whole(message, output)
 
 
 def _place(which: str, broker: str | None) -> str | Position:

@@ -1,12 +1,13 @@
 """``pulque group ordered`` and ``pulque group skip``: groups that consume in order."""
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 
-from pulque.cli.common.admin_client import DEFAULT_ADMIN, Admin, open_admin, path_of
-from pulque.cli.common.options import OutputOption, Timeout
-from pulque.cli.common.output import Output, nothing_there, print_json, print_line, print_table
+from pulque.cli.common.admin_client import Admin, open_admin, path_of
+from pulque.cli.common.options import OutputOption, Timeout, Url
+from pulque.cli.common.output import Output, print_result, print_rows
 
 __all__ = ["ordered", "skip"]
 
@@ -17,10 +18,12 @@ Subject = Annotated[
 
 
 def ordered(
+    context: typer.Context,
     subject: Subject,
     *,
     group: Annotated[str | None, typer.Option(help="Only this group.", show_default=False)] = None,
-    admin: Admin = DEFAULT_ADMIN,
+    url: Url = None,
+    admin: Admin = None,
     timeout: Timeout = 10.0,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -30,27 +33,14 @@ def ordered(
     """
     query = {} if group is None else {"group": group}
     path = path_of("subjects", subject, "ordered")
-    rows = list(open_admin(admin, timeout).rows(path, query))
-    if output is Output.JSON:
-        for row in rows:
-            print_json(row)
-    elif rows:
-        print_table(
-            (*_COLUMNS, "stuck since"),
-            [
-                [
-                    *("-" if row[each] is None else str(row[each]) for each in _COLUMNS),
-                    row["stuck_since"] or "-",
-                ]
-                for row in rows
-            ],
-        )
-    if not rows:
-        who = "no group consumes" if group is None else f"group {group} does not consume"
-        raise nothing_there(f"{who} {subject} in order")
+    rows = list(open_admin(context, url, admin, timeout).rows(path, query))
+    who = "no group consumes" if group is None else f"group {group} does not consume"
+    nothing = f"{who} {subject} in order"
+    print_rows(output, rows, (*_COLUMNS, "stuck since"), map(_line, rows), nothing=nothing)
 
 
 def skip(  # one for each option
+    context: typer.Context,
     subject: Subject,
     *,
     group: Annotated[str, typer.Option(help="For which group.", show_default=False)],
@@ -68,7 +58,8 @@ def skip(  # one for each option
         ),
     ],
     reason: Annotated[str, typer.Option(help="Why, for people.", show_default=False)] = "",
-    admin: Admin = DEFAULT_ADMIN,
+    url: Url = None,
+    admin: Admin = None,
     timeout: Timeout = 10.0,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -84,8 +75,10 @@ def skip(  # one for each option
         "reason": reason,
     }
     path = path_of("subjects", subject, "ordered", group, "skip")
-    found = open_admin(admin, timeout).ask("POST", path, body)
-    if output is Output.JSON:
-        print_json(found)
-    else:
-        print_line(f"{group} goes on with {found['next_sequence']}")
+    found = open_admin(context, url, admin, timeout).ask("POST", path, body)
+    print_result(output, found, f"{group} goes on with {found['next_sequence']}")
+
+
+def _line(row: Mapping[str, Any]) -> tuple[str, ...]:
+    cells = ("-" if row[each] is None else str(row[each]) for each in _COLUMNS)
+    return (*cells, row["stuck_since"] or "-")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, TypedDict
 import typer
 
 from pulque.cli.common.options import (
-    Acks,
+    AcksChoice,
     AcksOption,
     OutputOption,
     Timeout,
@@ -20,7 +20,7 @@ from pulque.cli.common.options import (
     opened,
 )
 from pulque.cli.common.output import Output, instant, print_json, print_line
-from pulque.cli.delayed import AtOption, DelayOption, LevelOption, parse_delay, parse_instant
+from pulque.cli.delay import AtOption, DelayOption, LevelOption, parse_delay, parse_instant
 from pulque.errors import UsageError
 from pulque.model.names import DEFAULT_LEVEL, MAX_LEVEL
 from pulque.settings.foreign import quoted
@@ -63,7 +63,7 @@ def send(
         str | None, typer.Option(metavar="FILE", help="Take the body from a file; - is stdin.")
     ] = None,
     lines: Annotated[bool, typer.Option("--lines", help="Each line is a message.")] = False,
-    acks: AcksOption = Acks.DISK,
+    acks: AcksOption = AcksChoice.DISK,
     url: Url = None,
     timeout: Timeout = 10.0,
     output: OutputOption = Output.TABLE,

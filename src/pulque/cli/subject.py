@@ -6,9 +6,16 @@ from typing import Annotated, Any
 
 import typer
 
-from pulque.cli.common.admin_client import DEFAULT_ADMIN, Admin, open_admin, path_of
-from pulque.cli.common.options import OutputOption, Timeout
-from pulque.cli.common.output import Output, nothing_there, print_json, print_line, print_table
+from pulque.cli.common.admin_client import Admin, open_admin, path_of
+from pulque.cli.common.options import OutputOption, Timeout, Url
+from pulque.cli.common.output import (
+    Output,
+    print_json,
+    print_line,
+    print_result,
+    print_rows,
+    print_table,
+)
 from pulque.model.names import parse_subject
 
 __all__ = ["app"]
@@ -32,9 +39,11 @@ class OrderChoice(StrEnum):
 
 @app.command("list")
 def list_subjects(
+    context: typer.Context,
     *,
     number: Number = None,
-    admin: Admin = DEFAULT_ADMIN,
+    url: Url = None,
+    admin: Admin = None,
     timeout: Timeout = 10.0,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -42,26 +51,23 @@ def list_subjects(
 
     Exits with 4 if there are none.
     """
-    rows = list(open_admin(admin, timeout).rows("/subjects", number=number))
-    if output is Output.JSON:
-        for row in rows:
-            print_json(row)
-    elif rows:
-        print_table(("subject", "partitions", "broker groups", "sends"), list(map(_line, rows)))
-    if not rows:
-        raise nothing_there("there are no subjects")
+    rows = list(open_admin(context, url, admin, timeout).rows("/subjects", number=number))
+    columns = ("subject", "partitions", "broker groups", "sends")
+    print_rows(output, rows, columns, map(_line, rows), nothing="there are no subjects")
 
 
 @app.command()
 def show(
+    context: typer.Context,
     subject: Subject,
     *,
-    admin: Admin = DEFAULT_ADMIN,
+    url: Url = None,
+    admin: Admin = None,
     timeout: Timeout = 10.0,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Show where each partition of a subject lies, and what its broker has of it."""
-    client = open_admin(admin, timeout)
+    client = open_admin(context, url, admin, timeout)
     found = client.get(path_of("subjects", subject))
     stored = list(client.rows(path_of("subjects", subject, "partitions")))
     if output is Output.JSON:
@@ -77,6 +83,7 @@ def show(
 
 @app.command()
 def create(
+    context: typer.Context,
     subjects: Annotated[
         list[str], typer.Argument(metavar="SUBJECT...", help="Which ones.", show_default=False)
     ],
@@ -92,12 +99,13 @@ def create(
     partitions: Annotated[
         int | None, typer.Option(min=1, help="At least so many partitions.", show_default=False)
     ] = None,
-    admin: Admin = DEFAULT_ADMIN,
+    url: Url = None,
+    admin: Admin = None,
     timeout: Timeout = 10.0,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Create subjects ahead of their first send; those that exist stay as they are."""
-    client = open_admin(admin, timeout)
+    client = open_admin(context, url, admin, timeout)
     for subject in subjects:
         parse_subject(subject)  # before any of them is created
     for subject in subjects:
@@ -110,6 +118,7 @@ def create(
 
 @app.command()
 def extend(
+    context: typer.Context,
     subject: Subject,
     *,
     partitions: Annotated[
@@ -124,7 +133,8 @@ def extend(
             show_default=False,
         ),
     ] = None,
-    admin: Admin = DEFAULT_ADMIN,
+    url: Url = None,
+    admin: Admin = None,
     timeout: Timeout = 10.0,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -133,37 +143,41 @@ def extend(
     Those that are split take no more messages. Consumers in order get what follows them only
     after they have settled all that is in them.
     """
-    client = open_admin(admin, timeout)
+    client = open_admin(context, url, admin, timeout)
     body = {"partitions": partitions, "broker_groups": on or []}
     _print_changed(client.ask("POST", path_of("subjects", subject, "extend"), body), output)
 
 
 @app.command()
 def merge(
+    context: typer.Context,
     subject: Subject,
     *,
     partitions: Annotated[
         int, typer.Option(min=1, help="How many are to take messages.", show_default=False)
     ],
-    admin: Admin = DEFAULT_ADMIN,
+    url: Url = None,
+    admin: Admin = None,
     timeout: Timeout = 10.0,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Merge partitions of a subject, so that fewer take messages; order holds as with extend."""
-    client = open_admin(admin, timeout)
+    client = open_admin(context, url, admin, timeout)
     body = {"partitions": partitions}
     _print_changed(client.ask("POST", path_of("subjects", subject, "merge"), body), output)
 
 
 @app.command()
 def order(
+    context: typer.Context,
     subject: Subject,
     strategy: Annotated[
         OrderChoice,
         typer.Argument(help="What a failure may do to the order.", show_default=False),
     ],
     *,
-    admin: Admin = DEFAULT_ADMIN,
+    url: Url = None,
+    admin: Admin = None,
     timeout: Timeout = 10.0,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -172,41 +186,35 @@ def order(
     strict: what fails is tried again where it is, and what follows with its key waits.
     best-effort: it may go another way, and be overtaken.
     """
-    client = open_admin(admin, timeout)
+    client = open_admin(context, url, admin, timeout)
     body = {"order": strategy.value}
     found = client.ask("PUT", path_of("subjects", subject, "order"), body)
-    if output is Output.JSON:
-        print_json(found)
-    else:
-        print_line(f"{found['subject']} keeps order: {found['order']}")
+    print_result(output, found, f"{found['subject']} keeps order: {found['order']}")
 
 
 @app.command("read-only")
 def read_only(
+    context: typer.Context,
     subject: Annotated[
         str, typer.Argument(metavar="SUBJECT", help="Which one, or order.*", show_default=False)
     ],
     *,
     off: Annotated[bool, typer.Option("--off", help="Take sends again.")] = False,
-    admin: Admin = DEFAULT_ADMIN,
+    url: Url = None,
+    admin: Admin = None,
     timeout: Timeout = 10.0,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Have a subject, or all of a pattern, take no sends; consumption goes on."""
-    client = open_admin(admin, timeout)
+    client = open_admin(context, url, admin, timeout)
     path = path_of("subjects", subject, "read-only")
     found = client.ask("PUT", path, {"read_only": not off})
-    if output is Output.JSON:
-        print_json(found)
-    else:
-        print_line(f"{subject} {'takes sends again' if off else 'takes no sends'}")
+    sends = "takes sends again" if off else "takes no sends"
+    print_result(output, found, f"{subject} {sends}")
 
 
 def _print_changed(found: Mapping[str, Any], output: Output) -> None:
-    if output is Output.JSON:
-        print_json(found)
-    else:
-        print_line(f"{found['subject']} has {found['taking']} partitions")
+    print_result(output, found, f"{found['subject']} has {found['taking']} partitions")
 
 
 def _print_subject(found: Mapping[str, Any]) -> None:

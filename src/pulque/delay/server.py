@@ -285,6 +285,7 @@ class DelayServer(Supervised):
             "cluster": {
                 "id": self._registration.cluster,
                 "meta": self._registration.registered_at,
+                "meta_servers": [str(each.address) for each in self._registration.links],
             },
             "start": self._engine.start_count,
             "connections": len(self._server.connections),

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from heapq import nsmallest
 
 from pulque.admin.cluster import (
+    ClusterPolicies,
     KnownServer,
     PlacedPartition,
     PlacedSubject,
-    Policies,
     Standing,
     StateName,
     WatchingClient,
@@ -234,12 +234,12 @@ class AdministeredCluster:
             for each in nsmallest(limit, later, key=lambda each: each.client)
         ]
 
-    async def policies(self) -> Policies:
+    async def policies(self) -> ClusterPolicies:
         """Return what holds for the whole cluster."""
         self._refresher.check_loaded()
         return self._policies.now
 
-    async def set_policies(self, policies: Policies) -> Policies:
+    async def set_policies(self, policies: ClusterPolicies) -> ClusterPolicies:
         """Decide what holds for the whole cluster from now on."""
         self._refresher.check_loaded()
         await self._parts.store.set_policies(written(policies))

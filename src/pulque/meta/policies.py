@@ -5,7 +5,7 @@ A change is written to the database, so that it holds at every meta server, afte
 
 import json
 
-from pulque.admin.cluster import Creation, Policies
+from pulque.admin.cluster import ClusterPolicies, Creation
 from pulque.meta.config import SubjectsSection
 from pulque.meta.directory import Directory
 from pulque.model.names import Pattern
@@ -23,11 +23,11 @@ class PoliciesInForce:
         self._directory = directory
 
     @property
-    def now(self) -> Policies:
+    def now(self) -> ClusterPolicies:
         """What holds now."""
         changed = self._directory.policies
         settings = self._settings
-        return Policies(
+        return ClusterPolicies(
             _creation(changed.get("create")) or settings.create,
             tuple(map(Pattern, json.loads(changed["allowed"])))
             if "allowed" in changed
@@ -41,7 +41,7 @@ class PoliciesInForce:
         return self.now.create == "first-send"
 
 
-def written(policies: Policies) -> dict[str, str]:
+def written(policies: ClusterPolicies) -> dict[str, str]:
     """Return policies as the database keeps them: JSON by key."""
     return {key: json.dumps(value) for key, value in policies._asdict().items()}
 

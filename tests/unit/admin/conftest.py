@@ -12,7 +12,7 @@ import pytest
 
 import pulque
 from pulque.admin.app import create_app
-from pulque.admin.broker_requests import Brokers
+from pulque.admin.broker_requests import BrokerRequests
 from pulque.admin.context import Context
 from pulque.admin.server import AdminServer
 from pulque.clock import SystemClock
@@ -65,7 +65,7 @@ def running() -> Iterator[dict[str, InProcessBroker]]:
 @pytest.fixture
 async def api(running: dict[str, InProcessBroker]) -> AsyncIterator[Api]:
     cluster = FakeCluster({name: server(name, each.url) for name, each in running.items()})
-    brokers = Brokers(timeout=5.0)
+    brokers = BrokerRequests(timeout=5.0)
     app = create_app(Context(cluster, brokers, SystemClock()))
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:7480") as http:

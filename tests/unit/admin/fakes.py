@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pulque.admin.cluster import (
+    ClusterPolicies,
     KnownServer,
     PlacedPartition,
     PlacedSubject,
-    Policies,
     Standing,
     WatchingClient,
 )
@@ -61,7 +61,7 @@ class FakeCluster:
     marks: set[Pattern] = field(default_factory=set)
     orders: dict[Subject, OrderStrategy] = field(default_factory=dict)
     watching: list[WatchingClient] = field(default_factory=list)
-    said: Policies = field(default_factory=Policies)
+    said: ClusterPolicies = field(default_factory=ClusterPolicies)
     is_away: bool = False
     id: str = "0123456789abcdef"
 
@@ -147,10 +147,10 @@ class FakeCluster:
     async def clients(self, after: str = "", limit: int = 100) -> Sequence[WatchingClient]:
         return sorted(each for each in self.watching if each.client > after)[:limit]
 
-    async def policies(self) -> Policies:
+    async def policies(self) -> ClusterPolicies:
         return self.said
 
-    async def set_policies(self, policies: Policies) -> Policies:
+    async def set_policies(self, policies: ClusterPolicies) -> ClusterPolicies:
         self.said = policies
         return policies
 

@@ -421,6 +421,24 @@ async def test_dead_letters_of_all_brokers_are_listed_shown_resent_and_purged(ap
     assert await api.ask("POST", "/dead/fails/g/purge", {"all": True}) == {"purged": 0}
 
 
+@pytest.mark.parametrize("what", ["resend", "purge"])
+async def test_no_dead_letter_is_dealt_with_if_a_broker_is_away(api: Api, what: str) -> None:
+    subject = f"away-{what}"
+    send(api, "b1", subject, 2)
+    with api.client("b1") as client, client.consumer(subject, "g") as consumer:
+        for message in consumer.pull(timeout=5.0):
+            message.reject("bad")
+    api.cluster.known["x"] = server("x", state="silent")
+
+    refused = await api.ask("POST", f"/dead/{subject}/g/{what}", {"all": True}, 503)
+
+    assert "no answer of x, so nothing was changed" in refused["message"]
+    assert len((await api.get(f"/dead/{subject}/g"))["items"]) == 2
+    del api.cluster.known["x"]
+    done = await api.ask("POST", f"/dead/{subject}/g/{what}", {"all": True})
+    assert 2 in done.values()
+
+
 # ── stored messages ────────────────────────────────────────────────────────────────────────────
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import pulque
 from pulque.admin.app import create_app
-from pulque.admin.broker_requests import Brokers
+from pulque.admin.broker_requests import BrokerRequests
 from pulque.admin.context import Context
 from pulque.clock import SystemClock
 from pulque.model.routes import Role
@@ -53,7 +53,7 @@ class Api:
 
 def api_of(delays: list[FakeDelay]) -> Api:
     known = {each.name: server(each.name, each.url, role=Role.DELAY) for each in delays}
-    app = create_app(Context(FakeCluster(known), Brokers(), SystemClock()))
+    app = create_app(Context(FakeCluster(known), BrokerRequests(), SystemClock()))
     transport = httpx.ASGITransport(app=app)
     return Api(httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1"))
 

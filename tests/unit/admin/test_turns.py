@@ -6,7 +6,7 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from pulque.admin.http.guard import Guard
-from pulque.admin.http.round_robin import Turns
+from pulque.admin.http.round_robin import RoundRobin
 
 LOCAL = (b"host", b"localhost")
 GET = {"type": "http", "method": "GET", "path": "/api/v1/subjects", "headers": [LOCAL]}
@@ -57,7 +57,7 @@ async def test_each_request_goes_on_in_a_round_of_its_own(scope: dict[str, objec
 
 
 async def test_a_request_alone_does_not_wait() -> None:
-    turns, rounds = Turns(), Rounds()
+    turns, rounds = RoundRobin(), Rounds()
     await asyncio.sleep(0)
     before = rounds.count
 
@@ -67,7 +67,7 @@ async def test_a_request_alone_does_not_wait() -> None:
 
 
 async def test_who_left_does_not_keep_the_turn() -> None:
-    turns = Turns()
+    turns = RoundRobin()
     waiting = [asyncio.create_task(turns.take()) for _ in range(5)]
     await asyncio.sleep(0)
     waiting[2].cancel()
@@ -80,7 +80,7 @@ async def test_who_left_does_not_keep_the_turn() -> None:
 
 
 async def test_a_request_in_turns_returns_raises_and_is_cancelled_as_ever() -> None:
-    turns, told = Turns(), list[str]()
+    turns, told = RoundRobin(), list[str]()
 
     async def returns() -> int:
         await asyncio.sleep(0)

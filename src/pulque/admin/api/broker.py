@@ -1,48 +1,31 @@
-"""``/brokers`` and ``/clients``: who serves, who uses them, and what they may take."""
-
-import functools
+"""``/brokers``: who serves, and what they may take."""
 
 from fastapi import APIRouter
 
-from pulque.admin.cluster import KnownServer, WatchingClient
-from pulque.admin.context import Context, instant
+from pulque.admin.cluster import KnownServer
+from pulque.admin.context import Context
 from pulque.admin.leadership_handover import hand_over
-from pulque.admin.models.cluster import (
-    BrokerDetail,
-    BrokerPage,
-    BrokerRow,
-    ClientPage,
-    ClientRow,
-    ClientSubscription,
-    Draining,
-    HandOver,
-    ReadOnly,
-)
+from pulque.admin.models.broker import BrokerDetail, BrokerPage, BrokerRow, Draining, HandOver
 from pulque.admin.models.names import ServerInPath
 from pulque.admin.models.pagination import (
     Cursor,
     Limit,
-    Unreachable,
     cut,
     read_cursor,
-    write_cursor,
 )
+from pulque.admin.models.subject import ReadOnly
 from pulque.client.connection.url import Address
 from pulque.client.inspecting.broker_status import report_of
-from pulque.errors import RemoteProtocolError, UnavailableError, UnsupportedError
-from pulque.wire.clients import Clients, ClientsListed, ConnectedClient
+from pulque.errors import UnavailableError, UnsupportedError
 from pulque.wire.requests import Status
-from pulque.wire.responses import Response
 
 __all__ = ["BrokersApi"]
 
-_META = ""
-"""Sorts the clients of the meta server before those of all brokers."""
 _NO_CONTENT = 204
 
 
 class BrokersApi:
-    """Answers for servers and their clients."""
+    """Answers for brokers and delay servers."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -56,7 +39,6 @@ class BrokersApi:
         router.delete("/brokers/{name}", summary="Remove a broker", status_code=_NO_CONTENT)(
             self.remove
         )
-        router.get("/clients", summary="List clients", tags=["clients"])(self.clients)
 
     async def page(self, cursor: Cursor = None, limit: Limit = 100) -> BrokerPage:
         """Return the servers that registered themselves, in the order of their names."""
@@ -101,42 +83,6 @@ class BrokersApi:
         """Forget a server that is stopped, not one that lives; its partitions stay known."""
         await self._cluster.remove_server(name)
 
-    async def clients(self, cursor: Cursor = None, limit: Limit = 100) -> ClientPage:
-        """Return who is online: those that watch routes here, then those of each broker."""
-        server, client, number = read_cursor(cursor, (str, str, int)) or (_META, "", 0)
-        rows: list[ClientRow] = []
-        silent: list[Unreachable] = []
-        if server == _META:
-            watching = await self._cluster.clients(str(client), limit + 1)
-            rows += (_online(each) for each in watching[:limit])
-            if len(watching) > limit:
-                return ClientPage(items=rows, next=write_cursor((_META, rows[-1].client, 0)))
-        for broker in sorted(await self._context.serving()):
-            if broker.name < str(server):
-                continue
-            after = int(number) if broker.name == server else 0
-            if len(rows) == limit:
-                return ClientPage(
-                    items=rows, next=write_cursor((broker.name, "", after)), unreachable=silent
-                )
-            found, unheard = await self._connected(broker, after, limit - len(rows))
-            silent += unheard
-            rows += (_connected(broker, each) for each in found.clients)
-            if found.has_more:
-                last = found.clients[-1].number if found.clients else after
-                return ClientPage(
-                    items=rows, next=write_cursor((broker.name, "", last)), unreachable=silent
-                )
-        return ClientPage(items=rows, unreachable=silent)
-
-    async def _connected(
-        self, broker: KnownServer, after: int, limit: int
-    ) -> tuple[ClientsListed, list[Unreachable]]:
-        request = Clients(after, limit)
-        ask = functools.partial(self._context.brokers.ask, request=request, convert=_clients_of)
-        answers, silent = await self._context.brokers.ask_all([broker], ask)
-        return (answers[0][1] if answers else ClientsListed((), 0, False)), silent
-
 
 def _row(server: KnownServer) -> BrokerRow:
     return BrokerRow(
@@ -153,40 +99,6 @@ def _row(server: KnownServer) -> BrokerRow:
         epoch=server.epoch,
         in_sync=server.is_in_sync,
     )
-
-
-def _online(client: WatchingClient) -> ClientRow:
-    return ClientRow(
-        server="meta",
-        client=client.client,
-        application=client.application,
-        address=client.address,
-        since=instant(client.online_since_ms),
-        silent_seconds=client.silent_ms / 1000,
-        holds=0,
-        consumers=[],
-        routes=client.routes,
-    )
-
-
-def _connected(broker: KnownServer, client: ConnectedClient) -> ClientRow:
-    return ClientRow(
-        server=broker.name,
-        client=client.client,
-        application=client.client,
-        address=client.address,
-        since=instant(client.connected_at_ms),
-        silent_seconds=client.silent_ms / 1000,
-        holds=sum(each.held for each in client.consumers),
-        consumers=[ClientSubscription(**each._asdict()) for each in client.consumers],
-        routes=0,
-    )
-
-
-def _clients_of(response: Response) -> ClientsListed:
-    if not isinstance(response, ClientsListed):
-        raise RemoteProtocolError(f"a request for clients got {response!r}")
-    return response
 
 
 def _count(value: object) -> int | None:

@@ -1,14 +1,13 @@
 """``/dead``: what nobody could process, over all brokers."""
 
-import base64
-from typing import Annotated, TypeVar
+from collections.abc import Callable
+from typing import Annotated
 
 from fastapi import APIRouter, Path
 
 from pulque.admin.cluster import KnownServer
 from pulque.admin.context import Context, instant
-from pulque.admin.group_changes import ask_those_concerned
-from pulque.admin.group_positions import find_positions
+from pulque.admin.group_requests import ask_those_concerned, find_positions
 from pulque.admin.models.dead import (
     DeadPage,
     DeadSource,
@@ -35,16 +34,14 @@ from pulque.admin.models.pagination import (
     read_cursor,
     write_cursor,
 )
-from pulque.client.inspecting.dead_letters import Letters, Talk
+from pulque.client.inspecting.dead_letters import Letters, Talk, death_of
+from pulque.client.inspecting.stored_messages import text_or_base64
 from pulque.errors import InvalidRequestError, UnknownSubjectError
 from pulque.model.message import Message
 from pulque.model.names import is_broadcast, subject_of
-from pulque.wire.requests import Request
-from pulque.wire.responses import Response
 
 __all__ = ["DeadApi"]
 
-T = TypeVar("T")
 SequenceInPath = Annotated[int, Path(ge=0, le=2**63 - 1, description="Its sequence there.")]
 
 
@@ -126,7 +123,7 @@ class DeadApi:
     ) -> Letter:
         """Return one dead letter with its body."""
         (server, *_) = await self._context.serving(broker_group)
-        letter = await self._talk(server, Letters(subject, group).one(sequence))
+        letter = await self._context.brokers.talk(server, Letters(subject, group).one(sequence))
         if letter is None:
             raise UnknownSubjectError(
                 f"dead letter {sequence} of {subject} for {group} is not on {broker_group}"
@@ -139,12 +136,7 @@ class DeadApi:
         """Deliver dead letters to their group again, as first attempts."""
         letters = Letters(subject, group)
         if resend.all:
-            counts = await ask_those_concerned(
-                self._context.brokers,
-                await self._context.serving(),
-                lambda server: self._talk(server, letters.resend_all()),
-            )
-            return ResendDone(resent=sum(count for _, count in counts))
+            return ResendDone(resent=await self._change_all(letters, letters.resend_all))
         wanted: dict[str, list[int]] = {}
         for each in resend.letters:
             wanted.setdefault(each.broker_group, []).append(each.sequence)
@@ -152,7 +144,9 @@ class DeadApi:
         done = ResendDone(resent=0)
         for name, sequences in wanted.items():
             unique = list(dict.fromkeys(sequences))
-            found = await self._talk(servers[name], letters.resend(unique, None, None))
+            found = await self._context.brokers.talk(
+                servers[name], letters.resend(unique, None, None)
+            )
             done = ResendDone(
                 resent=done.resent + len(found.resent),
                 done=[*done.done, *_names(name, found.done)],
@@ -165,18 +159,33 @@ class DeadApi:
         letters = Letters(subject, group)
         if purge.until is not None:
             (server, *_) = await self._context.serving(purge.until.broker_group)
-            return Purged(purged=await self._talk(server, letters.purge(purge.until.sequence)))
-        counts = await ask_those_concerned(
-            self._context.brokers,
+            return Purged(
+                purged=await self._context.brokers.talk(
+                    server, letters.purge(purge.until.sequence)
+                )
+            )
+        return Purged(purged=await self._change_all(letters, lambda: letters.purge(None)))
+
+    async def _change_all(self, letters: Letters, talk: Callable[[], Talk[int]]) -> int:
+        """Have all brokers change letters; none does if one of them does not answer."""
+        brokers = self._context.brokers
+        known = await ask_those_concerned(
+            brokers,
             await self._context.serving(),
-            lambda server: self._talk(server, letters.purge(None)),
+            lambda server: brokers.talk(server, letters.count()),
         )
-        return Purged(purged=sum(count for _, count in counts))
+        counts = await ask_those_concerned(
+            brokers,
+            [server for server, _ in known],
+            lambda server: brokers.talk(server, talk()),
+            is_change=True,
+        )
+        return sum(count for _, count in counts)
 
     async def _count(self, servers: "list[KnownServer]", subject: str, group: str) -> int:
         letters = Letters(subject, group)
         counts, _ = await self._context.brokers.ask_all(
-            servers, lambda server: self._talk(server, letters.count())
+            servers, lambda server: self._context.brokers.talk(server, letters.count())
         )
         return sum(count for _, count in counts)
 
@@ -184,26 +193,9 @@ class DeadApi:
         self, server: KnownServer, letters: Letters, first: int, limit: int
     ) -> "tuple[list[Message], list[Unreachable]]":
         answers, silent = await self._context.brokers.ask_all(
-            [server], lambda each: self._talk(each, letters.some(first, limit))
+            [server], lambda each: self._context.brokers.talk(each, letters.some(first, limit))
         )
         return [message for _, found in answers for message in found], silent
-
-    async def _talk(self, server: KnownServer, talk: Talk[T]) -> T:
-        """Carry a conversation with one broker to its end."""
-
-        def go_on(response: Response) -> Request | None:
-            # An answer is valid until this returns, so it is handed on right here.
-            try:
-                return talk.send(response)
-            except StopIteration as end:
-                found.append(end.value)
-                return None
-
-        found: list[T] = []
-        request: Request | None = next(talk)
-        while request is not None:
-            request = await self._context.brokers.ask(server, request, go_on)
-        return found[0]
 
 
 def _names(broker_group: str, sequences: tuple[int, ...]) -> list[LetterName]:
@@ -211,27 +203,20 @@ def _names(broker_group: str, sequences: tuple[int, ...]) -> list[LetterName]:
 
 
 def _letter(server: KnownServer, message: Message, *, is_whole: bool) -> Letter:
-    headers = message.headers
-    text, encoded = _body(message.body) if is_whole else (None, None)
+    death = death_of(message)
+    text, encoded = text_or_base64(message.body) if is_whole else (None, None)
     return Letter(
         broker_group=server.broker_group,
         sequence=message.sequence,
         id=message.id,
-        died_at=instant(message.stored_at_ms),
-        attempts=message.attempt,
-        why=headers.get("pulque.dead", ""),
-        reason=headers.get("pulque.reason", ""),
+        died_at=instant(death.at_ms),
+        attempts=death.attempts,
+        why=death.why,
+        reason=death.reason,
         key=message.key,
         tags=list(message.tags),
-        headers=dict(headers),
+        headers=dict(message.headers),
         size=len(message.body),
         body=text,
         body_base64=encoded,
     )
-
-
-def _body(body: bytes) -> tuple[str | None, str | None]:
-    try:
-        return body.decode(), None
-    except UnicodeDecodeError:
-        return None, base64.b64encode(body).decode()

@@ -7,8 +7,8 @@ from fastapi import APIRouter
 
 from pulque.admin.cluster import KnownServer
 from pulque.admin.context import Context
-from pulque.admin.group_changes import ask_those_concerned
-from pulque.admin.group_positions import (
+from pulque.admin.group_requests import (
+    ask_those_concerned,
     damaged_in,
     find_positions,
     lag_row,
@@ -31,7 +31,7 @@ from pulque.admin.models.group import (
 from pulque.admin.models.names import GroupInPath, GroupInQuery, PatternInQuery
 from pulque.admin.models.pagination import Cursor, Limit, cut, read_cursor
 from pulque.client.inspecting.groups import PartitionReset, reset_request, resets_of
-from pulque.client.options.group_options import StartAt, changed_of, mode_of
+from pulque.client.options.group_options import StartAt, changed_of, look_request, mode_of
 from pulque.errors import InvalidRequestError, UnknownGroupError
 from pulque.model.groups import BROKERS_CHOICE, EVERYTHING, GroupSettings, Mode, tag_filter
 from pulque.model.names import Pattern, Subject, is_broadcast, is_pattern, patterns_of
@@ -112,7 +112,7 @@ class GroupsApi:
 
         Consumers that run are refused from then on, until they are started anew.
         """
-        look = ChangeGroup(group, change.subject)
+        look = look_request(change.subject, group)
         request = ChangeGroup(
             group,
             change.subject,
@@ -133,6 +133,7 @@ class GroupsApi:
             self._context.brokers,
             [server for server, _ in known],
             functools.partial(self._change, request),
+            is_change=True,
         )
         broker_groups = [server.broker_group for server, _ in changed]
         return settings_row(Pattern(change.subject), changed[0][1], broker_groups)
@@ -161,6 +162,7 @@ class GroupsApi:
                 self._context.brokers,
                 [server for server, _ in found],
                 functools.partial(self._reset, reset, group, dry_run=False),
+                is_change=True,
             )
         rows = [
             ResetRow(**each._replace(broker_group=server.broker_group)._asdict())
@@ -190,12 +192,12 @@ def _place(reset: Reset) -> StartAt:
 
 
 def _may_concern(said_of: str, asked_for: str | None) -> bool:
-    """Say whether what a group said of one subject or pattern may count for another."""
+    """Return whether settings for one subject or pattern may count for another."""
     if asked_for is None or asked_for == said_of or is_pattern(asked_for):
         return True
     return said_of in patterns_of(Subject(asked_for))
 
 
 def _without_messages(group: str, settings: list[SettingsOfGroup]) -> GroupRow:
-    """Show a group that subscribed to what nothing was ever sent to."""
+    """Return the row of a group that subscribed to what nothing was ever sent to."""
     return GroupRow(group=group, mode=settings[0].mode, partitions=0, lag=0, held=0, consumers=0)

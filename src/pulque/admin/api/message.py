@@ -1,16 +1,15 @@
 """``/messages``: what brokers have stored, by key, time, id or position."""
 
-import base64
 import time
 from collections.abc import Callable
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
 from pydantic import AwareDatetime, StringConstraints
 
 from pulque.admin.cluster import KnownServer
 from pulque.admin.context import Context, instant
-from pulque.admin.models.delayed import MessageId
+from pulque.admin.models.delay import MessageId
 from pulque.admin.models.message import FoundPage, StoredMessage
 from pulque.admin.models.names import PartitionField, ServerName, SubjectName
 from pulque.admin.models.pagination import Unreachable
@@ -24,16 +23,15 @@ from pulque.client.inspecting.search import (
     position_request,
     search_for,
 )
+from pulque.client.inspecting.stored_messages import text_or_base64
 from pulque.errors import PulqueError
 from pulque.model.message import Message
 from pulque.model.positions import ConsumeSequence, Position
 from pulque.wire.find import FIND_LIMIT, MAX_FOUND
-from pulque.wire.requests import Request
 from pulque.wire.responses import Response
 
 __all__ = ["MessagesApi"]
 
-T = TypeVar("T")
 _LONGEST_S = 4.0
 _MAX_KEY = 65_535
 _Key = Annotated[str, StringConstraints(min_length=1, max_length=_MAX_KEY)]
@@ -115,31 +113,19 @@ class MessagesApi:
     async def _ask(
         self, server: KnownServer, search: Search, is_over: Callable[[], bool]
     ) -> tuple[Found, bool]:
-        """Carry a conversation with one broker to its end."""
+        """Return what one broker has, and whether it was asked to the end."""
         found: list[Message] = []
         talk = search.talk(server.broker_group, is_over, found)
-        is_whole: list[bool] = []
-
-        def go_on(response: Response) -> Request | None:
-            try:
-                return talk.send(response)
-            except StopIteration as end:
-                is_whole.append(end.value)
-                return None
-
-        request: Request | None = next(talk)
         try:
-            while request is not None:
-                request = await self._context.brokers.ask(server, request, go_on)
+            return found, await self._context.brokers.talk(server, talk)
         except PulqueError as error:
             if error.retryable:
                 raise
             return error, False
-        return found, is_whole[0]
 
 
 def _message(message: Message, *, is_whole: bool) -> StoredMessage:
-    text, encoded = _body(message.body) if is_whole else (None, None)
+    text, encoded = text_or_base64(message.body) if is_whole else (None, None)
     return StoredMessage(
         id=message.id,
         subject=message.subject,
@@ -158,10 +144,3 @@ def _message(message: Message, *, is_whole: bool) -> StoredMessage:
         body=text,
         body_base64=encoded,
     )
-
-
-def _body(body: bytes) -> tuple[str | None, str | None]:
-    try:
-        return body.decode(), None
-    except UnicodeDecodeError:
-        return None, base64.b64encode(body).decode()

@@ -6,7 +6,9 @@ from fastapi import APIRouter, Response
 
 from pulque.admin.cluster import KnownServer, PlacedPartition, PlacedSubject
 from pulque.admin.context import Context
-from pulque.admin.models.cluster import (
+from pulque.admin.models.names import PatternInPath, SubjectInPath
+from pulque.admin.models.pagination import Cursor, Limit, cut, read_cursor, write_cursor
+from pulque.admin.models.subject import (
     ORDER_NAMES,
     ORDERS,
     Extension,
@@ -22,8 +24,6 @@ from pulque.admin.models.cluster import (
     SubjectPage,
     SubjectRow,
 )
-from pulque.admin.models.names import PatternInPath, SubjectInPath
-from pulque.admin.models.pagination import Cursor, Limit, cut, read_cursor, write_cursor
 from pulque.client.inspecting.stored_messages import positions_of, positions_request
 from pulque.errors import RemoteProtocolError, UnknownSubjectError
 from pulque.model.names import PartitionName, Pattern, Subject

@@ -20,7 +20,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pulque.admin.http.problems import problem_response
-from pulque.admin.http.round_robin import Turns
+from pulque.admin.http.round_robin import RoundRobin
 from pulque.errors import (
     InvalidRequestError,
     MessageTooLargeError,
@@ -66,7 +66,7 @@ class Guard:
     def __init__(self, app: ASGIApp, hosts: Collection[str] = ()) -> None:
         self._app = app
         self._hosts = frozenset(hosts)
-        self._turns = Turns()
+        self._turns = RoundRobin()
         self._busy = 0
         self._reading = 0
         """How many requests wait for the rest of their bodies."""

@@ -11,12 +11,12 @@ from collections import deque
 from collections.abc import Coroutine, Generator
 from typing import Any, TypeVar
 
-__all__ = ["Turns"]
+__all__ = ["RoundRobin"]
 
 T = TypeVar("T")
 
 
-class Turns:
+class RoundRobin:
     """Has requests take their steps one after the other, each in a round of its own."""
 
     def __init__(self) -> None:

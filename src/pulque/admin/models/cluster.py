@@ -1,227 +1,26 @@
-"""What the API takes and gives: every field typed and explained; the OpenAPI is made from it."""
+"""What the API says and takes about a whole cluster, and its definitions as one file."""
 
-from collections.abc import Mapping
-from datetime import datetime
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-from pulque.admin.cluster import Creation, Standing, StateName
-from pulque.admin.models.fields import MAX_PARTITIONS, Body, Flag, Switchable
+from pulque.admin.cluster import Creation
+from pulque.admin.models.fields import MAX_PARTITIONS, Body, Switchable
 from pulque.admin.models.group import FilterShown, RetryShown
-from pulque.admin.models.names import GroupName, PatternName, ServerName, SubjectName
-from pulque.admin.models.pagination import Page
-from pulque.model.ordered import OrderStrategy
+from pulque.admin.models.names import GroupName, PatternName, SubjectName
+from pulque.admin.models.subject import OrderName
 
 __all__ = [
-    "ORDERS",
-    "ORDER_NAMES",
-    "BrokerDetail",
-    "BrokerPage",
-    "BrokerRow",
-    "ClientPage",
-    "ClientRow",
-    "ClientSubscription",
     "ClusterShown",
     "ConfigChange",
     "ConfigRow",
     "ConfigShown",
     "Definitions",
-    "Draining",
-    "Extension",
     "GroupDefinition",
-    "HandOver",
     "Health",
     "ImportDone",
-    "Marks",
-    "NewSubject",
-    "Order",
-    "OrderName",
-    "PartitionPage",
-    "PartitionRow",
-    "PositionPage",
-    "PositionRow",
-    "ReadOnly",
     "SubjectDefinition",
-    "SubjectPage",
-    "SubjectRow",
 ]
-
-
-OrderName = Literal["best-effort", "strict"]
-ORDERS: Mapping[OrderName, OrderStrategy] = {
-    "best-effort": OrderStrategy.BEST_EFFORT,
-    "strict": OrderStrategy.STRICT,
-}
-ORDER_NAMES = {order: name for name, order in ORDERS.items()}
-
-
-# ── subjects and partitions ────────────────────────────────────────────────────────────────────
-
-
-class PartitionRow(BaseModel):
-    """A partition of a subject, and who holds it."""
-
-    subject: str
-    partition: str
-    broker_group: str
-    slots: tuple[int, int] = Field(
-        description="Which order keys belong there: those with crc32c(key) % 1024 from the first "
-        "number on, before the second."
-    )
-    closed: bool = Field(
-        default=False,
-        description="It was split or merged: it takes no more messages, and is consumed until it "
-        "is empty.",
-    )
-    parents: list[str] = Field(
-        default=[],
-        description="The partitions that had its order keys before, as `partition@broker_group`: "
-        "in order it is consumed after them.",
-    )
-
-
-class SubjectRow(BaseModel):
-    """A subject, and where it lies."""
-
-    subject: str
-    read_only: bool = Field(description="It takes no sends, by command.")
-    order: OrderName = Field(description="What a failure may do to the order of messages.")
-    taking: int = Field(description="How many partitions take messages.")
-    partitions: list[PartitionRow]
-
-
-class NewSubject(Body):
-    """A subject to be placed ahead of its first send."""
-
-    subject: SubjectName
-    broker_groups: list[ServerName] = Field(
-        default=[],
-        max_length=MAX_PARTITIONS,
-        description="Where each of its partitions goes; one that is named twice gets two. Left "
-        "out, it is placed like at a first send.",
-    )
-
-
-class Extension(Body):
-    """How many partitions a subject is to have."""
-
-    partitions: Annotated[int, Field(strict=True, ge=1, le=MAX_PARTITIONS)]
-
-
-class Growth(Extension):
-    """How many partitions a subject is to have, and where those that are added go."""
-
-    broker_groups: list[ServerName] = Field(
-        default=[],
-        max_length=MAX_PARTITIONS,
-        description="Where each partition that is added goes. Left out, they stay on the broker "
-        "groups that the subject is on.",
-    )
-
-
-class Order(Body):
-    """What a failure may do to the order of a subject's messages."""
-
-    order: OrderName
-
-
-class ReadOnly(Body):
-    """Whether sends are refused."""
-
-    read_only: Flag
-
-
-class PositionRow(BaseModel):
-    """A partition as its broker has it."""
-
-    broker_group: str
-    partition: str
-    start: int = Field(description="The sequence of the oldest message that is stored.")
-    end: int = Field(description="The sequence of the next message to come.")
-
-
-class Marks(BaseModel):
-    """Subjects and patterns that take no sends."""
-
-    read_only: list[str]
-
-
-# ── brokers and clients ────────────────────────────────────────────────────────────────────────
-
-
-class BrokerRow(BaseModel):
-    """A broker or a delay server."""
-
-    name: str
-    broker_group: str
-    role: Literal["broker", "meta", "delay"]
-    address: str
-    state: StateName
-    silent_seconds: float | None = Field(description="Null if it is gone.")
-    read_only: bool
-    draining: bool
-    partitions: int = Field(description="How many were placed on its broker group.")
-    standing: Standing = Field(
-        default="alone",
-        description="Whether it leads its broker group, follows, or has no others beside it.",
-    )
-    epoch: int = Field(
-        default=0, description="Counts the leaderships of its broker group; 0 if there is none."
-    )
-    in_sync: bool | None = Field(
-        default=None,
-        description="Whether it has all that was confirmed; null if its group is not led.",
-    )
-
-
-class BrokerDetail(BrokerRow):
-    """A broker, and what it says of itself."""
-
-    incarnation: int
-    lag: int | None = Field(
-        description="Messages that groups have not settled there, those that wait for a retry "
-        "too; null if it does not answer."
-    )
-    status: dict[str, int | float | str | bool | None] = Field(
-        description="Counters of the broker; empty if it does not answer."
-    )
-
-
-class Draining(Body):
-    """Whether a broker is to be emptied."""
-
-    draining: Flag
-
-
-class HandOver(Body):
-    """An empty object: who is to lead is in the path."""
-
-
-class ClientSubscription(BaseModel):
-    """A consumer that uses a connection."""
-
-    consumer: str
-    group: str
-    subject: str
-    held: int
-
-
-class ClientRow(BaseModel):
-    """A client that is online now, as one server sees it."""
-
-    server: str = Field(description="The broker it is connected to; `meta` for a meta server.")
-    client: str
-    application: str
-    address: str
-    since: datetime
-    silent_seconds: float
-    holds: int = Field(description="Deliveries that it has not settled.")
-    consumers: list[ClientSubscription]
-    routes: int = Field(description="How many it follows, at a meta server.")
-
-
-# ── the cluster ────────────────────────────────────────────────────────────────────────────────
 
 
 class ClusterShown(BaseModel):
@@ -318,23 +117,3 @@ class Health(BaseModel):
     """Whether the server lives, or may be asked."""
 
     status: Literal["ok"] = "ok"
-
-
-class SubjectPage(Page[SubjectRow]):
-    """Some subjects, in the order of their names."""
-
-
-class PartitionPage(Page[PartitionRow]):
-    """Some partitions, in the order of their subjects."""
-
-
-class PositionPage(Page[PositionRow]):
-    """Some partitions of a subject as their brokers have them."""
-
-
-class BrokerPage(Page[BrokerRow]):
-    """Some brokers, in the order of their names."""
-
-
-class ClientPage(Page[ClientRow]):
-    """Some clients, server by server."""

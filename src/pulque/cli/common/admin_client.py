@@ -11,7 +11,10 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import typer
 
+from pulque.cli.common.admin_address import find_admin
+from pulque.cli.common.options import Tools
 from pulque.cli.common.output import print_warning
+from pulque.client.connection.url import DEFAULT_URL, Address, addresses_of
 from pulque.errors import (
     ConfigError,
     DisconnectedError,
@@ -24,7 +27,7 @@ from pulque.errors import (
 )
 from pulque.settings.foreign import quoted
 
-__all__ = ["DEFAULT_ADMIN", "Admin", "AdminClient", "open_admin", "path_of"]
+__all__ = ["Admin", "AdminClient", "open_admin", "path_of"]
 
 DEFAULT_ADMIN = "http://127.0.0.1:7480"
 _PREFIX = "/api/v1"
@@ -34,28 +37,62 @@ _FAILED = 400
 _REPEATABLE = {"GET", "PUT"}
 """What has the same effect however often it is done."""
 
+_HINT = "--admin or PULQUE_ADMIN says where meta servers listen"
+_HINT_WITHOUT_URL = (
+    f"nor does a server at {DEFAULT_URL}: --url or PULQUE_URL says where one of the cluster "
+    "listens, --admin or PULQUE_ADMIN where its API does"
+)
+
 Admin = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--admin",
         envvar="PULQUE_ADMIN",
         metavar="URL",
-        help="Where a meta server's administration API listens; several, with commas between "
-        "them, are tried in turn.",
+        show_default=False,
+        help="Where the administration API listens, if the server of --url is not to say it; "
+        "several, with commas between them, are tried in turn.",
     ),
 ]
 
 
-def open_admin(url: str, timeout: float) -> "AdminClient":
-    """Return a client of the API.
+def open_admin(
+    context: typer.Context, url: str | None, admin: str | None, timeout: float
+) -> "AdminClient":
+    """Return a client of the API that is given, or of the one that the server of a URL names.
+
+    A flag counts more than a variable of the environment; of two flags or two variables,
+    ``--admin`` and ``PULQUE_ADMIN``. Without any of them, the API on its usual port is asked if no
+    server listens at the usual URL.
 
     Raises:
-        ConfigError: The URL is not one.
+        ConfigError: A URL is not one.
         UsageError: The time is no time.
+        UnavailableError: No server answers, or those that do know of no API.
     """
     if timeout <= 0:
         raise UsageError("--timeout must be above 0")
-    return AdminClient(url, timeout)
+    is_flag = {name: _is_flag(context, name) for name in ("url", "admin")}
+    if admin is not None and (is_flag["admin"] or not is_flag["url"]):
+        return AdminClient(admin, timeout)
+    tools: Tools = context.obj
+
+    def ask(address: Address) -> dict[str, Any]:
+        with tools.connect(f"pulque://{address}", timeout=timeout) as client:
+            report: dict[str, Any] = client.status()
+            return report
+
+    try:
+        return AdminClient(find_admin(addresses_of(url, {}), ask), timeout)
+    except DisconnectedError:
+        if url is not None:
+            raise
+        return AdminClient(DEFAULT_ADMIN, timeout, hint=_HINT_WITHOUT_URL)
+
+
+def _is_flag(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def path_of(*parts: str | int) -> str:
@@ -79,10 +116,12 @@ class AdminClient:
         urls: Where they listen, with commas between them. The next one is asked when one does not
             answer; the one that did is asked first from then on.
         timeout: How long each of them may take, in seconds.
+        hint: What the error says if none of them answers.
     """
 
-    def __init__(self, urls: str, timeout: float) -> None:
+    def __init__(self, urls: str, timeout: float, *, hint: str = _HINT) -> None:
         self._timeout = timeout
+        self._hint = hint
         self._places = _places(urls)
 
     def get(self, path: str, query: Mapping[str, object] | None = None) -> Any:
@@ -152,8 +191,7 @@ class AdminClient:
                 self._places.insert(0, place)
                 return answer
         found = "; ".join(map(str, problems))
-        text = f"{found}; --admin or PULQUE_ADMIN says where meta servers listen"
-        raise type(problems[-1])(text)
+        raise type(problems[-1])(f"{found}; {self._hint}")
 
     def _ask_one(
         self,

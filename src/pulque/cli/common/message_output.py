@@ -1,14 +1,14 @@
 """One message as commands print it."""
 
-import base64
 from collections.abc import Mapping
 from enum import StrEnum
 
-from pulque.cli.common.output import instant, print_bytes, print_json, print_line
+from pulque.cli.common.output import instant, print_bytes, print_json, print_line, print_table
+from pulque.client.inspecting.stored_messages import text_or_base64
 from pulque.model.message import Message
 from pulque.settings.foreign import escaped
 
-__all__ = ["MessageOutput", "message_fields", "message_line", "print_message"]
+__all__ = ["MessageOutput", "message_fields", "message_line", "print_message", "print_whole"]
 
 _MOST_BODY = 1000
 
@@ -30,6 +30,19 @@ def print_message(message: Message, output: MessageOutput) -> None:
             print_bytes(message.body + b"\n")
         case MessageOutput.TABLE:
             print_line(message_line(message))
+
+
+def print_whole(message: Message, output: MessageOutput) -> None:
+    """Print all that there is to say about one message; for people, as tables."""
+    if output is not MessageOutput.TABLE:
+        print_message(message, output)
+        return
+    fields = message_fields(message)
+    del fields["headers"]
+    print_table(("what", "value"), [(name, str(value)) for name, value in fields.items()])
+    if message.headers:
+        print_line("")
+        print_table(("header", "value"), list(message.headers.items()))
 
 
 def message_fields(message: Message) -> dict[str, object]:
@@ -78,10 +91,8 @@ def _word(text: str) -> str:
 
 
 def _body_field(body: bytes) -> dict[str, object]:
-    try:
-        return {"body": body.decode()}
-    except UnicodeDecodeError:
-        return {"body_base64": base64.b64encode(body).decode()}
+    text, encoded = text_or_base64(body)
+    return {"body": text} if encoded is None else {"body_base64": encoded}
 
 
 def _shown_body(body: bytes) -> str:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pulque import Client
 
 __all__ = [
-    "Acks",
+    "AcksChoice",
     "AcksOption",
     "ConfigFile",
     "DataDirectory",
@@ -46,7 +46,7 @@ Url = Annotated[
         envvar="PULQUE_URL",
         show_default="pulque://127.0.0.1:7450",
         metavar="URL",
-        help="Where the broker listens.",
+        help="Where a broker or a meta server listens.",
     ),
 ]
 Timeout = Annotated[
@@ -84,7 +84,7 @@ Port = Annotated[
 ]
 
 
-class Acks(StrEnum):
+class AcksChoice(StrEnum):
     """How durable a message must be before it counts as sent."""
 
     MEMORY = "memory"
@@ -93,7 +93,7 @@ class Acks(StrEnum):
 
 
 AcksOption = Annotated[
-    Acks,
+    AcksChoice,
     typer.Option("--acks", help="How durable a message must be before it counts as sent."),
 ]
 

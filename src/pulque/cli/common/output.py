@@ -28,6 +28,8 @@ __all__ = [
     "print_json",
     "print_line",
     "print_ready",
+    "print_result",
+    "print_rows",
     "print_table",
     "print_warning",
     "rows_of",
@@ -74,6 +76,36 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         _print_folded(columns, cells)
     else:
         _print_plain([list(columns), *cells])
+
+
+def print_rows(
+    output: Output,
+    rows: Sequence[object],
+    columns: Sequence[str],
+    lines: Iterable[Sequence[str]],
+    *,
+    nothing: str,
+) -> None:
+    """Print a list: JSON values, or lines below headings.
+
+    Raises:
+        Exit: There is nothing, which is said on stderr.
+    """
+    if not rows:
+        raise nothing_there(nothing)
+    if output is Output.JSON:
+        for row in rows:
+            print_json(row)
+    else:
+        print_table(columns, lines)
+
+
+def print_result(output: Output, found: object, text: str) -> None:
+    """Print what came of a command: a JSON value, or a line."""
+    if output is Output.JSON:
+        print_json(found)
+    else:
+        print_line(text)
 
 
 def print_broker_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

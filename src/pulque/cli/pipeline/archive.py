@@ -14,7 +14,6 @@ import typer
 from pulque.cli.common.exit_codes import ExitCode
 from pulque.cli.common.options import OutputOption, Url, open_client
 from pulque.cli.common.output import Output, flush, print_json, print_line, print_warning
-from pulque.cli.config import DEFAULT_DIRECTORY
 from pulque.cli.pipeline.options import (
     LakeOption,
     SparkOption,
@@ -22,6 +21,7 @@ from pulque.cli.pipeline.options import (
     pipeline_extra,
     start_spark,
 )
+from pulque.cli.servers.settings import DEFAULT_DIRECTORY
 from pulque.errors import StorageError
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""``pulque up`` and ``pulque broker``: the commands that serve."""
+"""``pulque up``, ``broker``, ``delay`` and ``meta``: the commands that run servers."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -6,29 +6,37 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pulque.cli.common.interrupts import importing
-from pulque.cli.common.options import (
-    ConfigFile,
-    DataDirectory,
-    OutputOption,
-    Port,
-    SetOption,
-    Timeout,
-    Url,
-    open_client,
-)
-from pulque.cli.common.output import Output, print_json, print_line, print_ready
-from pulque.cli.config import flags_of, load_for_command
+from pulque.cli.common.options import ConfigFile, DataDirectory, Port, SetOption
+from pulque.cli.common.output import print_ready
+from pulque.cli.servers.settings import flags_of, load_delay, load_for_command, load_meta
 from pulque.errors import UsageError
 
 if TYPE_CHECKING:
     from pulque.broker.config import BrokerSettings
     from pulque.settings.sources import LoadedSettings
 
-__all__ = ["broker_app", "up"]
+__all__ = ["broker", "delay", "meta", "up"]
 
-broker_app = typer.Typer(
-    help="Run a broker as its settings say, or tell a running one.", rich_markup_mode=None
-)
+DelayDirectory = Annotated[
+    str | None,
+    typer.Option("--data", metavar="DIR", help="Where delayed messages rest (storage.directory)."),
+]
+MetaServers = Annotated[
+    str | None,
+    typer.Option(
+        "--meta", metavar="HOST:PORT,…", help="Where the meta servers listen (cluster.meta)."
+    ),
+]
+MetaDirectory = Annotated[
+    str | None,
+    typer.Option("--data", metavar="DIR", help="Where its files go (storage.directory)."),
+]
+DatabaseUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--database", metavar="URL", help="postgresql://user@host:5432/name (database.url)."
+    ),
+]
 
 
 def up(
@@ -65,7 +73,6 @@ def up(
         _serve_embedded(loaded)
 
 
-@broker_app.callback(invoke_without_command=True)
 def broker(
     context: typer.Context,
     *,
@@ -89,23 +96,67 @@ def broker(
     _serve(load_for_command(config, flags_of(data, port, set_values), needs_file=True))
 
 
-@broker_app.command()
-def seal(
+def delay(
     context: typer.Context,
     *,
-    url: Url = None,
-    timeout: Timeout = 10.0,
-    output: OutputOption = Output.TABLE,
+    data: DelayDirectory = None,
+    meta: MetaServers = None,
+    port: Port = None,
+    config: ConfigFile = None,
+    set_values: SetOption = None,
 ) -> None:
-    """Close the open segment of each running broker's message log, so that it can be archived."""
-    with open_client(context, url, timeout) as client:
-        ends = client.seal()
-    for broker, end in ends.items():
-        if output is Output.JSON:
-            print_json({"broker_group": broker, "end": end})
-        else:
-            whose = f" of {broker}" if broker else ""
-            print_line(f"sealed; the next segment{whose} begins at offset {end}")
+    """Run a delay server: it holds messages until they are due, then sends them to a broker.
+
+    It belongs to the cluster of its meta servers. Keeps everything in ./pulque-delay unless told
+    otherwise. Prints one line when it serves, "ready pulque://127.0.0.1:7460", and stops cleanly
+    on ctrl-C or SIGTERM.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    with importing():
+        from pulque.delay.server import run_delay
+        from pulque.settings.preflight import check_world
+        from pulque.settings.sources import Given
+
+    flags = flags_of(data, port, set_values)
+    if meta is not None:
+        flags["cluster.meta"] = Given(meta, "--meta")
+    loaded = load_delay(config, flags)
+    if not loaded.settings.cluster.meta:
+        raise UsageError(
+            "--meta HOST:PORT is missing (cluster.meta): a delay server asks meta servers where "
+            "messages go; `pulque up` has all of them"
+        )
+    check_world(loaded)
+    run_delay(loaded.settings, on_ready=print_ready)
+
+
+def meta(
+    *,
+    data: MetaDirectory = None,
+    database: DatabaseUrl = None,
+    port: Port = None,
+    config: ConfigFile = None,
+    set_values: SetOption = None,
+) -> None:
+    """Run a meta server: brokers register there, and clients learn who serves what.
+
+    Keeps what it knows in ./pulque-meta unless told otherwise; several share one PostgreSQL, and
+    keep in --data what they knew last, to be started while it is away. The password comes from
+    PULQUE_META__DATABASE__PASSWORD or database.password_file. Prints one line when it serves,
+    "ready pulque://127.0.0.1:7440", and stops cleanly on ctrl-C or SIGTERM.
+    """
+    with importing():
+        from pulque.meta.server import run_meta
+        from pulque.settings.preflight import check_world
+        from pulque.settings.sources import Given
+
+    flags = flags_of(data, port, set_values)
+    if database is not None:
+        flags["database.url"] = Given(database, "--database")
+    loaded = load_meta(config, flags)
+    check_world(loaded)
+    run_meta(loaded.settings, on_ready=print_ready)
 
 
 def _serve(loaded: "LoadedSettings[BrokerSettings]") -> None:

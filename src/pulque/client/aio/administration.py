@@ -23,6 +23,7 @@ from pulque.client.options.group_options import (
     StartAt,
     change_request,
     changed_of,
+    look_request,
 )
 from pulque.errors import PulqueError, RejectedError
 from pulque.model.names import EVERYTHING
@@ -157,7 +158,12 @@ class Administration:
         request = change_request(
             subject, group, mode=mode, tags=tags, all_tags=all_tags, retry=retry
         )
-        await self._ask_all(subject, request, changed_of)
+        askers = await self._askers(subject)
+        if len(askers) > 1:
+            # Nothing is done if one of them does not answer.
+            willing = await self._ask_each(askers, look_request(subject, group), changed_of)
+            askers = {name: askers[name] for name, _ in willing}
+        await self._ask_each(askers, request, changed_of)
 
     async def status(self) -> dict[str, Any]:
         """Return how the server of the URL is doing; fields are added without notice."""

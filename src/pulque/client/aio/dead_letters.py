@@ -67,7 +67,7 @@ class DeadLetters:
 
     async def resend_all(self) -> int:
         """Deliver all letters that there are now to their group again; return how many."""
-        return sum(found for _, found in await self._talk_to_all(self._letters.resend_all))
+        return await self._change_all(self._letters.resend_all)
 
     async def purge(self, until: int | None = None, *, broker: str | None = None) -> int:
         """Give up letters, up to and including a sequence, or all; return how many.
@@ -77,8 +77,7 @@ class DeadLetters:
         if until is not None:
             talk = self._letters.purge(until)
             return await self._talk_to_one(talk, broker, "dead letters to purge")
-        found = await self._talk_to_all(lambda: self._letters.purge(None), broker)
-        return sum(count for _, count in found)
+        return await self._change_all(lambda: self._letters.purge(None), broker)
 
     async def list(
         self, first: int = 0, limit: int = 100, *, broker: str | None = None
@@ -95,6 +94,11 @@ class DeadLetters:
         if len(found) > 1:
             letters.sort(key=lambda letter: letter.stored_at_ms)
         return letters[:limit]
+
+    async def _change_all(self, talk: Callable[[], Talk[int]], broker: str | None = None) -> int:
+        # Nothing is done if one of them does not answer.
+        await self._talk_to_all(self._letters.count, broker)
+        return sum(count for _, count in await self._talk_to_all(talk, broker))
 
     async def _talk_to_one(self, talk: Talk[T], broker: str | None, what: str) -> T:
         askers = await self._find_askers()

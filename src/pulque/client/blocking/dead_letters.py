@@ -66,7 +66,7 @@ class DeadLetters:
 
     def resend_all(self) -> int:
         """Deliver all letters that there are now to their group again; return how many."""
-        return sum(found for _, found in self._talk_to_all(self._letters.resend_all))
+        return self._change_all(self._letters.resend_all)
 
     def purge(self, until: int | None = None, *, broker: str | None = None) -> int:
         """Give up letters, up to and including a sequence, or all; return how many.
@@ -76,8 +76,7 @@ class DeadLetters:
         if until is not None:
             talk = self._letters.purge(until)
             return self._talk_to_one(talk, broker, "dead letters to purge")
-        found = self._talk_to_all(lambda: self._letters.purge(None), broker)
-        return sum(count for _, count in found)
+        return self._change_all(lambda: self._letters.purge(None), broker)
 
     def list(self, first: int = 0, limit: int = 100, *, broker: str | None = None) -> Messages:
         """Return letters that nobody has dealt with, oldest first.
@@ -92,6 +91,11 @@ class DeadLetters:
         if len(found) > 1:
             letters.sort(key=lambda letter: letter.stored_at_ms)
         return letters[:limit]
+
+    def _change_all(self, talk: Callable[[], Talk[int]], broker: str | None = None) -> int:
+        # Nothing is done if one of them does not answer.
+        self._talk_to_all(self._letters.count, broker)
+        return sum(count for _, count in self._talk_to_all(talk, broker))
 
     def _talk_to_one(self, talk: Talk[T], broker: str | None, what: str) -> T:
         askers = self._find_askers()

@@ -14,11 +14,12 @@ from pulque.errors import RemoteProtocolError, UsageError
 from pulque.model.message import Message
 from pulque.model.names import dead_partition, parse_owner, parse_partition, parse_subject
 from pulque.model.positions import ConsumeSequence
+from pulque.rules.retry import DEAD_HEADER, REASON_HEADER
 from pulque.wire.dead import Dead, DeadListed, Resend, Resent
 from pulque.wire.requests import Read, Request
 from pulque.wire.responses import Response
 
-__all__ = ["Letters", "ResentLetters", "Talk"]
+__all__ = ["Death", "Letters", "ResentLetters", "Talk", "death_of"]
 
 T = TypeVar("T")
 Messages = list[Message]
@@ -38,6 +39,28 @@ class ResentLetters(NamedTuple):
     """They had been resent or purged before."""
     missing: tuple[int, ...]
     """They are not stored any more, or never were."""
+
+
+class Death(NamedTuple):
+    """When a message became a dead letter, and why."""
+
+    at_ms: int
+    attempts: int
+    why: str
+    """Why it is not tried again."""
+    reason: str
+    """Why the last attempt failed."""
+
+
+def death_of(letter: Message) -> Death:
+    """Return when a message became a dead letter, and why."""
+    headers = letter.headers
+    return Death(
+        letter.stored_at_ms,
+        letter.attempt,
+        headers.get(DEAD_HEADER, ""),
+        headers.get(REASON_HEADER, ""),
+    )
 
 
 class Letters:

@@ -8,7 +8,7 @@ delay servers: its receipt says on which, and by its id alone all of them are as
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar, cast
 
 from pulque.client.arguments.due_times import AT_ONCE, due_of, instant_of
 from pulque.client.sending.outgoing_message import Receipt
@@ -43,20 +43,26 @@ __all__ = [
     "DueCount",
     "Fate",
     "Moved",
+    "OutcomeName",
     "Period",
+    "added_up",
     "cancelling",
     "counting",
+    "due_order",
     "finding",
     "listed_messages",
     "listing",
     "listing_stuck",
     "moving",
+    "outcome_of",
     "period_of",
 ]
 
 T = TypeVar("T")
 DelayTalk = Generator[tuple[str, Request], Response | PulqueError, T]
 """Yields a delay server and what to ask it, is sent the answer, and returns what came of it."""
+OutcomeName = Literal["cancelled", "already_cancelled", "too_late", "unknown", "moved"]
+"""What became of a message, as commands and the administration API say it."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MOST = 100_000
 _WEIGHT = (Fate.UNKNOWN, Fate.ALREADY_CANCELLED, Fate.CANCELLED, Fate.MOVED, Fate.TOO_LATE)
@@ -164,6 +170,11 @@ def period_of(start: datetime | None, end: datetime | None) -> Period:
     return Period(max(first, 0), last)
 
 
+def outcome_of(fate: Fate) -> OutcomeName:
+    """Return the name of what became of a message."""
+    return cast("OutcomeName", fate.name.lower())
+
+
 # ── cancelling and moving ──────────────────────────────────────────────────────────────────
 
 
@@ -262,20 +273,34 @@ def _ask_about(
 
 def counting(servers: Sequence[str], subject: str, period: Period) -> DelayTalk[list[DueCount]]:
     """Ask how many messages are due in which hour."""
-    counts: Counter[tuple[int, str]] = Counter()
+    counts: list[DueCount] = []
     for server in servers:
         query = Scheduled(Listing.COUNTS, _subject(subject), *period, MAX_LISTED)
         page = yield from _page(server, query)
         while True:
-            for each in page.counts:
-                counts[each.hour_ms, each.subject] += each.messages
+            counts += [
+                DueCount(_instant(each.hour_ms), Subject(each.subject), each.messages)
+                for each in page.counts
+            ]
             if not page.next:
                 break
             page = yield from _page(server, query, page.next)
+    return added_up(counts)
+
+
+def added_up(counts: Iterable[DueCount]) -> list[DueCount]:
+    """Return one count for each hour and subject, in the order of time."""
+    total: Counter[tuple[datetime, Subject]] = Counter()
+    for each in counts:
+        total[each.hour, each.subject] += each.messages
     return [
-        DueCount(_instant(hour_ms), Subject(name), count)
-        for (hour_ms, name), count in sorted(counts.items())
+        DueCount(*hour_and_subject, count) for hour_and_subject, count in sorted(total.items())
     ]
+
+
+def due_order(message: DelayedMessage) -> tuple[int, str]:
+    """Return what messages are sorted by: when they are due, then their id."""
+    return message.due_at_ms, message.id
 
 
 def listing(
@@ -294,7 +319,7 @@ def listing(
             left, after = left - len(page.messages), page.next
             if not after:
                 break
-    found.sort(key=lambda each: (each.due_at_ms, each.id))
+    found.sort(key=due_order)
     return found[:limit]
 
 
@@ -315,7 +340,7 @@ def listing_stuck(
             left, after = left - len(page.messages), page.next
             if not after:
                 break
-    found.sort(key=lambda each: (each.due_at_ms, each.id))
+    found.sort(key=due_order)
     return found[:limit]
 
 

@@ -1,5 +1,6 @@
 """Where groups are, and how they are set to another place: requests, and what answers mean."""
 
+from collections.abc import Iterable
 from datetime import datetime
 from typing import NamedTuple
 
@@ -15,11 +16,14 @@ from pulque.wire.responses import GroupsReport, ResetDone, Response
 __all__ = [
     "ConsumerState",
     "GroupState",
+    "GroupTotals",
     "PartitionReset",
     "groups_of",
     "groups_request",
     "reset_request",
     "resets_of",
+    "state_of",
+    "totals_of",
 ]
 
 
@@ -70,6 +74,18 @@ class GroupState(NamedTuple):
     consumers: tuple[ConsumerState, ...]
     broker_group: str = ""
     """Whose partition it is; empty for a lone broker's."""
+
+
+class GroupTotals(NamedTuple):
+    """A group, all its partitions added up."""
+
+    group: Group
+    mode: str
+    partitions: int
+    lag: int
+    held: int
+    consumers: int
+    """How many were heard of lately."""
 
 
 def reset_request(
@@ -134,10 +150,29 @@ def groups_of(response: Response) -> list[GroupState]:
             f"there are more than {len(response.positions)} groups and partitions: "
             "name a subject or a group"
         )
-    return [_state_of(position) for position in response.positions]
+    return [state_of(position) for position in response.positions]
 
 
-def _state_of(position: GroupPosition) -> GroupState:
+def totals_of(states: Iterable[GroupState]) -> list[GroupTotals]:
+    """Add up the partitions of each group; return groups by name."""
+    groups: dict[Group, list[GroupState]] = {}
+    for each in states:
+        groups.setdefault(each.group, []).append(each)
+    return [
+        GroupTotals(
+            group,
+            found[0].mode,
+            len(found),
+            sum(each.lag for each in found),
+            sum(each.held for each in found),
+            len({c.consumer for each in found for c in each.consumers if c.silent is not None}),
+        )
+        for group, found in sorted(groups.items())
+    ]
+
+
+def state_of(position: GroupPosition) -> GroupState:
+    """Return where a group is, as the client shows it."""
     return GroupState(
         position.partition,
         position.group,

@@ -1,8 +1,10 @@
 """Looking at what is stored, without a group: the requests, and what their answers mean."""
 
+import base64
 import logging
+from collections.abc import Mapping
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pulque.client.arguments.due_times import ms_of
 from pulque.client.receiving.log_records import check_count, split_records
@@ -15,12 +17,15 @@ from pulque.wire.requests import NO_TIME, Positions
 from pulque.wire.responses import Located, ReadBack, Response
 
 __all__ = [
+    "DamagedRange",
     "PartitionPositions",
+    "damaged_of",
     "first_sequence",
     "messages_of",
     "positions_of",
     "positions_request",
     "read_of",
+    "text_or_base64",
 ]
 
 log = logging.getLogger("pulque.client")
@@ -38,6 +43,14 @@ class PartitionPositions(NamedTuple):
     """The first message stored at or after the instant asked for; ``end`` if there is none."""
     broker_group: str = ""
     """Who has it."""
+
+
+class DamagedRange(NamedTuple):
+    """Messages of a partition that its broker cannot read, and that groups pass over."""
+
+    partition: PartitionName
+    first_sequence: ConsumeSequence
+    end: ConsumeSequence
 
 
 def first_sequence(start: Start, found: PartitionPositions) -> ConsumeSequence:
@@ -107,3 +120,19 @@ def read_of(
         for index, problem in unreadable.items():
             log.warning("not readable: %s/%d %s", partition, first + index, problem)
     return messages, response.first_sequence + response.count if response.count else 0
+
+
+def damaged_of(report: Mapping[str, Any]) -> list[DamagedRange]:
+    """Return what a broker cannot read, as its status tells."""
+    return [
+        DamagedRange(row["partition"], row["first_sequence"], row["end"])
+        for row in report.get("damaged", ())
+    ]
+
+
+def text_or_base64(body: bytes) -> tuple[str | None, str | None]:
+    """Return a body as text, or as base64 if it is no text; the other is None."""
+    try:
+        return body.decode(), None
+    except UnicodeDecodeError:
+        return None, base64.b64encode(body).decode()

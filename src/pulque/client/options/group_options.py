@@ -34,6 +34,7 @@ __all__ = [
     "StartName",
     "change_request",
     "changed_of",
+    "look_request",
     "mode_of",
     "ordered_options",
     "retry_of",
@@ -205,6 +206,11 @@ def change_request(  # the arguments of Client.change_group
         tag_filter(tags or (), all_tags or ()),
         retry_of(retry),
     )
+
+
+def look_request(subject: str, group: str) -> ChangeGroup:
+    """Return the request for what a group said, which changes nothing."""
+    return ChangeGroup(group, subject)
 
 
 def changed_of(response: Response) -> GroupSettings:

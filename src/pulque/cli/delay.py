@@ -1,4 +1,4 @@
-"""``pulque delay list`` and what else is done with messages that are due later."""
+"""``pulque delay``: messages that are due later, and what is done with them."""
 
 import time
 from collections.abc import Sequence
@@ -22,8 +22,10 @@ from pulque.cli.common.output import (
     nothing_there,
     print_json,
     print_line,
-    print_table,
+    print_result,
+    print_rows,
 )
+from pulque.client.inspecting.delayed_messages import outcome_of
 from pulque.errors import UsageError
 from pulque.settings.foreign import quoted
 
@@ -34,11 +36,14 @@ __all__ = [
     "AtOption",
     "DelayOption",
     "LevelOption",
-    "add_commands",
+    "app",
     "parse_delay",
     "parse_instant",
 ]
 
+app = typer.Typer(
+    help="Run a delay server, or look at messages that are due later.", rich_markup_mode=None
+)
 DelayOption = Annotated[
     str | None,
     typer.Option(
@@ -66,6 +71,7 @@ End = Annotated[str | None, typer.Option("--until", metavar="INSTANT", help="Due
 MessageId = Annotated[
     str, typer.Argument(metavar="ID", help="Its id, as its receipt says.", show_default=False)
 ]
+_COLUMNS = ("due", "id", "subject", "group", "bytes", "delay server")
 _WORDS = {
     "CANCELLED": "cancelled",
     "ALREADY_CANCELLED": "was cancelled before",
@@ -75,16 +81,7 @@ _WORDS = {
 }
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Add these commands to those that run a delay server."""
-    app.command("list")(list_messages)
-    app.command()(counts)
-    app.command()(stuck)
-    app.command()(show)
-    app.command()(cancel)
-    app.command()(reschedule)
-
-
+@app.command("list")
 def list_messages(
     context: typer.Context,
     subject: MaybeSubject = None,
@@ -104,42 +101,12 @@ def list_messages(
         found = client.delayed(subject).next(
             number, start=parse_instant(start, "--from"), end=parse_instant(end, "--until")
         )
-    if output is Output.JSON:
-        for each in found:
-            print_json(_fields(each))
-    elif found:
-        columns = ("due", "id", "subject", "group", "bytes", "delay server")
-        print_table(columns, [_row(each) for each in found])
-    if not found:
-        raise nothing_there(f"no messages{_of(subject)} wait")
+    rows = list(map(_fields, found))
+    nothing = f"no messages{_of(subject)} wait"
+    print_rows(output, rows, _COLUMNS, map(_row, found), nothing=nothing)
 
 
-def stuck(
-    context: typer.Context,
-    subject: MaybeSubject = None,
-    *,
-    number: Annotated[int, typer.Option("-n", min=1, help="At most so many.")] = 100,
-    url: Url = None,
-    timeout: Timeout = 10.0,
-    output: OutputOption = Output.TABLE,
-) -> None:
-    """Print the messages that are overdue, as brokers refuse them, and why.
-
-    They are tried again every ten minutes, and can be cancelled or moved. Exits with 4 if there
-    are none.
-    """
-    with open_client(context, url, timeout) as client:
-        found = client.delayed(subject).stuck(number)
-    if output is Output.JSON:
-        for each in found:
-            print_json(_fields(each) | {"reason": each.reason})
-    elif found:
-        columns = ("due", "id", "subject", "group", "bytes", "delay server", "reason")
-        print_table(columns, [[*_row(each), each.reason] for each in found])
-    if not found:
-        raise nothing_there(f"no messages{_of(subject)} are overdue")
-
-
+@app.command()
 def counts(
     context: typer.Context,
     subject: MaybeSubject = None,
@@ -158,20 +125,38 @@ def counts(
         found = client.delayed(subject).counts(
             parse_instant(start, "--from"), parse_instant(end, "--until")
         )
-    if output is Output.JSON:
-        for each in found:
-            hour = each.hour.isoformat()
-            print_json({"hour": hour, "subject": each.subject, "messages": each.messages})
-    elif found:
-        rows = [
-            [each.hour.strftime("%Y-%m-%d %H:%MZ"), each.subject, str(each.messages)]
-            for each in found
-        ]
-        print_table(("hour", "subject", "messages"), rows)
-    if not found:
-        raise nothing_there(f"no messages{_of(subject)} wait")
+    rows = [each._asdict() | {"hour": each.hour.isoformat()} for each in found]
+    lines = [
+        [each.hour.strftime("%Y-%m-%d %H:%MZ"), each.subject, str(each.messages)] for each in found
+    ]
+    nothing = f"no messages{_of(subject)} wait"
+    print_rows(output, rows, ("hour", "subject", "messages"), lines, nothing=nothing)
 
 
+@app.command()
+def stuck(
+    context: typer.Context,
+    subject: MaybeSubject = None,
+    *,
+    number: Annotated[int, typer.Option("-n", min=1, help="At most so many.")] = 100,
+    url: Url = None,
+    timeout: Timeout = 10.0,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Print the messages that are overdue, as brokers refuse them, and why.
+
+    They are tried again every ten minutes, and can be cancelled or moved. Exits with 4 if there
+    are none.
+    """
+    with open_client(context, url, timeout) as client:
+        found = client.delayed(subject).stuck(number)
+    rows = [_fields(each) | {"reason": each.reason} for each in found]
+    lines = [[*_row(each), each.reason] for each in found]
+    nothing = f"no messages{_of(subject)} are overdue"
+    print_rows(output, rows, (*_COLUMNS, "reason"), lines, nothing=nothing)
+
+
+@app.command()
 def show(
     context: typer.Context,
     message_id: MessageId,
@@ -205,6 +190,7 @@ def show(
             print_line(f"due {instant(found.due_at_ms)} {found.partition} {line}")
 
 
+@app.command()
 def cancel(
     context: typer.Context,
     ids: Annotated[
@@ -222,13 +208,12 @@ def cancel(
     with open_client(context, url, timeout) as client:
         fates = client.cancel_many(ids)
     for each, fate in zip(ids, fates, strict=True):
-        if output is Output.JSON:
-            print_json({"id": each, "outcome": fate.name.lower()})
-        else:
-            print_line(f"{each} {_WORDS[fate.name]}")
+        result = {"id": each, "outcome": outcome_of(fate)}
+        print_result(output, result, f"{each} {_WORDS[fate.name]}")
     _exit_by(fates)
 
 
+@app.command()
 def reschedule(
     context: typer.Context,
     message_id: MessageId,
@@ -252,11 +237,9 @@ def reschedule(
             level=level,
         )
     fate, due_at = moved.fate, instant(moved.due_at_ms)
-    if output is Output.JSON:
-        print_json({"id": message_id, "outcome": fate.name.lower(), "due_at": due_at})
-    else:
-        to = f" to {due_at}" if fate.name == "MOVED" else ""
-        print_line(f"{message_id} {_WORDS[fate.name]}{to}")
+    result = {"id": message_id, "outcome": outcome_of(fate), "due_at": due_at}
+    to = f" to {due_at}" if fate.name == "MOVED" else ""
+    print_result(output, result, f"{message_id} {_WORDS[fate.name]}{to}")
     _exit_by([fate], is_move=True)
 
 

@@ -1,7 +1,12 @@
-"""Groups over all brokers: where they are, what they said, and how they get on."""
+"""Ask all brokers about groups: where they are, what they said, how they get on; and change them.
 
-from collections.abc import Iterable
+A change is asked about first, so that all brokers that know a group can make it, or none does.
+"""
 
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TypeVar
+
+from pulque.admin.broker_requests import BrokerRequests
 from pulque.admin.cluster import KnownServer
 from pulque.admin.context import Context
 from pulque.admin.group_rates import Seen
@@ -16,12 +21,15 @@ from pulque.admin.models.group import (
 )
 from pulque.admin.models.pagination import Unreachable
 from pulque.client.inspecting.broker_status import report_of
-from pulque.client.inspecting.stored_messages import messages_of
+from pulque.client.inspecting.groups import state_of, totals_of
+from pulque.client.inspecting.stored_messages import damaged_of, messages_of
 from pulque.client.options.group_options import RetryPolicy, retry_of
 from pulque.errors import (
     NotAllowedError,
+    PulqueError,
     RemoteProtocolError,
     UnavailableError,
+    UnknownGroupError,
     UnknownSubjectError,
 )
 from pulque.model.groups import GroupSettings, RetrySettings
@@ -33,6 +41,7 @@ from pulque.wire.responses import GroupsReport, Response, SubscriptionsListed
 
 __all__ = [
     "Places",
+    "ask_those_concerned",
     "damaged_in",
     "find_positions",
     "lag_row",
@@ -42,6 +51,7 @@ __all__ = [
     "summed",
 ]
 
+T = TypeVar("T")
 Places = list[tuple[KnownServer, GroupPosition]]
 """Groups, each in each partition of each broker."""
 _MODES: dict[str, Mode] = {
@@ -55,7 +65,7 @@ _MODES: dict[str, Mode] = {
 async def find_positions(
     context: Context, subject: str | None = None, group: str | None = None
 ) -> tuple[Places, list[Unreachable]]:
-    """Ask all brokers where groups are, and take note of how they get on.
+    """Ask all brokers where groups are, and record it for the rates.
 
     Raises:
         NotAllowedError: There are too many to be told at once.
@@ -74,20 +84,8 @@ async def find_positions(
 
 def summed(places: Iterable[tuple[KnownServer, GroupPosition]]) -> list[GroupRow]:
     """Add up the partitions of each group."""
-    groups: dict[str, list[GroupPosition]] = {}
-    for _, each in places:
-        groups.setdefault(each.group, []).append(each)
-    return [
-        GroupRow(
-            group=group,
-            mode=_MODES[found[0].mode.name],
-            partitions=len(found),
-            lag=sum(each.lag for each in found),
-            held=sum(each.held for each in found),
-            consumers=len({c.consumer for p in found for c in p.consumers if c.silent_ms >= 0}),
-        )
-        for group, found in groups.items()
-    ]
+    states = (state_of(each) for _, each in places)
+    return [GroupRow(**each._asdict()) for each in totals_of(states)]
 
 
 async def damaged_in(
@@ -100,16 +98,16 @@ async def damaged_in(
     )
     found: dict[tuple[str, str], int] = {}
     for server, report in answers:
-        for row in report.get("damaged", ()):
-            key = (server.name, row["partition"])
-            found[key] = found.get(key, 0) + row["end"] - row["first_sequence"]
+        for each in damaged_of(report):
+            key = (server.name, each.partition)
+            found[key] = found.get(key, 0) + each.end - each.first_sequence
     return found
 
 
 async def lag_row(
     context: Context, server: KnownServer, found: GroupPosition, damaged: int
 ) -> LagRow:
-    """Say where a group is in one partition, and how it gets on."""
+    """Return where a group is in one partition, and how fast it settles messages."""
     now_ms = context.clock.now_ms()
     pace = context.rates.pace(_key(server, found), _seen(found, now_ms))
     stored_at_ms = await _stored_at_ms(context, server, found)
@@ -130,12 +128,8 @@ async def lag_row(
         settled_per_second=None if pace is None else round(pace.settled, 3),
         drain_seconds=None if pace is None else pace.drain_seconds,
         consumers=[
-            ConsumerRow(
-                consumer=each.consumer,
-                held=each.held,
-                silent_seconds=None if each.silent_ms < 0 else each.silent_ms / 1000,
-            )
-            for each in found.consumers
+            ConsumerRow(consumer=each.consumer, held=each.held, silent_seconds=each.silent)
+            for each in state_of(found).consumers
         ],
     )
 
@@ -143,7 +137,7 @@ async def lag_row(
 async def said_by(
     context: Context, group: str = ""
 ) -> tuple[dict[Subscription, list[str]], list[Unreachable]]:
-    """Ask all brokers what groups said, and return it with the broker groups that know of it.
+    """Ask all brokers for the settings of groups; return them with the broker groups they are at.
 
     Args:
         context: Who can be asked.
@@ -167,10 +161,55 @@ async def said_by(
     return dict(sorted(told.items(), key=lambda item: item[0][:2])), silent
 
 
+async def ask_those_concerned(
+    brokers: BrokerRequests,
+    servers: Sequence[KnownServer],
+    question: Callable[[KnownServer], Awaitable[T]],
+    *,
+    is_change: bool = False,
+) -> list[tuple[KnownServer, T]]:
+    """Ask brokers something that only some of them know about.
+
+    Args:
+        brokers: The connections to them.
+        servers: Which ones.
+        question: What to ask each of them.
+        is_change: Whether they change something when they are asked.
+
+    Raises:
+        UnavailableError: One of them does not answer, so that nobody knows.
+        RejectedError: None of them knows about it, or one said no.
+    """
+    unknown: list[PulqueError] = []
+
+    async def ask(server: KnownServer) -> T | None:
+        try:
+            return await question(server)
+        except (UnknownGroupError, UnknownSubjectError) as error:
+            unknown.append(error)
+            return None
+
+    answers, silent = await brokers.ask_all(servers, ask)
+    if silent:
+        names = ", ".join(each.broker for each in silent)
+        outcome = (
+            "so whether it was changed there is not known, and others may be"
+            if is_change
+            else "so nothing was changed"
+        )
+        raise UnavailableError(f"no answer of {names}, {outcome}: {silent[0].message}")
+    found = [(server, answer) for server, answer in answers if answer is not None]
+    if found:
+        return found
+    if unknown:
+        raise unknown[0]
+    raise UnavailableError("there is no broker yet")
+
+
 def settings_row(
     pattern: Pattern, found: GroupSettings, broker_groups: Iterable[str]
 ) -> SettingsOfGroup:
-    """Show what a group said about a subject or pattern, and who was told so."""
+    """Return the settings of a group for a subject or pattern, and where they are known."""
     return SettingsOfGroup(
         subject=pattern,
         mode=_MODES[found.mode.name],
@@ -181,7 +220,7 @@ def settings_row(
 
 
 def retry_settings(shown: RetryShown) -> RetrySettings:
-    """Return what a group says about its retries.
+    """Return the retry settings of a group.
 
     Raises:
         UsageError: It cannot be.
@@ -204,7 +243,7 @@ def _listed_of(response: Response) -> tuple[Subscription, ...]:
 
 
 async def _stored_at_ms(context: Context, server: KnownServer, found: GroupPosition) -> int | None:
-    """Ask when the first message was stored that nobody of the group was handed."""
+    """Ask when the first message was stored that no consumer of the group was handed."""
     first = max(found.next_sequence, found.start)
     if first >= found.end:
         return None

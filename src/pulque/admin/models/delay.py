@@ -1,12 +1,13 @@
 """What the API says and takes about messages that are due later."""
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import AwareDatetime, BaseModel, Field, StringConstraints, model_validator
 
 from pulque.admin.models.fields import Body
 from pulque.admin.models.pagination import Page
+from pulque.client.inspecting.delayed_messages import OutcomeName
 
 __all__ = [
     "Cancel",
@@ -17,14 +18,12 @@ __all__ = [
     "DueCountPage",
     "MessageId",
     "Outcome",
-    "OutcomeName",
     "Reschedule",
     "RescheduleDone",
 ]
 
 _LONGEST_SECONDS = 10 * 366 * 24 * 3600
 MessageId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
-OutcomeName = Literal["cancelled", "already_cancelled", "too_late", "unknown", "moved"]
 
 
 class DueCount(BaseModel):

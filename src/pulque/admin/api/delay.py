@@ -1,9 +1,6 @@
 """``/delayed``: messages that are due later, over all delay servers."""
 
-import base64
-from collections import Counter
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Path, Query
@@ -11,7 +8,7 @@ from pydantic import AwareDatetime
 
 from pulque.admin.cluster import KnownServer
 from pulque.admin.context import Context, instant
-from pulque.admin.models.delayed import (
+from pulque.admin.models.delay import (
     Cancel,
     CancelDone,
     DelayedMessage,
@@ -20,7 +17,6 @@ from pulque.admin.models.delayed import (
     DueCountPage,
     MessageId,
     Outcome,
-    OutcomeName,
     Reschedule,
     RescheduleDone,
 )
@@ -34,24 +30,24 @@ from pulque.admin.models.pagination import (
     write_cursor,
 )
 from pulque.client.inspecting import delayed_messages as scheduled
-from pulque.client.inspecting.delayed_messages import DelayTalk, Fate, Period
-from pulque.errors import InvalidRequestError, NoDelayServerError, PulqueError, UnknownSubjectError
+from pulque.client.inspecting.delayed_messages import (
+    DelayTalk,
+    Period,
+    added_up,
+    due_order,
+    outcome_of,
+    period_of,
+)
+from pulque.client.inspecting.stored_messages import text_or_base64
+from pulque.errors import InvalidRequestError, NoDelayServerError, UnknownSubjectError
 from pulque.model.names import level_of
 from pulque.model.routes import Role
-from pulque.wire.responses import Response
 
 __all__ = ["DelayedApi"]
 
 T = TypeVar("T")
 _MOST = 100_000
 _LAST_MS = 253_402_300_799_999
-_OUTCOMES: dict[Fate, OutcomeName] = {
-    Fate.CANCELLED: "cancelled",
-    Fate.ALREADY_CANCELLED: "already_cancelled",
-    Fate.TOO_LATE: "too_late",
-    Fate.UNKNOWN: "unknown",
-    Fate.MOVED: "moved",
-}
 SubjectInQuery = Annotated[SubjectName | None, Query(description="Only of this subject.")]
 Start = Annotated[AwareDatetime | None, Query(description="Due then, or later.")]
 End = Annotated[AwareDatetime | None, Query(description="Due before that.")]
@@ -83,18 +79,12 @@ class DelayedApi:
     ) -> DueCountPage:
         """Return how many messages of each subject are due in which hour."""
         after = read_cursor(cursor, (int, str))
-        period = _period(start, end)
+        period = period_of(start, end)
         found, silent = await self._ask_each(
             lambda name: scheduled.counting([name], subject or "", period)
         )
-        total: Counter[tuple[datetime, str]] = Counter()
-        for _, counts in found:
-            for each in counts:
-                total[each.hour, each.subject] += each.messages
-        rows = [
-            DueCount(hour=hour, subject=name, messages=messages)
-            for (hour, name), messages in total.items()
-        ]
+        counts = added_up(each for _, some in found for each in some)
+        rows = [DueCount(**each._asdict()) for each in counts]
         some, following = cut(
             rows, lambda row: (int(row.hour.timestamp()), row.subject), after, limit
         )
@@ -110,7 +100,7 @@ class DelayedApi:
     ) -> DelayedPage:
         """Return the messages that are due next, without their contents."""
         after = read_cursor(cursor, (int, str))
-        period = _period(start, end)
+        period = period_of(start, end)
         if after is not None:
             if not 0 <= int(after[0]) <= _LAST_MS:
                 raise InvalidRequestError("the cursor is none of this list")
@@ -118,12 +108,12 @@ class DelayedApi:
         wanted = limit + 1
         while True:
             found, silent = await self._some(subject or "", period, wanted)
-            rest = [each for each in found if after is None or _key(each) > after]
+            rest = [each for each in found if after is None or due_order(each) > after]
             if len(rest) > limit or len(found) < wanted or wanted == _MOST:
                 break
             # All of one millisecond were on the page before: look further.
             wanted = min(2 * wanted, _MOST)
-        following = write_cursor(_key(rest[limit - 1])) if len(rest) > limit else None
+        following = write_cursor(due_order(rest[limit - 1])) if len(rest) > limit else None
         return DelayedPage(items=list(map(_row, rest[:limit])), next=following, unreachable=silent)
 
     async def stuck(
@@ -135,7 +125,7 @@ class DelayedApi:
             lambda name: scheduled.listing_stuck([name], subject or "", _MOST)
         )
         rows = [each for _, some in answers for each in some]
-        some, following = cut(rows, _key, after, limit)
+        some, following = cut(rows, due_order, after, limit)
         return DelayedPage(items=list(map(_row, some)), next=following, unreachable=silent)
 
     async def show(self, message_id: IdInPath) -> DelayedMessage:
@@ -150,7 +140,7 @@ class DelayedApi:
         fates = await self._carry(lambda servers: scheduled.cancelling(servers, cancel.ids))
         return CancelDone(
             outcomes=[
-                Outcome(id=each, outcome=_OUTCOMES[fate])
+                Outcome(id=each, outcome=outcome_of(fate))
                 for each, fate in zip(cancel.ids, fates, strict=True)
             ]
         )
@@ -164,7 +154,7 @@ class DelayedApi:
             )
         )
         return RescheduleDone(
-            id=message_id, outcome=_OUTCOMES[moved.fate], due_at=instant(moved.due_at_ms)
+            id=message_id, outcome=outcome_of(moved.fate), due_at=instant(moved.due_at_ms)
         )
 
     async def _servers(self) -> Sequence[KnownServer]:
@@ -180,7 +170,7 @@ class DelayedApi:
             lambda name: scheduled.listing([name], subject, period, limit)
         )
         found = [each for _, some in answers for each in some]
-        return sorted(found, key=_key)[:limit], silent
+        return sorted(found, key=due_order)[:limit], silent
 
     async def _ask_each(
         self, begin: Callable[[str], DelayTalk[T]]
@@ -188,37 +178,16 @@ class DelayedApi:
         """Have a conversation with each delay server; those that do not answer are named."""
 
         async def one(server: KnownServer) -> T:
-            return await self._talk({server.name: server}, begin(server.name))
+            return await self._context.brokers.talk_to_delay_servers(
+                {server.name: server}, begin(server.name)
+            )
 
         return await self._context.brokers.ask_all(await self._servers(), one)
 
     async def _carry(self, begin: Callable[[Sequence[str]], DelayTalk[T]]) -> T:
         """Have one conversation with all delay servers."""
         servers = {each.name: each for each in await self._servers()}
-        return await self._talk(servers, begin(list(servers)))
-
-    async def _talk(self, servers: "dict[str, KnownServer]", talk: DelayTalk[T]) -> T:
-        try:
-            name, request = next(talk)
-            while True:
-                try:
-                    answer: Response | PulqueError = await self._context.brokers.ask(
-                        servers[name], request, _as_it_is
-                    )
-                except PulqueError as error:
-                    answer = error
-                name, request = talk.send(answer)
-        except StopIteration as end:
-            found: T = end.value
-            return found
-
-
-def _period(start: datetime | None, end: datetime | None) -> Period:
-    return scheduled.period_of(start, end)
-
-
-def _key(each: scheduled.DelayedMessage) -> tuple[int | str, ...]:
-    return each.due_at_ms, each.id
+        return await self._context.brokers.talk_to_delay_servers(servers, begin(list(servers)))
 
 
 def _row(each: scheduled.DelayedMessage) -> DelayedMessage:
@@ -236,13 +205,5 @@ def _row(each: scheduled.DelayedMessage) -> DelayedMessage:
     if message is None:
         return row
     row.key, row.tags, row.headers = message.key, list(message.tags), message.headers
-    try:
-        row.body = message.body.decode()
-    except UnicodeDecodeError:
-        row.body_base64 = base64.b64encode(message.body).decode()
+    row.body, row.body_base64 = text_or_base64(message.body)
     return row
-
-
-def _as_it_is(response: Response) -> Response:
-    # Nothing in the answers of delay servers points into the connection's buffer.
-    return response
