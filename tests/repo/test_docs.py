@@ -148,6 +148,15 @@ def test_the_architecture_has_a_row_for_every_package() -> None:
     assert {bare(row["Package"]) for row in rows} >= packages
 
 
+def test_each_change_is_one_line_with_a_link() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    _, _, changes = text.partition("\n## ")
+    lines = changes.splitlines()
+
+    assert [line for line in lines if line.startswith(" ")] == []
+    assert [line for line in lines if line.startswith("- ") and not links(line)] == []
+
+
 def test_links_are_read_from_prose_only() -> None:
     prose = '[a](a.md) ![b](img/b.png "title") [c](https://example.org) [d](#d)'
     code = "`[e](e.md)`\n```\n[f](f.md)\n```\n"
