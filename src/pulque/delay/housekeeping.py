@@ -118,7 +118,7 @@ class Housekeeper:
             await self._around.look(partial(self._store.search.index_ids, tick))
 
     def _is_worth_it(self, now_ms: int) -> bool:
-        """Whether enough would go, or need not be replayed any more, after a checkpoint."""
+        """Return whether enough would go, or need not be replayed any more, after a checkpoint."""
         wanted = 1 if self._pause.is_now(self._engine.end, now_ms) else _MOST_SEALED
         if self._replayer.spent_ms - self._spent_ms >= _LONGEST_REPLAY_MS:
             return True

@@ -20,7 +20,7 @@ class Lull:
         """When much came last; None if it never did."""
 
     def is_now(self, end: int, now_ms: int) -> bool:
-        """Say whether no more than a little came between any two calls for as long as that."""
+        """Return whether no more than a little came between any two calls for as long as that."""
         if end - self._end > _LITTLE_BYTES:
             self._since_ms = now_ms
         self._end = end

@@ -81,7 +81,7 @@ class Looker:
         self._changes = 0
 
     def forget(self, tick: int) -> None:
-        """Take note that a tick is gone, or that something in it has changed."""
+        """Record that a tick is gone, or that something in it has changed."""
         self._kept.pop(tick, None)
         self._changes += 1
 

@@ -131,7 +131,7 @@ class Receiver:
             waiter.put(index, refused(error))
 
     def pause(self, owner: object) -> None:
-        """Take note that a connection has sent all that it had."""
+        """Record that a connection has sent all that it had."""
         self._committer.hurry(owner)
 
     def move(self, partition: PartitionName, batch: bytes, waiter: Waiter) -> None:

@@ -225,7 +225,7 @@ def count_of(batch: bytes) -> int:
 
 
 def verify_crc(batch: bytes, seed: int) -> bool:
-    """Say whether a batch is as its producer packed it, for the partition of ``seed``."""
+    """Return whether a batch is as its producer packed it, for the partition of ``seed``."""
     if len(batch) < HEADER_SIZE:
         return False
     crc: int = _CRC.unpack_from(batch)[0]

@@ -27,7 +27,7 @@ def crc_after_crc(data: bytes, seed: int) -> int:
 
 
 def is_crc_of_rest(crc: int, data: bytes, seed: int) -> bool:
-    """Say whether ``crc``, which ``data`` begins with, is the CRC-32C of the rest, seeded."""
+    """Return whether ``crc``, which ``data`` begins with, is the CRC-32C of the rest, seeded."""
     return google_crc32c.extend(before_crc(seed) ^ crc, data) == crc  # type: ignore[no-any-return]
 
 

@@ -114,7 +114,7 @@ def parse_pattern(text: str) -> Pattern:
 
 
 def is_pattern(text: str) -> bool:
-    """Say whether ``text`` may stand for many subjects."""
+    """Return whether ``text`` may stand for many subjects."""
     return text == EVERYTHING or text.endswith(".*")
 
 
@@ -130,7 +130,7 @@ def patterns_of(subject: Subject) -> list[Pattern]:
 
 
 def overlap(one: Pattern, other: Pattern) -> bool:
-    """Say whether there can be a subject that both cover."""
+    """Return whether there can be a subject that both cover."""
     if not is_pattern(one):
         return other in patterns_of(Subject(one))
     if not is_pattern(other):
@@ -198,17 +198,17 @@ def dead_partition(subject: Subject, group: Group, level: int = DEFAULT_LEVEL) -
 
 
 def is_retry(partition: PartitionName) -> bool:
-    """Say whether redeliveries are pulled from a partition."""
+    """Return whether redeliveries are pulled from a partition."""
     return partition.startswith("%retry%")
 
 
 def is_wait(partition: PartitionName) -> bool:
-    """Say whether redeliveries wait in a partition until they are due."""
+    """Return whether redeliveries wait in a partition until they are due."""
     return partition.startswith("%wait%")
 
 
 def is_dead(partition: PartitionName) -> bool:
-    """Say whether a partition holds dead letters."""
+    """Return whether a partition holds dead letters."""
     return partition.startswith("%dead%")
 
 
@@ -248,7 +248,7 @@ def broadcast_group(consumer: ConsumerId) -> Group:
 
 
 def is_broadcast(group: Group) -> bool:
-    """Say whether a group is a broadcast consumer by itself."""
+    """Return whether a group is a broadcast consumer by itself."""
     return group.startswith("#")
 
 

@@ -78,7 +78,7 @@ def pack_envelope(envelope: Envelope) -> bytes:
 
 
 def has_own_crc(head: bytes) -> bool:
-    """Say whether the bytes of an envelope are as they were written."""
+    """Return whether the bytes of an envelope are as they were written."""
     crc: int = _CRC.unpack_from(head, _FIELDS.size)[0]
     return bool(google_crc32c.value(head[: _FIELDS.size]) == crc)
 

@@ -1,4 +1,4 @@
-"""What servers that join a cluster are told: where its meta servers are, and who they are."""
+"""Settings of servers that join a cluster: addresses of meta servers, and the server's name."""
 
 from pydantic import field_validator
 
@@ -12,14 +12,14 @@ __all__ = ["JoinSection", "checked_name"]
 
 
 class JoinSection(Section):
-    """Which cluster a server belongs to; each kind of server says what that means for it."""
+    """The cluster of a server; each kind of server extends it."""
 
     meta: Listed = ()
     advertise: str = ""
 
     @property
     def meta_addresses(self) -> tuple[Address, ...]:
-        """Where the meta servers listen."""
+        """The addresses of the meta servers."""
         return tuple(map(_address, self.meta))
 
     @field_validator("meta")
@@ -38,10 +38,10 @@ class JoinSection(Section):
 
 
 def checked_name(name: str) -> str:
-    """Return the name of a server; it is spelled like that of a group.
+    """Return the name of a server; the rules for group names apply.
 
     Raises:
-        ValueError: It is not.
+        ValueError: The name is invalid.
     """
     try:
         return parse_group(name)

@@ -53,7 +53,7 @@ class Health:
             )
 
     def note(self, problem: StorageError) -> None:
-        """Take note of a failure; a full disk is none."""
+        """Record a failure; a full disk is none."""
         if self.failure is None and not isinstance(problem, StorageFullError):
             self.failure = problem
 

@@ -230,7 +230,7 @@ class Engine(Copyable):
         return self._sync_job(steps, actions=actions) if steps else None
 
     def finish_sync(self, job: SyncJob) -> list[Partition]:
-        """Take note of a sync that ran; return the partitions that have new confirmed messages."""
+        """Record a sync that ran; return the partitions that have new confirmed messages."""
         if not job.is_done:
             raise UsageError("the sync has not run to its end, so it confirms nothing")
         self._log.finish_sync(job.point[0])
@@ -404,7 +404,7 @@ class Engine(Copyable):
         return CheckpointJob(first, sync, [saving.step, self._checkpoints.write], mark)
 
     def abandon_checkpoint(self) -> None:
-        """Take note that a checkpoint could not be written, for want of room."""
+        """Record that a checkpoint could not be written, for want of room."""
         self._open_file.begin()
 
     def finish_checkpoint(self, job: CheckpointJob) -> None:

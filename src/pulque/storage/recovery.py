@@ -202,7 +202,7 @@ class _Recovery:
                 self._report([before], before.end, size, "the log ends before its time")
 
     def _is_below_mark(self, at: int) -> bool:
-        """Say whether a segment was sealed when the checkpoint was written."""
+        """Return whether a segment was sealed when the checkpoint was written."""
         following = self._segments[at + 1 : at + 2]
         return bool(following) and following[0].base <= self._mark.message_offset
 
@@ -301,7 +301,7 @@ class _Recovery:
     # -- judging -----------------------------------------------------------------------------
 
     def _was_durable(self, at: int, offset: int) -> bool:
-        """Say whether damage at ``offset`` is corruption, and not a torn tail."""
+        """Return whether damage at ``offset`` is corruption, and not a torn tail."""
         if self._durable is None:
             self._durable = max(
                 (synced for synced in self._synced_from(at, offset)),

@@ -213,7 +213,7 @@ class Dispatcher:
             self._start(self._shelf.fill(index, now_ms))
 
     def forget(self, tick: int) -> None:
-        """Take note that a tick is gone."""
+        """Record that a tick is gone."""
         self.live.forget(tick)
         self._shelf.forget(tick)
 

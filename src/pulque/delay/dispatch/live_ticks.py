@@ -100,5 +100,5 @@ class LiveTicks:
             self._store.extend_index(index)
 
     def forget(self, tick: int) -> None:
-        """Take note that a tick is gone."""
+        """Record that a tick is gone."""
         del self.indexes[tick]

@@ -80,7 +80,7 @@ class Shelf:
     # -- filling -----------------------------------------------------------------------------
 
     def wants(self, index: TickIndex, now_ms: int) -> bool:
-        """Whether more of a tick should be on the shelf."""
+        """Return whether more of a tick should be on the shelf."""
         if self._is_filling or self._used + _FILL_BYTES > _MOST_BYTES:
             return False
         ends_soon = self._until_ms.get(index.tick, 0) <= now_ms + _REFILL_MS
@@ -144,7 +144,7 @@ class Shelf:
         self._used = 0
 
     def forget(self, tick: int) -> None:
-        """Take note that a tick is gone."""
+        """Record that a tick is gone."""
         self._until_ms.pop(tick, None)
         self._seen.pop(tick, None)
         for key in [key for key in self._trays if key[0] == tick]:

@@ -51,7 +51,7 @@ class Notebook:
         return self._written == self._count
 
     def is_idle_for(self, tick: int) -> bool:
-        """Whether all that was noted of a tick is written."""
+        """Return whether all that was noted of a tick is written."""
         return all(note.tick != tick for note in (*self._writing, *self._notes))
 
     def note(self, tick: int, record: bytes) -> asyncio.Future[None]:

@@ -88,13 +88,13 @@ class Replayer:
         """How long it took to put all into the schedule that is there."""
 
     def put(self, appended: Appended) -> None:
-        """Take note of a batch that the message log was given, in its order."""
+        """Record a batch that the message log was given, in its order."""
         self._unplaced.append(appended)
         self.waiting_bytes += len(appended.batch)
         self._is_idle.clear()
 
     def drop(self, appended: Appended) -> None:
-        """Take note that a batch could not be written."""
+        """Record that a batch could not be written."""
         if appended in self._unplaced:
             self._unplaced.remove(appended)
             self.waiting_bytes -= len(appended.batch)
@@ -123,7 +123,7 @@ class Replayer:
         self._answered()
 
     def wake(self) -> None:
-        """Take note that something was written, or is on disk."""
+        """Record that something was written, or is on disk."""
         self._has_work.set()
 
     async def caught_up(self) -> None:

@@ -220,7 +220,7 @@ class ScheduleStore:
         return any(found.replayed > self.replayed for found in self.ticks.values())
 
     def forget_ahead(self) -> None:
-        """Take note that a checkpoint knows what schedule logs have, and the message log has not.
+        """Record that a checkpoint knows what schedule logs have, and the message log has not.
 
         What is sent from now on gets the same offsets.
         """

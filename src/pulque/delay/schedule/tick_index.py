@@ -222,7 +222,7 @@ class TickIndex:
     # -- what became of them -----------------------------------------------------------------
 
     def mark(self, rows: Rows, state: RowState) -> None:
-        """Take note of what became of messages."""
+        """Record what became of messages."""
         self.states[rows] = state
 
     def give_back(self, rows: Rows) -> None:

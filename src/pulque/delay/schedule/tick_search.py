@@ -91,7 +91,7 @@ class TickSearch:
 
     @staticmethod
     def wants_index(found: Tick) -> bool:
-        """Whether much of a tick is not in its hash index.
+        """Return whether much of a tick is not in its hash index.
 
         Only what is on disk is put there: after a power cut, the rest may come in other places.
         """

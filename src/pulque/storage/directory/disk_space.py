@@ -36,7 +36,7 @@ class Room:
             self.throw_ballast()
 
     def use(self, size: int) -> None:
-        """Take note that bytes are about to be written."""
+        """Record that bytes are about to be written."""
         self._unchecked += size
         if self.is_full or self._unchecked >= self._check_every:
             self.check()

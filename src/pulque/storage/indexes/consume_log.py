@@ -319,7 +319,7 @@ class ConsumeLogs:
 def _begins_after(
     index: OpenIndex | SealedIndex, partition: PartitionId, sequence: ConsumeSequence
 ) -> bool:
-    """Say whether a segment has nothing of a partition that is as old as ``sequence``."""
+    """Return whether a segment has nothing of a partition that is as old as ``sequence``."""
     start = index.start_of(partition)
     if start is None:
         # A whole table that does not have it: the partition was made later.

@@ -122,7 +122,7 @@ def collect(segment: Segment, begin: int, end: int, name_of: NameOf) -> Collecte
 
 
 def _is_cut_off(data: bytes, at: int, offset: int, end: int) -> bool:
-    """Say whether a whole record begins here that the stretch does not have to its end."""
+    """Return whether a whole record begins here that the stretch does not have to its end."""
     if len(data) - at < _STEP.size:
         return offset + len(data) < end
     magic, _, size, where = _STEP.unpack_from(data, at)

@@ -36,7 +36,7 @@ class OpenFile:
         self._crc = 0
 
     def begin(self) -> None:
-        """Take note that the file has nothing, or that nobody knows what it has."""
+        """Record that the file has nothing, or that nobody knows what it has."""
         self._size, self._crc = 0, 0
 
     def resume(self, mark: Mark) -> None:

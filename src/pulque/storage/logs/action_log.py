@@ -140,7 +140,7 @@ class ActionLog:
         self.end = ActionOffset(segment.end)
 
     def needs_roll(self) -> bool:
-        """Say whether the open segment is full, or none is open."""
+        """Return whether the open segment is full, or none is open."""
         if not self.segments:
             return True
         segment = self.segments[-1]
@@ -148,7 +148,7 @@ class ActionLog:
         return segment.end < self.end or size >= self._options.action_segment_bytes
 
     def has_facts(self) -> bool:
-        """Say whether the open segment has facts that the one before it did not have."""
+        """Return whether the open segment has facts that the one before it did not have."""
         return bool(self.segments) and self.end > self._begun_at
 
     def start_segment(self, opened: Iterable[Action | bytes]) -> None:
@@ -219,7 +219,7 @@ class ActionLog:
         return self.end, self._names_changed
 
     def finish_sync(self, point: tuple[ActionOffset, int]) -> None:
-        """Take note that the log is durable up to the point."""
+        """Record that the log is durable up to the point."""
         self.synced = max(self.synced, point[0])
         self._names_synced = max(self._names_synced, point[1])
 

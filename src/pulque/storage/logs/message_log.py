@@ -151,7 +151,7 @@ class MessageLog:
         return bool(self._buffers)
 
     def needs_roll(self, size: int, now_ms: int) -> bool:
-        """Say whether the open segment must be sealed before ``size`` more bytes."""
+        """Return whether the open segment must be sealed before ``size`` more bytes."""
         segment, options = self.segments[-1], self._options
         return self.batches > 0 and (
             self.end - segment.base + size > options.segment_bytes
@@ -262,7 +262,7 @@ class MessageLog:
         return MessageOffset(self.open_segment.end), self._names_changed
 
     def finish_sync(self, point: tuple[MessageOffset, int]) -> None:
-        """Take note that the log is durable up to the point."""
+        """Record that the log is durable up to the point."""
         self.synced = max(self.synced, point[0])
         self._names_synced = max(self._names_synced, point[1])
 

@@ -109,7 +109,7 @@ class Partitions:
         return changes
 
     def raise_starts(self, starts: Iterable[tuple[PartitionId, ConsumeSequence]]) -> None:
-        """Take note that nothing before these sequences is stored any more."""
+        """Record that nothing before these sequences is stored any more."""
         for partition_id, sequence in starts:
             partition = self.by_id.get(partition_id)
             if partition is not None and partition.start < sequence:

@@ -84,7 +84,7 @@ class Damages:
         self._add(partition.id, lost)
 
     def hole(self, partition: Partition, path: str, hole: Hole, *, may_block: bool) -> None:
-        """Take note of messages that no index names; recovery has reported the bytes.
+        """Record messages that no index names; recovery has reported the bytes.
 
         Raises:
             CorruptionError: Others have copies of them.

@@ -184,7 +184,7 @@ class _Coming(NamedTuple):
 
 
 def _is_at_hand(stretch: Stretch, segment: Segment) -> bool:
-    """Say whether a stretch is in the page cache, by two bytes of it.
+    """Return whether a stretch is in the page cache, by two bytes of it.
 
     Whoever asks has the system read what lies around, so they are not the same ones each time.
     """

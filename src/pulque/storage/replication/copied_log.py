@@ -48,7 +48,7 @@ class CopiedLog:
         return self.segments[0].base if self.segments else self.end
 
     def begins_segment(self, base: int, offset: int) -> bool:
-        """Say whether bytes of the leader's begin a new segment here.
+        """Return whether bytes of the leader's begin a new segment here.
 
         Raises:
             UsageError: They do not follow what is here.
@@ -163,7 +163,7 @@ class CopiedLog:
         return self.end, self._names_changed
 
     def finish_sync(self, point: tuple[int, int]) -> None:
-        """Take note that the log is durable up to the point."""
+        """Record that the log is durable up to the point."""
         end, names = point
         if names >= self._cut_at:
             self.synced = max(self.synced, end)

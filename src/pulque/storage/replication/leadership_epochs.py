@@ -41,7 +41,7 @@ def read_epochs(files: FileSystem) -> tuple[EpochStart, ...]:
 
 
 def has_followed(files: FileSystem) -> bool:
-    """Say whether somebody else led in the last epoch that a directory has seen.
+    """Return whether somebody else led in the last epoch that a directory has seen.
 
     Then its process may have promised a leader not to lead for a while.
 

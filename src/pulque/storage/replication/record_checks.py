@@ -52,7 +52,7 @@ class MessageCheck:
         self._forgets = forgets
 
     def begin(self, partitions: Iterable[Partition]) -> None:
-        """Take note of the partitions that records may be of."""
+        """Record the partitions that records may be of."""
         self._seeds = {partition.id: partition.seed for partition in partitions}
 
     def whole(self, data: bytes, base: int, offset: int) -> Whole:
@@ -80,7 +80,7 @@ class MessageCheck:
         return Whole(at, seeds)
 
     def keep(self, whole: Whole, *, is_new: bool) -> None:
-        """Take note of what the tables said; a new segment's says all."""
+        """Record what the tables said; a new segment's says all."""
         if is_new and self._forgets:
             self._seeds = {}
         self._seeds.update(whole.seeds)

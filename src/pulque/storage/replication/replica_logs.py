@@ -299,7 +299,7 @@ class ReplicaLogs:
         return SyncJob(self._health, steps, self._sync_point()) if steps else None
 
     def finish_sync(self, job: SyncJob) -> None:
-        """Take note of a sync that ran."""
+        """Record a sync that ran."""
         if not job.is_done:
             raise UsageError("the sync has not run to its end, so it means nothing")
         messages, actions = job.point
@@ -317,7 +317,7 @@ class ReplicaLogs:
                 self._known = known
 
     def settle_known(self) -> None:
-        """Take in that all is here that the leader has: what was here beyond it is of no account.
+        """Record that all is here that the leader has: what was here beyond it is of no account.
 
         It was never confirmed, or the leader would have it.
         """
@@ -380,7 +380,7 @@ class ReplicaLogs:
         return None
 
     def finish_index(self, job: IndexJob) -> None:
-        """Take note of an index that was written."""
+        """Record an index that was written."""
         if job.segment is self._indexing:
             self._unindexed.discard(job.segment.base)
             return
@@ -496,7 +496,7 @@ class ReplicaLogs:
 
     @contextmanager
     def _noting(self) -> Iterator[None]:
-        """Take note of a disk that failed: that is final."""
+        """Record a disk that failed: that is final."""
         try:
             yield
         except StorageError as problem:

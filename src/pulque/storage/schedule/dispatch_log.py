@@ -155,7 +155,7 @@ class DispatchLog:
         self.path = tick_name(tick, "dispatch")
 
     def exists(self) -> bool:
-        """Whether anything was done to the tick."""
+        """Return whether anything was done to the tick."""
         return self._files.exists(self.path)
 
     def load(self, *, is_quiet: bool = False) -> Noted:

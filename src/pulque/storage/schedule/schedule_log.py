@@ -166,7 +166,7 @@ class TickFile:
             file.close()
 
     def may_hold(self, message_id: bytes, start: int, end: int) -> bool:
-        """Whether an id stands somewhere in a part of the file.
+        """Return whether an id stands somewhere in a part of the file.
 
         Entries are not compressed: their bytes are looked at as they lie, which is many times as
         fast as to take them apart. What is found may be something else that looks like it.
