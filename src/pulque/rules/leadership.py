@@ -132,7 +132,7 @@ def elect(
 
 
 def replace_leader(row: Leadership, candidates: Iterable[Candidate]) -> Leadership | None:
-    """Return the leadership of a broker other than the leader; None if none can."""
+    """Return the leadership of another broker; None if none can lead."""
     rest = [each for each in row.in_sync if each != row.leader]
     return hand_over(row, rest, candidates)
 
@@ -201,8 +201,8 @@ def asked(
 
     A leadership belongs to the process that it was granted to. A process that was started later on
     the same directory has every confirmed message, but not the memory of the earlier one: it leads
-    in an epoch of its own. If another in-sync broker has more, that one leads instead: the disk may
-    have lost bytes, which would then be dropped everywhere.
+    in an epoch of its own. If another in-sync broker has more, that one leads instead: the disk
+    may have lost bytes, which would then be dropped everywhere.
     """
     is_leader = asker.directory == row.leader
     if not asker.is_fit:

@@ -73,8 +73,8 @@ def common_end(
 ) -> int | None:
     """Return up to where one log is the same at two brokers; None if they share no leadership.
 
-    Each leadership has one writer, so the parts that both brokers have of it are the same up to the
-    end of the shorter one; and a broker adopts a leader's list only when its log is the
+    Each leadership has one writer, so the parts that both brokers have of it are the same up to
+    the end of the shorter one; and a broker adopts a leader's list only when its log is the
     beginning of that leader's.
     """
     shared = set(ours) & set(theirs)

@@ -85,7 +85,7 @@ class RetryPolicy:
     """How often a group retries, with which back-off."""
 
     delays_ms: tuple[int, ...] = DEFAULT_DELAYS_MS
-    """After the first failed attempt, after the second …; the last one applies to all further ones."""
+    """After the first failed attempt, after the second …; the last one for all others."""
     jitter: float = 0.1
     """Each delay is lengthened by up to this fraction, so that retries spread out."""
     max_attempts: int = 16
