@@ -1,4 +1,4 @@
-"""What an engine shows to those who copy its data directory. May be used from any thread."""
+"""The interface of an engine for followers. May be used from any thread."""
 
 from pulque.storage.checkpoint import Checkpoints
 from pulque.storage.files import FileSystem
@@ -48,6 +48,6 @@ class Copyable:
         """Return a checkpoint's size and a part of it; may be called from any thread.
 
         Raises:
-            PositionLostError: It is gone.
+            PositionLostError: The checkpoint was removed.
         """
         return part_of_checkpoint(self._files, number, offset, max_bytes)

@@ -1,6 +1,6 @@
-"""The bytes of a log as they lie in its segments: what followers copy.
+"""Read the bytes of a log from its segments, for followers.
 
-All of it may be called from any thread while the log goes on.
+All functions may be called from any thread while the log grows.
 """
 
 from bisect import bisect_right
@@ -26,9 +26,9 @@ class LogBytes(NamedTuple):
     """Bytes of one segment of a log."""
 
     base: int
-    """The segment that they are of …"""
+    """The base of their segment …"""
     offset: int
-    """… and where they begin. At the base, a new segment begins with them."""
+    """… and their offset. At the base, a new segment begins with them."""
     data: bytes
     """They may end in the middle of a record; none at the end of the log."""
 
@@ -41,17 +41,17 @@ def bytes_from(
     *,
     may_block: bool,
 ) -> LogBytes:
-    """Return what was written from ``offset`` on, within one segment.
+    """Return written bytes from ``offset`` on, within one segment.
 
     Args:
-        segments: All of the log.
-        offset: Where a record begins; behind the end of a sealed segment, the next one follows.
-        max_bytes: How much to return, but one whole record in any case. With 0, nothing.
-        size_of: Tells the size of the record that bytes begin with.
-        may_block: Whether the disk may be asked.
+        segments: All segments of the log.
+        offset: Where a record begins; after the end of a sealed segment, the next one follows.
+        max_bytes: How much to return, but at least one whole record. With 0, nothing.
+        size_of: Returns the size of the first record in some bytes.
+        may_block: Whether to read from the disk.
 
     Raises:
-        PositionLostError: The log begins behind the offset, or ends before it.
+        PositionLostError: The log begins after the offset, or ends before it.
         WouldBlockError: Not ``may_block``, and the disk would have to be asked.
     """
     segment, offset = _place(segments, offset)
@@ -65,7 +65,7 @@ def bytes_from(
 
 
 def _place(segments: list[Segment], offset: int) -> tuple[Segment, int]:
-    """Return the segment to go on in, and where in the log."""
+    """Return the segment to continue in, and the offset."""
     at = bisect_right(segments, offset, key=_base) - 1
     if at < 0:
         raise PositionLostError(
@@ -100,7 +100,7 @@ def part_of_checkpoint(
     """Return the size of a checkpoint, and a part of it.
 
     Raises:
-        PositionLostError: It is gone; there is a newer one.
+        PositionLostError: The checkpoint was removed; there is a newer one.
     """
     try:
         file = files.open(checkpoint_path(number), writable=False)
