@@ -34,7 +34,7 @@ _TWO_YEARS = 2 * 366 * _DAY
 
 
 class DelayListenSection(ListenSection):
-    """Where a delay server can be reached."""
+    """The address of a delay server."""
 
     port: Annotated[Number, Field(ge=0, le=65535)] = Field(
         default=DELAY_PORT,
@@ -43,7 +43,7 @@ class DelayListenSection(ListenSection):
 
 
 class DelayStorageSection(Section):
-    """Where delayed messages rest."""
+    """Where delayed messages are stored."""
 
     directory: Path = Field(
         description="Holds all logs; made if it is not there. One delay server owns it."
@@ -70,7 +70,7 @@ class DelayStorageSection(Section):
 
 
 class ScheduleSection(Section):
-    """How delayed messages are kept until they are due."""
+    """How delayed messages are scheduled."""
 
     tick: Annotated[Duration, Field(ge=5 * _MINUTE, le=_HOUR)] = Field(
         default=_HOUR,
@@ -94,7 +94,7 @@ class ScheduleSection(Section):
 
 
 class DeliverySection(Section):
-    """How messages that are due get to brokers."""
+    """How due messages are sent to brokers."""
 
     batch_messages: Annotated[Number, Field(ge=1, le=10_000)] = Field(
         default=10_000, description="The most messages that go to a broker in one batch."
@@ -116,7 +116,7 @@ class DeliverySection(Section):
 
 
 class DelayLimitsSection(Section):
-    """How much clients may ask of the delay server."""
+    """Limits of clients and requests."""
 
     max_message: Annotated[Size, Field(ge=_KIB, le=16 * _MIB)] = Field(
         default=ByteSize(4 * _MIB),
@@ -160,7 +160,7 @@ class DelayLimitsSection(Section):
 
 
 class DelayClusterSection(JoinSection):
-    """Which cluster the delay server belongs to."""
+    """The cluster of the delay server."""
 
     meta: Listed = Field(
         default=(),
@@ -175,7 +175,7 @@ class DelayClusterSection(JoinSection):
 
 
 class DelaySettings(ServerSettings):
-    """All that a delay server can be told."""
+    """The settings of a delay server."""
 
     server = "delay"
 

@@ -1,4 +1,4 @@
-"""When little comes: the time for work that what comes would have to wait for."""
+"""Detect pauses in the traffic, for work that would delay sends."""
 
 __all__ = ["Lull"]
 
@@ -6,21 +6,21 @@ _LITTLE_BYTES = 1024 * 1024
 
 
 class Lull:
-    """Watches how a log grows.
+    """Watches the growth of a log.
 
     Args:
-        end: Where the log ends now.
-        after_ms: How long only a little has to come before it counts.
+        end: The present end of the log.
+        after_ms: How long the log must grow slowly to count as a pause.
     """
 
     def __init__(self, end: int, *, after_ms: int) -> None:
         self._end = end
         self._after_ms = after_ms
         self._since_ms: int | None = None
-        """When much came last; None if it never did."""
+        """When the log last grew fast; None if it never did."""
 
     def is_now(self, end: int, now_ms: int) -> bool:
-        """Return whether no more than a little came between any two calls for as long as that."""
+        """Return whether the log has grown slowly for that long; to be called regularly."""
         if end - self._end > _LITTLE_BYTES:
             self._since_ms = now_ms
         self._end = end

@@ -1,7 +1,6 @@
-"""Send → message log → confirmed → answer, for messages that are due later.
+"""Receive delayed messages: check, deduplicate, append, confirm, answer.
 
-As a broker does it: each batch is checked, deduplicated and appended on its own. What is overdue
-already is due at once.
+As in a broker, each batch is handled by itself. Overdue messages are due at once.
 """
 
 from collections.abc import Callable
@@ -57,12 +56,12 @@ __all__ = ["DueLimits", "Receiver"]
 
 _TIMES = np.dtype("<i8")
 _SLACK_MS = 60_000
-"""A producer's clock may be ahead of ours by so much."""
+"""How far a producer's clock may be ahead of ours."""
 
 
 @dataclass(frozen=True, slots=True)
 class DueLimits:
-    """When messages may be due, and how many subjects there may be."""
+    """Limits of due times, and of the number of subjects."""
 
     longest_delay_ms: int
     tick_ms: int
@@ -70,7 +69,7 @@ class DueLimits:
 
 
 class Receiver:
-    """Takes in what producers send."""
+    """Receives the batches of producers."""
 
     def __init__(  # noqa: PLR0913  # what it needs, and nothing else
         self,
@@ -116,14 +115,14 @@ class Receiver:
         return take_in_steps(request.batches, take_in, answer, refusal, 1)
 
     def send_single(self, request: SingleSend, waiter: Waiter) -> None:
-        """Store the only batch of a send; ``pause`` has to follow."""
+        """Store the only batch of a send; the caller has to call ``pause`` next."""
         acks, _, name, batch = request
         self._take_in(name, batch, waiter, 0, wants_disk=wants_disk(acks, has_followers=False))
 
     def _take_in(
         self, name: str, batch: bytes, waiter: Waiter, index: int, *, wants_disk: bool
     ) -> None:
-        """Store one batch, or say why not."""
+        """Store one batch, or return the error."""
         try:
             self._store(name, batch, waiter, index, wants_disk=wants_disk)
         except PulqueError as error:
@@ -131,14 +130,14 @@ class Receiver:
             waiter.put(index, refused(error))
 
     def pause(self, owner: object) -> None:
-        """Record that a connection has sent all that it had."""
+        """Tell the committer that a connection has sent all of its batches for now."""
         self._committer.hurry(owner)
 
     def move(self, partition: PartitionName, batch: bytes, waiter: Waiter) -> None:
-        """Store a message that is moved to another time.
+        """Store a rescheduled message.
 
         Raises:
-            StorageError: It cannot be stored.
+            StorageError: The message cannot be stored.
         """
         name = PartitionName(f"{MOVED_PREFIX}{partition}")
         now_ms = self._clock.now_ms()
@@ -208,13 +207,13 @@ class Receiver:
     def _checked_due(
         self, batch: bytes, header: BatchHeader, name: str, now_ms: int
     ) -> tuple[bytes, tuple[int, int]]:
-        """Return a batch none of which is due too late, nor in a tick that is long over.
+        """Check the due times of a batch, and raise long overdue ones to now.
 
         Returns:
-            The batch, and when the first and the last of its messages are due.
+            The batch, and the first and the last due time.
 
         Raises:
-            InvalidRequestError: A message is due too late.
+            InvalidRequestError: A message is due too far in the future.
         """
         at = layout_of(header.flags).column_start("due_at_ms", header.count)
         dues = np.frombuffer(batch, _TIMES, header.count, at)
@@ -271,11 +270,11 @@ class Receiver:
 
 
 def _check_records(batch: bytes) -> None:
-    """Refuse a compressed batch that could not be put into the schedule, or delivered, later.
+    """Check that a compressed batch can be scheduled, and delivered, later.
 
     Raises:
-        RejectedError: It cannot be opened, or not here; or brokers would refuse its messages, as
-            these travel uncompressed.
+        RejectedError: It cannot be decompressed, or its codec is not installed here; or brokers
+            would refuse its messages, which are delivered uncompressed.
     """
     try:
         MessageTable.of([batch]).check_parts()

@@ -1,4 +1,4 @@
-"""How a delay server belongs to a cluster: it registers at every meta server."""
+"""Register a delay server at every meta server of its cluster."""
 
 import asyncio
 import contextlib
@@ -18,13 +18,13 @@ _FIRST_ANSWER_S = 2.0
 
 
 class Joining:
-    """Keeps a delay server known to its cluster.
+    """Keeps a delay server registered.
 
     Args:
-        addresses: Where the meta servers listen.
+        addresses: The addresses of the meta servers.
         files: The data directory, which belongs to one cluster for good.
-        name: The delay server's own.
-        describe: What it says about itself.
+        name: The delay server's name.
+        describe: Returns its description.
         warn: Logs an event with its fields.
     """
 
@@ -53,10 +53,10 @@ class Joining:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Begin to register; wait until a meta server answered, or none can be reached.
+        """Start to register; wait until a meta server answered, or all are unreachable.
 
         Raises:
-            ConfigError: A meta server does not want this delay server, and says why.
+            ConfigError: A meta server refuses this delay server; the text gives the reason.
         """
         self._tasks = [asyncio.create_task(link.run()) for link in self.links]
         tries = [asyncio.create_task(link.tried.wait()) for link in self.links]
@@ -77,11 +77,11 @@ class Joining:
 
     @property
     def registered_at(self) -> list[str]:
-        """The meta servers that know of this delay server now."""
+        """The meta servers at which this delay server is registered now."""
         return [str(each.address) for each in self.links if each.connection and each.is_registered]
 
     async def close(self) -> None:
-        """Say that the delay server stops, to all who listen."""
+        """Deregister at all reachable meta servers."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

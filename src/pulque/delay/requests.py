@@ -1,4 +1,4 @@
-"""From frames to the parts of the delay server and back."""
+"""Dispatch the requests of clients to the parts of the delay server."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -61,7 +61,7 @@ _MOST_WAITING = 1000
 
 
 class _Answerer:
-    """Where the answer to one request goes."""
+    """Sends the answer to one request."""
 
     __slots__ = ("_connection", "_request_id")
 
@@ -114,10 +114,10 @@ class DelayHandler:
         self._status = status
         self._tasks: set[asyncio.Task[None]] = set()
         self._changing: WeakKeyDictionary[Connection, asyncio.Lock] = WeakKeyDictionary()
-        """So that a connection stands once in the queue of those who change something."""
+        """By connection, so that each has one turn among those that change messages."""
 
     def handle(self, connection: Connection, frame: Frame) -> Work | None:
-        """Answer a frame, now or when there is something to answer."""
+        """Handle a frame; answer now or later."""
         answerer = _Answerer(connection, frame.request_id)
         try:
             if not connection.is_welcome:
@@ -135,14 +135,14 @@ class DelayHandler:
         return None
 
     def pause(self, connection: Connection) -> None:
-        """Write what a connection sent, now that all its requests are handled."""
+        """Pass on that a connection has sent all of its requests for now."""
         self._receiver.pause(connection)
 
     def closed(self, connection: Connection) -> None:
-        """Nothing waits for a connection only."""
+        """Do nothing: no state belongs to a connection alone."""
 
     async def close(self) -> None:
-        """Give up what is under way."""
+        """Cancel pending requests."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -159,7 +159,7 @@ class DelayHandler:
         answerer.answer(replace(self._welcome, version=version, cluster=self._joining.cluster))
 
     def _begin(self, connection: Connection, request: Request, answerer: _Answerer) -> Work | None:
-        """Answer a request, at once or in steps."""
+        """Handle a request, at once or in steps."""
         if isinstance(request, Send) and len(request.batches) > 1:
             self._check_send(connection, request.timeout_ms)
             return self._receiver.send_in_steps(request, answerer.answer, lambda: None)
@@ -217,7 +217,7 @@ class DelayHandler:
         return self._changing.setdefault(connection, asyncio.Lock())
 
     def _route(self, request: Route) -> RouteOf:
-        """Say that delayed messages come here; of all else nothing is known."""
+        """Answer a route request: delayed messages go here; other routes are unknown."""
         pattern = Pattern(parse_pattern(request.subject))
         if request.kind is not RouteKind.DELAYED:
             raise UnsupportedError("this is a delay server; ask a meta server who serves subjects")

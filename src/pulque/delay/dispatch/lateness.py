@@ -8,7 +8,7 @@ import numpy.typing as npt
 __all__ = ["EDGES_MS", "Lateness"]
 
 EDGES_MS = (0, 50, 100, 150, 200, 300, 500, 1000, 2000, 5000, 10_000, 60_000, 3_600_000)
-"""A message counts for the first of these that its lateness is not over."""
+"""The upper edges of the histogram."""
 
 
 class Lateness:
@@ -18,12 +18,12 @@ class Lateness:
         self._counts = np.zeros(len(EDGES_MS) + 1, np.int64)
 
     def add(self, late_ms: npt.NDArray[Any]) -> None:
-        """Take in messages that were accepted."""
+        """Count accepted messages."""
         found = np.searchsorted(EDGES_MS, late_ms)
         self._counts += np.bincount(found, minlength=len(self._counts))
 
     def report(self) -> dict[str, int]:
-        """Return how many were at most so late, by milliseconds; those beyond under ``more``."""
+        """Return the counts by upper edge in ms; later messages under ``more``."""
         names = [*map(str, EDGES_MS), "more"]
         pairs = zip(names, self._counts.tolist(), strict=True)
         return {name: count for name, count in pairs if count}

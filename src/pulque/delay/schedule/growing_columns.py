@@ -1,4 +1,4 @@
-"""Columns that grow together, with room to spare: to add to them costs what is added."""
+"""Columns that grow together with spare capacity: appending costs only the new rows."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -25,10 +25,10 @@ class Growing:
             name: np.empty((_LEAST_ROOM, *each.shape), each.base) for name, each in types.items()
         }
         self.count = 0
-        """How many rows there are."""
+        """The number of rows."""
 
     def __getitem__(self, name: str) -> _Numbers:
-        """Return a column. What is written to it stays, until the next rows are added."""
+        """Return a column. Writes to it are kept until the next rows are added."""
         return self._columns[name][: self.count]
 
     def extend(self, rows: Mapping[str, Any], count: int) -> None:
@@ -48,5 +48,5 @@ class Growing:
 
     @property
     def room(self) -> int:
-        """How many rows it has memory for."""
+        """The capacity in rows."""
         return len(next(iter(self._columns.values())))

@@ -1,7 +1,8 @@
 """The hash index of a tick: the places of messages in its schedule log, by id.
 
 Its file ``20261116T0900Z.index`` is beside the schedule log, and derived from it: if it is
-missing, damaged or short, the schedule log is read instead, from where it ends. Numbers are little-endian,
+missing, damaged or short, the schedule log is read instead, from where it ends.
+Numbers are little-endian,
 and rows count the messages of the schedule log::
 
     magic "DX" | version u16 | head size u32 | tick i64 | covered u64 | rows u64 | entries u32
