@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.repo.tables import bare, tables
 from tests.repo.tree import DOCS, ROOT, SOURCE, pages
 
-JOURNEY = DOCS / "journey.md"
+MAPS = [DOCS / "journey.md", DOCS / "architecture.md"]
+"""The pages that name packages, files and what is in them."""
 PACKAGE = SOURCE / "pulque"
 
 _FENCE = re.compile(r"^(```|~~~).*?^\1\s*$", re.MULTILINE | re.DOTALL)
@@ -52,21 +54,24 @@ def _leads_somewhere(path: Path, target: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Mention:
-    """A file that the journey names, and what it says is in it."""
+    """A file or a package that a page names, and what it says is in it."""
 
     path: str
     names: tuple[str, ...]
 
 
 def mentions(page: str) -> Iterator[Mention]:
-    """In rows of tables: a path in code style, and the identifiers in code style after it."""
+    """In rows of tables: a path in code style, and the identifiers in code style after it.
+
+    A path ends with ``.py``, or with a slash if it is a package.
+    """
     for row in page.splitlines():
         if not row.startswith("|"):
             continue
         path = ""
         names: list[str] = []
         for span in _SPAN.findall(row):
-            if re.fullmatch(r"[\w/]+\.py", span):
+            if re.fullmatch(r"[\w/]+(\.py|/)", span):
                 if path:
                     yield Mention(path, tuple(names))
                 path, names = span, []
@@ -76,11 +81,21 @@ def mentions(page: str) -> Iterator[Mention]:
             yield Mention(path, tuple(names))
 
 
+def drawn(page: str) -> set[str]:
+    """Return the packages that a picture names: in code blocks, words that end with a slash."""
+    pictures = "\n".join(match[0] for match in _FENCE.finditer(page))
+    return set(re.findall(r"(?<!\S)([a-z_]+(?:/[a-z_]+)*/)(?!\S)", pictures))
+
+
 def untrue(mention: Mention, package: Path) -> list[str]:
-    file = package / mention.path
-    if not file.exists():
+    found = package / mention.path
+    if mention.path.endswith("/"):
+        files = sorted(found.rglob("*.py"))
+    else:
+        files = [found] if found.exists() else []
+    if not files:
         return [f"{mention.path} does not exist"]
-    text = file.read_text(encoding="utf-8")
+    text = "\n".join(file.read_text(encoding="utf-8") for file in files)
     return [
         f"{mention.path} has no {name}"
         for name in mention.names
@@ -106,11 +121,40 @@ def test_every_decision_says_why_and_at_what_price() -> None:
 
 
 @pytest.mark.accepts("003-62")
-def test_the_journey_names_files_and_names_that_exist() -> None:
-    found = list(mentions(JOURNEY.read_text(encoding="utf-8")))
+@pytest.mark.parametrize("page", MAPS, ids=lambda path: path.stem)
+def test_maps_of_the_code_name_packages_files_and_names_that_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    found = list(mentions(text))
+    pictured = drawn(text)
 
-    assert found, "the journey has no row with a path"
+    assert found, f"{page.name} has no row with a path"
+    assert pictured, f"{page.name} has no picture of the packages"
     assert [wrong for mention in found for wrong in untrue(mention, PACKAGE)] == []
+    assert [path for path in sorted(pictured) if not (PACKAGE / path).is_dir()] == []
+
+
+@pytest.mark.parametrize("page", MAPS, ids=lambda path: path.stem)
+def test_maps_of_the_code_draw_every_package(page: Path) -> None:
+    packages = {f"{path.parent.name}/" for path in PACKAGE.glob("*/__init__.py")}
+
+    assert drawn(page.read_text(encoding="utf-8")) >= packages
+
+
+def test_the_architecture_has_a_row_for_every_package() -> None:
+    packages = {f"{path.parent.name}/" for path in PACKAGE.glob("*/__init__.py")}
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    rows = next(each.rows for each in tables(text) if each.columns == ("Package", "Holds"))
+
+    assert {bare(row["Package"]) for row in rows} >= packages
+
+
+def test_each_change_is_one_line_with_a_link() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    _, _, changes = text.partition("\n## ")
+    lines = changes.splitlines()
+
+    assert [line for line in lines if line.startswith(" ")] == []
+    assert [line for line in lines if line.startswith("- ") and not links(line)] == []
 
 
 def test_links_are_read_from_prose_only() -> None:
@@ -137,6 +181,14 @@ def test_mentions_are_paths_with_the_names_that_follow() -> None:
         Mention("storage/log.py", ("append",)),
         Mention("a/b.py", ("Send", "c_d", "x")),
     ]
+    assert list(mentions("| `a/b/` `Send` (2), `c/` |")) == [
+        Mention("a/b/", ("Send",)),
+        Mention("c/", ()),
+    ]
+
+
+def test_pictures_name_packages() -> None:
+    assert drawn("`no/`\n```\n model/  a/b/ │ and/or x.py\n```\n") == {"model/", "a/b/"}
 
 
 def test_a_mention_is_untrue_without_its_file_or_its_name(tmp_path: Path) -> None:
@@ -145,3 +197,6 @@ def test_a_mention_is_untrue_without_its_file_or_its_name(tmp_path: Path) -> Non
     assert untrue(Mention("log.py", ("Log", "append")), tmp_path) == []
     assert untrue(Mention("log.py", ("Logger",)), tmp_path) == ["log.py has no Logger"]
     assert untrue(Mention("gone.py", ()), tmp_path) == ["gone.py does not exist"]
+    assert untrue(Mention(f"{tmp_path}/", ("Log",)), tmp_path) == []
+    assert untrue(Mention(f"{tmp_path}/", ("Logger",)), tmp_path) == [f"{tmp_path}/ has no Logger"]
+    assert untrue(Mention("gone/", ()), tmp_path) == ["gone/ does not exist"]

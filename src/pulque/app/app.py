@@ -1,4 +1,4 @@
-"""An application that handles messages: register functions, then run.
+"""The application class: register handlers, then run.
 
 ::
 
@@ -41,22 +41,22 @@ DEFAULT_GRACE = 30.0
 
 
 class App:
-    """Calls functions with messages. Register them, then ``run``.
+    """An application that calls registered functions with messages.
 
     Args:
         url: ``pulque://host:port``, or several hosts with commas; else ``$PULQUE_URL``, else
             this machine.
-        name: What this application is called; else the name of its script. It is part of
-            consumer ids and stands in the broker's log.
-        timeout: The limit of sends that are given no other, in seconds.
-        grace: How long calls may go on when the application is told to stop, in seconds.
+        name: The application's name; else the name of its script. It is part of consumer ids
+            and appears in the broker's log.
+        timeout: The default time-out of sends, in seconds.
+        grace: How long calls may go on when the application stops, in seconds.
         acks: When a send counts as confirmed: ``"disk"``, ``"replica"`` or ``"memory"``.
-        state_dir: Where consumers keep their ids; else ``$PULQUE_STATE_DIR``, else
+        state_dir: The folder for consumer ids and positions; else ``$PULQUE_STATE_DIR``, else
             ``~/.local/state/pulque``.
 
     Raises:
-        ConfigError: The URL is not one.
-        UsageError: A time is no time.
+        ConfigError: The URL is invalid.
+        UsageError: A duration is invalid.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class App:
         self._serving: Serving | None = None
         self._task: asyncio.Task[BaseException | None] | None = None
         self._forked: ForkedError | None = None
-        """Why nothing can be sent, in a child that was forked while it ran."""
+        """What to raise on use in a child that was forked while the application ran."""
         on_fork(self, App._after_fork)
 
     # ── what to call ───────────────────────────────────────────────────────────────────────
@@ -108,37 +108,37 @@ class App:
         dedup: Checker | None = None,
         **wishes: Unpack[Wishes],
     ) -> Callable[[F], F]:
-        """Have a function called with each message of a subject; it stays as it is.
+        """Register a function that is called with each message of a subject; return it unchanged.
 
-        A function that returns is done with the message: ack. One that raises could not: nack,
-        with the error as the reason. An async function runs on the event loop, any other in a
-        thread. Its parameters say by their types what they take: ``pulque.ReceivedMessage``
-        (or no type) the message, everything else what the body holds.
+        Returning acks the message. Raising nacks it, with the error as the reason. An async
+        function runs on the event loop, any other in a thread. The types of its parameters
+        select their values: ``pulque.ReceivedMessage`` (or no type) the message, any other type
+        the decoded body.
 
         Args:
-            subject: Whose messages.
-            group: For whom; all applications with this group share the messages. Without one,
+            subject: The subject, or a pattern.
+            group: The group; all applications with this group share the messages. Without one,
                 each application gets all of them (broadcast).
             concurrency: How many calls may run at the same time. They end in any order, and
-                the broker is told of a completed prefix only.
-            timeout: How long a call may take, in seconds; then the message is nacked, and the
-                call cancelled, or its thread left alone and replaced.
-            ack: ``"manual"`` if the function only begins the work: ``message.ack()`` or
-                ``nack()`` may be called later, from any thread. An error is a nack even so.
+                only a completed prefix is settled.
+            timeout: How long a call may take, in seconds. Then the message is nacked; an async
+                call is cancelled, a thread is left running and replaced.
+            ack: ``"manual"`` if the function only starts the work: call ``message.ack()`` or
+                ``nack()`` later, from any thread. An exception still nacks.
             on_abandon: ``"cancel"`` cancels an async call when its message went to another
-                consumer; ``"finish"`` leaves it to the function: ``message.is_abandoned``.
-            decode: Gives the payload of a message, where its type cannot tell.
-            dedup: A checker (``pulque.dedup``); a message that it knows is acked without a call.
-            **wishes: What ``Client.consumer`` takes, with the same meaning: ``tags``,
+                consumer; with ``"finish"`` the function may check ``message.is_abandoned``.
+            decode: A function that returns the payload of a message, for other formats.
+            dedup: A checker (``pulque.dedup``); messages that it knows are acked without a call.
+            **wishes: Options of ``Client.consumer``, with the same meaning: ``tags``,
                 ``all_tags``, ``start``, ``retry``, ``mode``, ``broadcast``, ``ordered``,
                 ``blocks``, ``consumer_id``, and
-                ``max_held``: how many messages may be held unsettled, those that are done but
-                stand behind one that is not included.
+                ``max_held``: how many messages may be held unsettled, finished ones behind an
+                unfinished one included.
 
         Raises:
-            UsageError: Something makes no sense, or the group has a handler here already, for
+            UsageError: An option is invalid, or the group has a handler here already, for
                 the subject or for a pattern that covers it.
-            InvalidNameError: The subject or the group is no name.
+            InvalidNameError: The subject or the group is not a valid name.
         """
 
         def register(function: F) -> F:
@@ -174,27 +174,27 @@ class App:
         decode: Decode | None = None,
         **wishes: Unpack[Wishes],
     ) -> Callable[[F], F]:
-        """Have a function called with lists of messages, or of what their bodies hold.
+        """Register a function that is called with lists of messages, or of decoded bodies.
 
-        To return acks all of them, to raise nacks all of them; ``BatchFailed`` names those
-        that failed. From its third attempt on, a message comes alone.
+        Returning acks all of them, raising nacks all of them; ``BatchFailed`` names the failed
+        ones. From its third attempt on, a message is delivered alone.
 
         Args:
-            subject: Whose messages.
-            group: For whom.
-            max_messages: How many a call gets at most.
-            max_wait: How long the first one waits for more, in seconds.
+            subject: The subject, or a pattern.
+            group: The group.
+            max_messages: The most messages of one call.
+            max_wait: How long the first message waits for more, in seconds.
             concurrency: How many calls may run at the same time.
-            timeout: As for ``subscribe``, and so are all others.
-            ack: Who acks.
-            on_abandon: What becomes of a call some of whose messages went to others.
-            decode: Gives the payload of a message.
-            **wishes: What else ``Client.consumer`` takes.
+            timeout: As for ``subscribe``, like the following.
+            ack: Whether returning acks.
+            on_abandon: Whether to cancel a call when some of its messages went to others.
+            decode: A function that returns the payload of a message.
+            **wishes: Other options of ``Client.consumer``.
 
         Raises:
-            UsageError: Something makes no sense, or the group has a handler here already, for
+            UsageError: An option is invalid, or the group has a handler here already, for
                 the subject or for a pattern that covers it.
-            InvalidNameError: The subject or the group is no name.
+            InvalidNameError: The subject or the group is not a valid name.
         """
 
         def register(function: F) -> F:
@@ -218,27 +218,26 @@ class App:
         return register
 
     def middleware(self, function: F) -> F:
-        """Have a function called around every handler, the first one outermost.
+        """Register a function that is called around every handler, the first one outermost.
 
-        It takes the message (a list of them for batch handlers) and ``call_next``, without
-        arguments, which returns what the handler returns. What it raises counts as the
-        handler's, and what it swallows never happened. It may be async or not, whatever the
-        handler is.
+        It takes the message (a list of them for batch handlers) and ``call_next``, which takes no
+        arguments and returns the handler's result. An exception that it raises counts as the
+        handler's; one that it swallows does not. It may be async or not, whatever the handler is.
         """
         check_middleware(function)
         self._middleware.append(function)
         return function
 
     def on_startup(self, function: F) -> F:
-        """Have a function without parameters called before the first message is pulled."""
+        """Register a function without parameters, called before the first pull."""
         check_hook("on_startup", function)
         self._startup.append(function)
         return function
 
     def on_shutdown(self, function: F) -> F:
-        """Have a function without parameters called after the last call has ended.
+        """Register a function without parameters, called after the last handler has ended.
 
-        The last one that was registered comes first.
+        The function that was registered last is called first.
         """
         check_hook("on_shutdown", function)
         self._shutdown.append(function)
@@ -246,7 +245,7 @@ class App:
 
     @property
     def handlers(self) -> list[Handler]:
-        """What is registered."""
+        """The registered handlers."""
         return list(self._handlers.values())
 
     def _add(self, handler: Handler) -> None:
@@ -265,10 +264,10 @@ class App:
 
     @property
     def client(self) -> Client:
-        """The application's client, for asyncio, while it runs.
+        """The application's asyncio client, while the application runs.
 
         Raises:
-            UsageError: It does not run.
+            UsageError: The application does not run.
         """
         return self._running().client
 
@@ -283,14 +282,14 @@ class App:
         """Send a message, and return its receipt once it is confirmed.
 
         Args:
-            subject: Where to.
-            payload: Bytes or a text as they are; all else as JSON.
+            subject: The subject.
+            payload: Bytes or text, sent unchanged; any other value is sent as JSON.
             timeout: How long to wait, in seconds.
-            **parts: What the message has beside: ``key``, ``tags``, ``headers`` …
+            **parts: Other parts of the message: ``key``, ``tags``, ``headers`` …
 
         Raises:
-            UsageError: The application does not run, or the payload is no JSON.
-            PulqueError: It is not confirmed.
+            UsageError: The application does not run, or the payload is not JSON-able.
+            PulqueError: The message is not confirmed.
         """
         return await self.client.send(subject, payload, timeout=timeout, **parts)
 
@@ -302,7 +301,7 @@ class App:
         timeout: float | None = None,
         **parts: Unpack[Parts],
     ) -> Receipt:
-        """``send`` for handlers that are not async: it waits, in their thread."""
+        """Send from a handler that is not async: block its thread until the confirmation."""
         loop = self._running().loop
         if _is_on_a_loop():
             raise UsageError("an async handler is to use: await app.send(…)")
@@ -310,7 +309,7 @@ class App:
         return asyncio.run_coroutine_threadsafe(sending, loop).result()
 
     def _after_fork(self) -> None:
-        """Take it in a child for one that does not run: its loop and its threads are not there."""
+        """Mark the application as not running in a child: loop and threads exist in the parent."""
         if self._serving is not None:
             self._serving = self._task = None
             self._forked = forked("application's client", "use pulque.connect() in the child")
@@ -327,13 +326,14 @@ class App:
     def run(self) -> None:
         """Handle messages until SIGTERM or SIGINT, in this thread.
 
-        The first signal is a polite one: nothing new is begun, calls may end within ``grace``,
-        what is done is settled, the rest handed back at once. The second ends it now. A handler
-        that exits (``sys.exit``) does as the first signal, and its exit goes on from here.
+        The first signal stops gracefully: no further call starts, running calls may end within
+        ``grace``, finished messages are settled, the rest is handed back at once. The second skips
+        the grace. A handler that exits (``sys.exit``) has the effect of the first signal, and
+        then its exit is raised here.
 
         Raises:
-            UsageError: Nothing is registered, it runs already, or this thread has a loop.
-            PulqueError: There is no way to go on.
+            UsageError: No handler is registered, it runs already, or this thread has a loop.
+            PulqueError: An error that retries cannot cure stopped a handler.
         """
         if _is_on_a_loop():
             raise UsageError("there is an event loop in this thread: await app.serve() instead")
@@ -362,21 +362,21 @@ class App:
         """Handle messages until ``stop`` is called, or the task is cancelled.
 
         Raises:
-            UsageError: Nothing is registered, or it runs already.
-            PulqueError: There is no way to go on.
+            UsageError: No handler is registered, or it runs already.
+            PulqueError: An error that retries cannot cure stopped a handler.
         """
         problem = await self._serve(self._begin())
         if problem is not None:
             raise problem
 
     def stop(self) -> None:
-        """Have it end politely; the second time, at once. May be called from any thread."""
+        """Stop gracefully; the second call skips the grace. May be called from any thread."""
         serving = self._serving
         if serving is not None:
             serving.stop()
 
     async def __aenter__(self) -> Self:
-        """Handle messages beside what the block does, which may use ``send``."""
+        """Handle messages while the block runs, which may use ``send``."""
         serving = self._begin()
         task = self._task = asyncio.create_task(self._serve(serving), name="pulque-app")
         ready = asyncio.create_task(serving.ready.wait())
@@ -392,7 +392,7 @@ class App:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stop politely; raise what made it stop before that."""
+        """Stop gracefully; raise the error that stopped the application earlier, if any."""
         task, self._task = self._task, None
         self.stop()
         if task is not None and (problem := await task) is not None:
@@ -428,7 +428,7 @@ class App:
 
 
 def _is_on_a_loop() -> bool:
-    """Whether the caller runs on an event loop, and would block it by waiting."""
+    """Return whether the caller runs on an event loop, and would block it by waiting."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -437,7 +437,7 @@ def _is_on_a_loop() -> bool:
 
 
 def _check_apart(known: Handler, handler: Handler) -> None:
-    """Refuse two handlers of a group that would share the messages of a subject between them."""
+    """Raise ``UsageError`` if two handlers of a group would share the messages of a subject."""
     if overlap(Pattern(known.subject), Pattern(handler.subject)):
         raise UsageError(
             f"{known.name} handles {known.subject} and {handler.name} handles {handler.subject}, "

@@ -1,8 +1,8 @@
-"""Middleware around a handler: each layer in its own world, on the loop or in a thread.
+"""Middleware around a handler: each layer runs on the loop or in a thread.
 
-The first middleware that was registered is the outermost. What is async runs on the event loop,
-what is not runs in a thread, and ``call_next`` leads from one to the other as needed; layers of
-one kind that stand side by side call each other directly.
+The first middleware that was registered is the outermost. Async layers run on the event loop,
+others in a thread, and ``call_next`` switches between them as needed; adjacent layers of
+one kind call each other directly.
 """
 
 import functools
@@ -21,12 +21,12 @@ BlockingCall = Callable[[Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class Worlds:
-    """The ways between the loop and the threads."""
+    """Functions that switch between the loop and the threads."""
 
     run_in_thread: Callable[[Callable[[], Any]], Awaitable[Any]]
-    """Called on the loop; what it is given runs in a thread."""
+    """Called on the loop; runs its argument in a thread."""
     run_on_loop: Callable[[Coroutine[Any, Any, Any]], Any]
-    """Called in a thread, which waits; what it is given runs on the loop."""
+    """Called in a thread, which waits; runs its argument on the loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +36,19 @@ class _Layer:
 
 
 def chain(middleware: Sequence[Function], handler: Function, worlds: Worlds) -> AsyncCall:
-    """Return a handler within its middleware, to be called on the loop.
+    """Return a handler wrapped in its middleware, to be called on the loop.
 
     Args:
-        middleware: The outermost first; each takes what the call is about, and ``call_next``.
-        handler: Takes what the call is about: a message, or a list of them.
-        worlds: How to get from one to the other.
+        middleware: The outermost first; each takes the message or messages, and ``call_next``.
+        handler: Takes a message, or a list of them.
+        worlds: How to switch between loop and threads.
     """
     layers = [_Layer(each, is_async(each)) for each in (*middleware, handler)]
     return _enter(layers, worlds)
 
 
 def _enter(layers: Sequence[_Layer], worlds: Worlds) -> AsyncCall:
-    """Return these layers, to be awaited on the loop."""
+    """Return these layers as a function to be awaited on the loop."""
     first = layers[0]
     if not first.is_async:
         blocking = _block(layers, worlds)
@@ -70,7 +70,7 @@ def _enter(layers: Sequence[_Layer], worlds: Worlds) -> AsyncCall:
 
 
 def _block(layers: Sequence[_Layer], worlds: Worlds) -> BlockingCall:
-    """Return these layers, to be called in a thread."""
+    """Return these layers as a function to be called in a thread."""
     first = layers[0]
     if first.is_async:
         enter = _enter(layers, worlds)

@@ -1,4 +1,4 @@
-"""A handler and what was said about it: subject, group, how many at once, for how long."""
+"""A registered handler and its options: subject, group, concurrency, time-out."""
 
 import contextlib
 import difflib
@@ -56,13 +56,13 @@ _HELD_PER_CALL = 100
 _MOST_HELD = 1_000_000_000
 _LONGEST = 7 * 24 * 3600.0
 _OPTIONS = ("group", "concurrency", "timeout", "ack", "on_abandon", "decode")
-"""What all handlers may be told beside their wishes."""
+"""Options of all handlers, beside those of their group."""
 _OF_ONE = ("dedup",)
 _OF_BATCHES = ("max_messages", "max_wait")
 
 
 class Wishes(TypedDict, total=False):
-    """What a handler may wish of its group, as ``Client.consumer`` takes it."""
+    """Group options, as of ``Client.consumer``: mode, filter, start, retry policy."""
 
     start: StartAt
     mode: ModeName | None
@@ -81,19 +81,19 @@ class Handler:
     """One registered function.
 
     Attributes:
-        function: It, as it was written.
-        subject: Whose messages it gets.
-        group: For whom.
+        function: The function as registered.
+        subject: The subject, or a pattern.
+        group: The group; None for a broadcast.
         concurrency: How many calls may run at the same time.
         timeout: How long a call may take, in seconds.
-        ack: Whether its return is an ack, or it acks by itself.
-        on_abandon: What becomes of a running call whose messages were given to others.
-        batch: How many messages a call gets at most; None for one by one.
+        ack: Whether returning acks, or the function acks itself.
+        on_abandon: Whether to cancel a running call whose messages went to others.
+        batch: The most messages of one call; None for one by one.
         max_wait: How long a batch waits for more messages, in seconds.
         consumer: Options for ``Client.consumer``.
-        arguments: How it is called.
+        arguments: How to pass message and payload.
         is_async: Whether it runs on the loop; else in a thread.
-        dedup: Knows which messages it has handled.
+        dedup: The checker that remembers handled messages.
     """
 
     function: Function
@@ -112,26 +112,26 @@ class Handler:
 
     @property
     def name(self) -> str:
-        """What it is called in the log."""
+        """The name for the log."""
         return name_of(self.function)
 
     @property
     def is_broadcast(self) -> bool:
-        """Whether it gets everything, whoever else does."""
+        """Whether every application gets every message."""
         return _mode_of(self.consumer, self.group) is Mode.BROADCAST
 
     @property
     def is_once(self) -> bool:
-        """Whether messages come one time only, and are not kept if they fail."""
+        """Whether messages are delivered at most one time, without retries."""
         return _mode_of(self.consumer, self.group) is Mode.ONCE
 
     @property
     def is_ordered(self) -> bool:
-        """Whether messages of one order key come one after the other."""
+        """Whether messages of one order key are handled one after the other."""
         return _mode_of(self.consumer, self.group) is Mode.ORDERED
 
     def prepared(self) -> Function:
-        """Return a function of a message, or of a list of them, that decodes and calls it."""
+        """Return a function of a message, or a list, that decodes and calls the handler."""
         handle = self._decoding()
         return handle if self.dedup is None else _checking(handle, self.dedup)
 
@@ -174,7 +174,7 @@ class Handler:
     def _decode_all(
         self, messages: list[ReceivedMessage]
     ) -> tuple[list[ReceivedMessage], list[object]]:
-        """Return what can be decoded; all others are nacked here, as only they failed."""
+        """Return the messages that can be decoded; nack the others, as only they failed."""
         decode = self.arguments.decode
         if decode is None:
             return messages, []
@@ -200,11 +200,11 @@ def make_handler(  # noqa: PLR0913  # the arguments of App.subscribe and App.sub
     max_wait: float = 0.0,
     wishes: Wishes,
 ) -> Handler:
-    """Check what was said about a handler.
+    """Return a handler after checking its options.
 
     Raises:
-        UsageError: It makes no sense; the text says what would.
-        InvalidNameError: The subject or the group is no name.
+        UsageError: An option is invalid; the text says what is allowed.
+        InvalidNameError: The subject or the group is not a valid name.
     """
     check_whole("concurrency", concurrency, 1, _MOST_AT_ONCE)
     if timeout is not None:
@@ -246,7 +246,7 @@ def make_handler(  # noqa: PLR0913  # the arguments of App.subscribe and App.sub
 def _check_wishes(
     name: str, wishes: Mapping[str, object] | Wishes, special: tuple[str, ...]
 ) -> None:
-    """Refuse options that there are not."""
+    """Raise ``UsageError`` for unknown options."""
     known = (*_OPTIONS, *special, *Wishes.__annotations__)
     for option in wishes:
         if option not in Wishes.__annotations__:
@@ -275,7 +275,7 @@ def _check_checker(name: str, dedup: Checker, group: str | None, ack: str) -> No
 
 
 def _check_effect(name: str, arguments: Arguments, ack: str, decode: Decode | None) -> None:
-    """Refuse what would be said in vain."""
+    """Raise ``UsageError`` for options that would have no effect."""
     if ack == "manual" and arguments.message is None:
         raise UsageError(f'{name} does not take the message, so with ack="manual" nobody acks it')
     if decode is not None and arguments.payload is None:
@@ -283,7 +283,7 @@ def _check_effect(name: str, arguments: Arguments, ack: str, decode: Decode | No
 
 
 def _checking(handle: Function, checker: Checker) -> Function:
-    """Return a handler that is not called for messages that it has handled."""
+    """Return a handler that skips messages that its checker knows."""
     if is_async(handle):
 
         async def once(message: Any) -> Any:
@@ -302,7 +302,7 @@ def _checking(handle: Function, checker: Checker) -> Function:
 def _consumer_options(
     subject: str, group: str | None, wishes: Wishes, at_once: int
 ) -> dict[str, Any]:
-    """Return what to tell the consumer: what was wished, and room for a window of calls."""
+    """Return the consumer's options: those given, and a ``max_held`` for all concurrent calls."""
     for name in ("tags", "all_tags"):
         check_words(name, wishes.get(name, ()))
     check_flag("ordered", wishes.get("ordered", False))
@@ -347,13 +347,13 @@ def _tags(given: Iterable[str]) -> Iterable[str]:
 
 
 async def _awaited(result: Any) -> Any:
-    """Make good a forgotten await: else the work would be acked and never done."""
+    """Await a forgotten coroutine: else the message would be acked without its work being done."""
     return await result if inspect.isawaitable(result) else result
 
 
 @contextlib.contextmanager
 def _named_places(messages: list[ReceivedMessage]) -> Iterator[None]:
-    """Have a ``BatchFailed`` name messages where the handler named their places in its list."""
+    """Replace indexes in a ``BatchFailed`` by the messages of the handler's list."""
     try:
         yield
     except BatchFailed as error:

@@ -1,7 +1,7 @@
-"""What becomes of a message, by the way its handler ended.
+"""The outcome of a message, by the way its handler ended.
 
-A handler that returns is done with its message: ack. One that raises could not: nack, with the
-error as the reason. ``Retry``, ``RetryAt``, ``Reject`` and ``BatchFailed`` say more than that.
+Returning acks the message. Raising nacks it, with the error as the reason. ``Retry``, ``RetryAt``,
+``Reject`` and ``BatchFailed`` choose another outcome.
 """
 
 import logging
@@ -31,14 +31,14 @@ _MAX_TEXT = 1000
 
 
 class Retry(Exception):  # noqa: N818  # an order to us, not something that went wrong
-    """Raised by a handler that cannot do it now: the message comes again.
+    """Raised by a handler to have its message retried.
 
     Args:
         reason: Why; it is kept with the message.
         delay: How long to wait, in seconds or as a timedelta; None leaves it to the group.
 
     Raises:
-        UsageError: The delay is negative, no number, or longer than two years.
+        UsageError: The delay is negative, not a number, or longer than two years.
     """
 
     def __init__(self, reason: str = "", *, delay: float | timedelta | None = None) -> None:
@@ -56,17 +56,17 @@ class Retry(Exception):  # noqa: N818  # an order to us, not something that went
 
 
 class RetryAt(Exception):  # noqa: N818  # an order to us, not something that went wrong
-    """Raised by a handler that can do it at a certain time only: the message comes again then.
+    """Raised by a handler to have its message retried at a certain time.
 
-    A delay server has the whole message until then, and it comes back to this group alone, as the
-    next attempt. It is settled here only after the delay server has it.
+    A delay server stores the whole message until then; it is delivered to this group alone, as the
+    next attempt. It is settled here only after the delay server has it on disk.
 
     Args:
-        when: When to deliver it again; with a time zone. What is past is now.
+        when: When to deliver it again; with a time zone. A time in the past means at once.
         reason: Why; it is kept with the message.
 
     Raises:
-        UsageError: That is no instant, or one without a time zone.
+        UsageError: ``when`` is not a ``datetime``, or has no time zone.
     """
 
     def __init__(self, when: datetime, reason: str = "") -> None:
@@ -78,7 +78,7 @@ class RetryAt(Exception):  # noqa: N818  # an order to us, not something that we
 
 
 class Reject(Exception):  # noqa: N818  # an order to us, not something that went wrong
-    """Raised by a handler that can never do it: the message becomes a dead letter at once.
+    """Raised by a handler to make its message a dead letter at once.
 
     Args:
         reason: Why; it is kept with the message.
@@ -91,12 +91,11 @@ class Reject(Exception):  # noqa: N818  # an order to us, not something that wen
 
 
 class BatchFailed(Exception):  # noqa: N818  # an order to us, not something that went wrong
-    """Raised by a batch handler: these could not be done, and all others are done.
+    """Raised by a batch handler to nack some of its messages, and ack the others.
 
     Args:
-        reasons: For each message that failed (or for its place in the list that the handler
-            was given), the reason: a text, or the error that it ended with; a ``Retry``,
-            ``RetryAt`` or ``Reject`` counts as such.
+        reasons: For each failed message (or its index in the handler's list), the reason: a text,
+            or an exception; a ``Retry``, ``RetryAt`` or ``Reject`` has its usual effect.
     """
 
     def __init__(self, reasons: Mapping[ReceivedMessage | int, str | BaseException]) -> None:
@@ -111,9 +110,9 @@ class Verdict:
     reason: str
     delay: float | None = None
     at: datetime | None = None
-    """When it is to come again, if its handler said so."""
+    """When to retry it, if its handler gave a time."""
     is_dead: bool = False
-    """Whether no other attempt is of any use."""
+    """Whether to make it a dead letter."""
 
 
 def verdict_of(error: BaseException | str) -> Verdict:
@@ -135,10 +134,10 @@ def verdict_of(error: BaseException | str) -> Verdict:
 def verdicts_of(
     error: BatchFailed, messages: Sequence[ReceivedMessage]
 ) -> dict[ReceivedMessage, Verdict]:
-    """Return how to nack those messages of a batch that failed.
+    """Return how to nack the failed messages of a batch.
 
     Raises:
-        UsageError: It names what is not in the batch.
+        UsageError: The error names a message that is not in the batch.
     """
     known = set(messages)
     for which in error.reasons:
@@ -174,7 +173,7 @@ def _check_reason(reason: object) -> None:
 
 
 def _text_of(error: BaseException) -> str:
-    """Return an error as one text; its own may be long, or fail itself."""
+    """Return an error as a short text; its own may be long, or raise."""
     name = type(error).__name__
     try:
         text = str(error)

@@ -1,9 +1,9 @@
-"""Bodies as values: what a handler's type hint asks for, out of bytes.
+"""Decode bodies into the types that handlers annotate.
 
 ``bytes`` and ``str`` are the body itself; ``dict``, ``list`` and ``Any`` are its JSON. Types with
 fields are validated: pydantic's by pydantic, all others (dataclasses, ``msgspec.Struct``,
-``TypedDict``, ``list[Order]`` …) by msgspec, strictly: a text is no number. Both packages are
-imported only where a type asks for them.
+``TypedDict``, ``list[Order]`` …) by msgspec, strictly: ``"1"`` is not a number. Both packages are
+imported only if a type needs them.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,16 +17,16 @@ __all__ = ["PayloadError", "decoder_of"]
 Decoder = Callable[[bytes], object]
 
 _PLAIN = (dict, dict[str, Any], dict[str, object], list, list[Any], list[object])
-"""What needs no package."""
+"""Types that need no package."""
 
 
 def decoder_of(wanted: Any) -> Decoder:
-    """Return what turns a body into a value of this type.
+    """Return a function that decodes a body into this type.
 
-    The result raises ``PayloadError`` for a body that is no such value.
+    It raises ``PayloadError`` for a body that does not fit the type.
 
     Raises:
-        UsageError: Nothing can be decoded into this type, or the package for it is missing.
+        UsageError: The type is not supported, or its package is missing.
     """
     if wanted is bytes:
         return bytes
@@ -58,7 +58,7 @@ def _plain(kind: type) -> Decoder:
 
 
 def _parts(wanted: Any) -> Iterator[Any]:
-    """Yield a type and all that stand in its brackets: ``list[Order | None]`` has four."""
+    """Yield a type and its type arguments, recursively: ``list[Order | None]`` has four."""
     yield wanted
     for each in get_args(wanted):
         yield from _parts(each)
@@ -96,7 +96,7 @@ def _by_msgspec(wanted: Any) -> Decoder:
 
 
 def _named(wanted: Any, decode: Decoder) -> Decoder:
-    """Have all that goes wrong become one kind of error, which says what was wanted."""
+    """Return a decoder that raises every failure as ``PayloadError`` with the expected type."""
     name = _name_of(wanted)
 
     def decode_or_say(body: bytes) -> object:

@@ -1,8 +1,8 @@
-"""Runs one handler: pulls what can begin soon, calls it, settles what it is done with.
+"""Run one handler: pull messages that can start soon, call the handler, settle.
 
-Calls run side by side, up to the handler's concurrency, and end in any order. The consumer
-underneath settles only the completed prefix, so the broker never hears of an ack before those
-in front of it. What waits here is no more than would begin within the next tenth of a second.
+Calls run concurrently, up to the handler's concurrency, and end in any order. The consumer
+settles only the completed prefix, so the broker never gets an ack before those of earlier
+messages. No more messages wait here than would start within the next 0.1 s.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ _TRY_AGAIN = 2.0
 _LAST_WORDS = 1.0
 _LOOK = 0.05
 _ALONE_FROM = 3
-"""From this attempt on, a message is a batch by itself: if it is the poison, only it fails."""
+"""From this attempt on, a message is a batch by itself, so that it fails no others."""
 
 Ending = Literal["", "timeout", "abandoned", "stopping"]
 
@@ -57,7 +57,7 @@ class Call:
     def __init__(self, messages: list[ReceivedMessage]) -> None:
         self.messages = messages
         self.ending: Ending = ""
-        """Why we cancelled it."""
+        """Why the runner cancelled it."""
         self.jobs: list[Job] = []
         self.nested: list[Any] = []
         self.task: asyncio.Task[None] | None = None
@@ -71,10 +71,10 @@ class Runner:
     """One handler at work. Lives in one event loop.
 
     Args:
-        handler: What to call.
-        consumer: Where the messages come from.
-        middleware: What to call around it, the outermost first.
-        on_exit: Told that a handler wants the process to end, or that it cannot go on.
+        handler: The handler.
+        consumer: The source of messages.
+        middleware: The middleware, the outermost first.
+        on_exit: Called when a handler wants the process to exit, or cannot continue.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Runner:
         self._is_ordered = handler.is_ordered
         retry = handler.consumer.get("retry")
         self._most_attempts = None if retry is None else retry.max_attempts
-        """After how many a message becomes a dead letter, if the handler says so."""
+        """After so many attempts a message becomes a dead letter, if the handler sets it."""
         self._on_exit = on_exit
         self._loop = asyncio.get_running_loop()
         self._threads = Threads(handler.name, self._late)
@@ -115,7 +115,7 @@ class Runner:
         """Pull and call until cancelled.
 
         Raises:
-            PulqueError: There is no way to go on: another took over this consumer's id, say.
+            PulqueError: The runner cannot continue: another consumer took over this id, say.
         """
         while True:
             room = self._room()
@@ -138,7 +138,7 @@ class Runner:
                 self._begin()
 
     def _room(self) -> int:
-        """Return how many more messages could begin soon."""
+        """Return how many more messages could start soon."""
         now = time.monotonic()
         if now - self._paced_at >= HORIZON:
             self._ahead = min(_MOST_AHEAD, int(self._ended / (now - self._paced_at) * HORIZON))
@@ -154,7 +154,7 @@ class Runner:
     # ── calling ────────────────────────────────────────────────────────────────────────────
 
     def _begin(self) -> None:
-        """Begin as many calls as may run."""
+        """Start as many calls as may run."""
         while self._waiting and len(self._running) < self.handler.concurrency:
             messages = self._next_messages()
             if not messages:
@@ -170,7 +170,7 @@ class Runner:
             self._has_room.set()
 
     def _next_messages(self) -> list[ReceivedMessage]:
-        """Take what the next call is about; nothing if it is worth waiting for more."""
+        """Remove and return the next call's messages; none if the batch should wait for more."""
         batch = self.handler.batch
         if not self._has_next():
             return []
@@ -278,7 +278,7 @@ class Runner:
         self._succeeded(call, None)
 
     def _tell(self, call: Call, error: BaseException) -> None:
-        """Log a failure; what the handler meant to raise needs no trace."""
+        """Log a failure; with a traceback unless the handler raised one of our outcomes."""
         first, verdict = call.messages[0], verdict_of(error)
         limit = self._most_attempts
         limit_text = "" if limit is None else f" of {limit}"
@@ -298,7 +298,7 @@ class Runner:
         )
 
     def _end_of(self, messages: list[ReceivedMessage], verdict: Verdict) -> str:
-        """Return what to say of messages that do not come again."""
+        """Return the log text for messages that are not retried."""
         limit = self._most_attempts
         is_last = limit is not None and all(each.attempt >= limit for each in messages)
         if self.handler.is_once or not (verdict.is_dead or is_last):
@@ -306,7 +306,7 @@ class Runner:
         return "; now a dead letter" if len(messages) == 1 else "; now dead letters"
 
     def _remember(self, messages: list[ReceivedMessage]) -> None:
-        """Keep in mind what is to be acked elsewhere, for the end."""
+        """Record messages that the application acks later, to wait for them at the end."""
         self._manual += messages
         if len(self._manual) > self._manual_limit:
             self._manual = [each for each in self._manual if _is_open(each)]
@@ -355,7 +355,7 @@ class Runner:
         log.warning("ended after it was given up: handler=%s", self.handler.name)
 
     def _abandoned(self) -> None:
-        """Drop what was given to others, and tell those who work on it."""
+        """Drop messages that went to other consumers, and cancel their calls if so configured."""
         before = len(self._waiting)
         self._waiting = deque(each for each in self._waiting if not each.is_abandoned)
         running = [c for c in self._running if any(m.is_abandoned for m in c.messages)]
@@ -374,11 +374,11 @@ class Runner:
     # ── the end ────────────────────────────────────────────────────────────────────────────
 
     async def finish(self, hurry: asyncio.Event, grace: float) -> None:
-        """Begin no more calls; let those that run end, and settle.
+        """Start no more calls; wait for running ones, and settle.
 
         Args:
-            hurry: Set when there is no more time at all.
-            grace: How long to wait for them, in seconds.
+            hurry: Set to skip the rest of the grace.
+            grace: How long to wait for running calls, in seconds.
         """
         self._is_stopping = True
         self._waiting.clear()
@@ -411,7 +411,7 @@ def _tasks_of(calls: Sequence[Call]) -> Iterator[asyncio.Task[None]]:
 
 
 async def _capture(coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:
-    """Return what it returns, or what it raises: SystemExit in a task would end the loop."""
+    """Return the result or the exception: a ``SystemExit`` raised in a task would end the loop."""
     try:
         return await coroutine, None
     except asyncio.CancelledError:

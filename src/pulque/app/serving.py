@@ -1,4 +1,4 @@
-"""One run of an application: hooks, handlers at work, and the end of it all."""
+"""One run of an application: hooks, handlers, shutdown."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ _BLOCKED = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What an application was told to do."""
+    """The handlers, hooks and options of an application."""
 
     handlers: Sequence[Handler]
     middleware: Sequence[Function]
@@ -34,8 +34,8 @@ class Serving:
     """An application while it runs. Lives in one event loop; only ``stop`` is thread-safe.
 
     Args:
-        plan: What to do.
-        client: Belongs to it from then on.
+        plan: Its handlers, hooks and options.
+        client: Its client, which it closes.
     """
 
     def __init__(self, plan: Plan, client: Client) -> None:
@@ -50,11 +50,11 @@ class Serving:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether it was told to end."""
+        """Whether ``stop`` was called."""
         return self._stopping.is_set()
 
     def stop(self) -> None:
-        """Have it end politely; the second time, at once."""
+        """Stop gracefully; the second call skips the grace."""
         self.loop.call_soon_threadsafe(self._stop)
 
     def _stop(self) -> None:
@@ -63,7 +63,7 @@ class Serving:
         self._stopping.set()
 
     async def run(self) -> BaseException | None:
-        """Handle messages until told to stop; return what made it stop by itself."""
+        """Handle messages until ``stop``; return the error that stopped it otherwise."""
         try:
             for hook in self._plan.startup:
                 await _call(hook)
@@ -106,7 +106,7 @@ class Serving:
                 log.exception("a shutdown hook failed: %s", name_of(hook))
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Stop everything if one handler cannot go on."""
+        """Stop everything if one handler cannot continue."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self._exit(error)
 
@@ -123,7 +123,7 @@ async def _call(hook: Function) -> None:
 
 
 async def _watch(runners: Sequence[Runner]) -> None:
-    """Say when the broker is gone and back, and when the loop is blocked."""
+    """Log when the broker is lost and back, and when the loop is blocked."""
     gone_at: float | None = None
     while True:
         slept_at = time.monotonic()

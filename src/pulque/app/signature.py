@@ -1,4 +1,4 @@
-"""Which of its parameters a handler wants filled with what, by their type hints."""
+"""Which parameters of a handler get the message and the payload, by their type hints."""
 
 import collections.abc
 import inspect
@@ -39,9 +39,9 @@ class Arguments:
 
     Attributes:
         message: The name of the parameter for the message, or for the list of them.
-        payload: The same for what the body holds.
-        decode: Gives the payload of a message.
-        is_positional: Whether they are passed by place, in the order in which they stand.
+        payload: The same for the decoded body.
+        decode: Returns the payload of a message.
+        is_positional: Whether to pass them by position, in the order of the parameters.
     """
 
     message: str | None
@@ -50,7 +50,7 @@ class Arguments:
     is_positional: bool
 
     def caller(self, function: Function) -> Call:
-        """Return a function of message and payload that calls the handler as it wants."""
+        """Return a function of message and payload that calls the handler with its arguments."""
         message, payload = self.message, self.payload
         if self.is_positional:
             return lambda *given: function(*self._wanted(given))
@@ -67,15 +67,15 @@ class Arguments:
 
 
 def name_of(function: Function) -> str:
-    """Return what to call a handler in a log."""
+    """Return a handler's name for the log."""
     return getattr(function, "__qualname__", None) or type(function).__name__
 
 
 def is_async(function: Function) -> bool:
-    """Whether calling it gives a coroutine.
+    """Return whether calling a function returns a coroutine.
 
     Raises:
-        UsageError: It is a generator: to call it would do nothing.
+        UsageError: It is a generator: calling it would do nothing.
     """
     call = type(function).__call__ if not inspect.isroutine(function) else function
     for each in (function, call):
@@ -85,10 +85,10 @@ def is_async(function: Function) -> bool:
 
 
 def check_middleware(function: Function) -> None:
-    """Refuse what cannot stand around a handler.
+    """Check that a function can be middleware.
 
     Raises:
-        UsageError: It is no function, yields, or does not take the message and ``call_next``.
+        UsageError: It is not a function, yields, or does not take the message and ``call_next``.
     """
     if not callable(function):
         raise UsageError(f"middleware {function!r} is not a function")
@@ -105,10 +105,10 @@ def check_middleware(function: Function) -> None:
 
 
 def check_hook(name: str, function: Function) -> None:
-    """Refuse what cannot be called at the start or the end of an application.
+    """Check that a function can be a startup or shutdown hook.
 
     Raises:
-        UsageError: It is no function, yields, or wants arguments.
+        UsageError: It is not a function, yields, or needs arguments.
     """
     if not callable(function):
         raise UsageError(f"{name} got {function!r}; a function is allowed")
@@ -124,10 +124,10 @@ def check_hook(name: str, function: Function) -> None:
 
 
 def arguments_of(function: Function, decode: Decode | None, *, is_batch: bool) -> Arguments:
-    """Find out how a handler wants to be called.
+    """Return which parameters of a handler get the message and the payload.
 
     Raises:
-        UsageError: It cannot be told, or nothing can be decoded into what it wants.
+        UsageError: The hints are ambiguous, or a type cannot be decoded.
     """
     name = name_of(function)
     if not callable(function):
@@ -201,7 +201,7 @@ def _decode_into(kind: Any) -> Decode:
 
 
 def _is_in_order(wanted: Sequence[Parameter], found: dict[str, str]) -> bool:
-    """Whether they can be passed by place: some functions allow nothing else."""
+    """Return whether both can be passed by position: some functions allow only that."""
     if not any(each.kind is Parameter.POSITIONAL_ONLY for each in wanted):
         return False
     if [each.name for each in wanted] != [
@@ -214,7 +214,7 @@ def _is_in_order(wanted: Sequence[Parameter], found: dict[str, str]) -> bool:
 def decode_all(
     decode: Decode, messages: Sequence[ReceivedMessage]
 ) -> tuple[list[ReceivedMessage], list[object], dict[ReceivedMessage, Exception]]:
-    """Return the messages that can be decoded, their payloads, and what is wrong with others."""
+    """Return the messages that can be decoded, their payloads, and the errors of the others."""
     good: list[ReceivedMessage] = []
     payloads: list[object] = []
     bad: dict[ReceivedMessage, Exception] = {}

@@ -1,7 +1,7 @@
-"""Threads for handlers that block, as many as may run at once; one that hangs is replaced.
+"""A thread pool for blocking handlers; threads that hang are replaced.
 
-All methods are called on the event loop. The threads do nothing but run what they are given and
-leave word on the loop; they are daemons, so that none of them can keep a process alive.
+Call all methods on the event loop. The threads run jobs and report results to the loop; they
+are daemons, so that none of them keeps the process alive.
 """
 
 import asyncio
@@ -19,8 +19,8 @@ class Job:
     """One call in a thread.
 
     Attributes:
-        done: Has the result, or the error, once there is one.
-        is_stuck: Whether nobody waits for it any more.
+        done: The future of the result or the exception.
+        is_stuck: Whether the application gave it up.
     """
 
     __slots__ = ("call", "done", "is_stuck")
@@ -35,13 +35,13 @@ class Threads:
     """Runs blocking calls of one handler.
 
     Args:
-        name: What the threads are called.
-        on_late: Told when a call that was given up has ended after all.
+        name: The name of the threads.
+        on_late: Called when a call that was given up has ended after all.
     """
 
     def __init__(self, name: str, on_late: Callable[[], None]) -> None:
         self.stuck = 0
-        """How many threads are in a call that was given up."""
+        """How many threads run a call that was given up."""
         self._name = name
         self._on_late = on_late
         self._loop = asyncio.get_running_loop()
@@ -50,7 +50,7 @@ class Threads:
         self._started = 0
 
     def submit(self, call: Callable[[], Any]) -> Job:
-        """Run a call in a thread, in the context of the caller."""
+        """Run a function in a thread, in the context of the caller."""
         context = contextvars.copy_context()
         job = Job(lambda: context.run(call), self._loop.create_future())
         self._busy += 1
@@ -62,14 +62,14 @@ class Threads:
         return job
 
     def give_up(self, job: Job) -> None:
-        """Take the thread of a call for lost; the next call gets another one."""
+        """Give up the thread of a call; the next call gets another one."""
         if not job.done.done() and not job.is_stuck:
             job.is_stuck = True
             self._busy -= 1
             self.stuck += 1
 
     def close(self) -> None:
-        """Let idle threads end; those in a call end after it, or with the process."""
+        """End idle threads; busy ones end after their call, or with the process."""
         for _ in range(self._started):
             self._jobs.put(None)
 

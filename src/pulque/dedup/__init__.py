@@ -1,7 +1,7 @@
-"""For consumers: has this message been handled before?
+"""Checkers for consumers: has this message been handled before?
 
 Delivery is at least once, so a message can come twice: after a crash between the work and its
-ack, or to another consumer after a lease ran out. A checker knows messages by id and group::
+ack, or to another consumer after a lease ran out. A checker identifies messages by id and group::
 
     checker = MemoryChecker()
     for message in consumer:

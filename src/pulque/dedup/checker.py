@@ -1,4 +1,4 @@
-"""What a checker does: one message, one answer."""
+"""The base class of checkers."""
 
 import asyncio
 import os
@@ -20,12 +20,12 @@ _let_go: "weakref.WeakKeyDictionary[Checker, Callable[[Any], None]]" = weakref.W
 class Checker(ABC):
     """Remembers which messages of a group were handled. Thread-safe.
 
-    A message is *begun*, then *finished* or *given up*. What is begun and neither, as its process
-    died, may be begun by another after a while: a checker never makes a message go missing.
+    A message is *begun*, then *finished* or *given up*. If its process dies in between, another
+    consumer may begin it after a while: a checker never loses a message.
 
     Attributes:
-        may_block: Whether its methods may wait for something, such as a database.
-        group: The only group whose messages it takes; empty for any.
+        may_block: Whether its methods may block, for example on a database.
+        group: The only group whose messages it accepts; empty for any.
     """
 
     may_block: ClassVar[bool] = True
@@ -36,10 +36,10 @@ class Checker(ABC):
         """Begin a message, and finish it at the end of the block; an exception gives it up.
 
         Yields:
-            Whether the message is to be handled; False if it was before.
+            True if the message is to be handled, False if it was handled before.
 
         Raises:
-            UnavailableError: Another handles it right now: nack it, it comes again.
+            UnavailableError: Another consumer handles it now: nack it, to have it retried.
         """
         is_first = self.begin(message)
         try:
@@ -53,7 +53,7 @@ class Checker(ABC):
 
     @asynccontextmanager
     async def once_async(self, message: Message) -> AsyncIterator[bool]:
-        """As ``once``, for asyncio: what may wait for a database does so in a thread."""
+        """Do the same as ``once`` for asyncio; methods that may block run in a thread."""
         is_first = await self._call(self.begin, message)
         try:
             yield is_first
@@ -69,23 +69,23 @@ class Checker(ABC):
 
     @abstractmethod
     def begin(self, message: Message) -> bool:
-        """Say whether a message is to be handled; False if it was before.
+        """Begin a message; return False if it was handled before.
 
         Raises:
-            UnavailableError: Another handles it right now.
+            UnavailableError: Another consumer handles it now.
         """
 
     @abstractmethod
     def finish(self, message: Message) -> None:
-        """Remember that a message was handled."""
+        """Record that a message was handled."""
 
     @abstractmethod
     def give_up(self, message: Message) -> None:
-        """Let a message that was begun be begun again."""
+        """Allow a message that was begun to be begun again."""
 
 
 def on_fork(checker: C, let_go: Callable[[C], None]) -> None:
-    """Call ``let_go(checker)`` in every child of fork, where none of the parent's threads runs."""
+    """Register ``let_go(checker)`` for children of fork, which have none of our threads."""
     _let_go[checker] = let_go
 
 

@@ -1,4 +1,4 @@
-"""A checker for one process: it forgets the oldest messages, and all of them with its end."""
+"""A checker in memory: it forgets the oldest messages, and everything when the process ends."""
 
 import threading
 import time
@@ -20,7 +20,7 @@ def _key(message: Message) -> _Key:
 
 
 class MemoryChecker(Checker):
-    """Remembers the messages that this process handled last, those of each group for itself.
+    """Remembers the messages that this process handled last, per group.
 
     Args:
         size: How many messages to remember, about 150 bytes each.
@@ -28,7 +28,7 @@ class MemoryChecker(Checker):
         monotonic: The clock, in seconds.
 
     Raises:
-        UsageError: One of them is not more than 0.
+        UsageError: ``size`` or ``keep`` is not more than 0.
     """
 
     may_block = False
@@ -46,7 +46,7 @@ class MemoryChecker(Checker):
         self._keep = keep
         self._now = monotonic
         self._handled: OrderedDict[_Key, float] = OrderedDict()
-        """When each was handled, the one that came up last at the end."""
+        """When each message was handled, the latest at the end."""
         self._begun: set[_Key] = set()
         self._lock = threading.Lock()
         on_fork(self, MemoryChecker._after_fork)
@@ -60,10 +60,10 @@ class MemoryChecker(Checker):
         return len(self._handled)
 
     def begin(self, message: Message) -> bool:
-        """Say whether a message is to be handled; False if it was before.
+        """Begin a message; return False if it was handled before.
 
         Raises:
-            UnavailableError: Another thread handles it right now.
+            UnavailableError: Another thread handles it now.
         """
         key = _key(message)
         with self._lock:
@@ -77,7 +77,7 @@ class MemoryChecker(Checker):
             return True
 
     def finish(self, message: Message) -> None:
-        """Remember that a message was handled."""
+        """Record that a message was handled."""
         key = _key(message)
         with self._lock:
             self._begun.discard(key)
@@ -87,6 +87,6 @@ class MemoryChecker(Checker):
                 self._handled.popitem(last=False)
 
     def give_up(self, message: Message) -> None:
-        """Let a message that was begun be begun again."""
+        """Allow a message that was begun to be begun again."""
         with self._lock:
             self._begun.discard(_key(message))

@@ -1,9 +1,9 @@
 """A checker in a table of a SQL database, for all consumers of a group.
 
-It can be used in two ways. ``once`` has a transaction of its own: what was handled is not handled
-again, but after a crash between the work and the end of the block it is. ``mark`` is part of the
-transaction in which the work is done: both happen, or neither does, which is as close to exactly
-once as there is::
+It can be used in two ways. ``once`` has a transaction of its own: a handled message is not handled
+again, except after a crash between the work and the end of the block. ``mark`` is part of the
+transaction of the work: both are committed or neither, which is as close to exactly
+once as possible::
 
     with engine.begin() as connection:
         if checker.mark(connection, message):
@@ -55,23 +55,23 @@ _INSERTS: dict[str, Callable[[Table], postgresql.Insert | sqlite.Insert]] = {
 
 
 class SqlChecker(Checker):
-    """Remembers what a group handled, in a table. Thread-safe.
+    """Remembers the handled messages of a group in a table. Thread-safe.
 
     Args:
-        engine: The database. For ``mark`` it is the one that the work is done in.
+        engine: The database; for ``mark`` the one in which the work is done.
         group: The group whose messages are remembered; several groups may share a table, each
-            with a checker of its own. Messages that were delivered to another are refused.
-        table: The table's name; ``create_table`` makes it.
-        keep: How long to remember a message; it has to be longer than a message can take to
-            come again: its retries, and how long the broker keeps it.
-        claim: How long a message that was begun is left to whoever began it. Longer than the
-            slowest handler takes.
+            with a checker of its own. Messages of another group are refused.
+        table: The table's name; ``create_table`` creates it.
+        keep: How long to remember a message; longer than the time after which it can still be
+            redelivered: its retries, and the broker's retention.
+        claim: How long a message that was begun belongs to the consumer that began it; longer
+            than the slowest handler.
         now_ms: The time in milliseconds since 1970; consumers' clocks must agree to within a
             small part of ``claim``.
 
     Raises:
-        UsageError: A time is not more than 0.
-        InvalidNameError: The group is none.
+        UsageError: A duration is not more than 0.
+        InvalidNameError: The group is not a valid name.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class SqlChecker(Checker):
             Column("holder", String(32), nullable=False),
         )
         self._holders: dict[str, str] = {}
-        """By message id: the word by which we know our own rows of what was begun."""
+        """By message id: the random word that identifies our own rows."""
         self._finished = 0
         self._lock = threading.Lock()
         on_fork(self, SqlChecker._after_fork)
@@ -112,20 +112,20 @@ class SqlChecker(Checker):
         self._lock = threading.Lock()
 
     def create_table(self) -> None:
-        """Make the table, if it is not there."""
+        """Create the table, if it does not exist."""
         self._table.create(self._engine, checkfirst=True)
 
     # ── in the transaction of the work ─────────────────────────────────────────────────────
 
     def mark(self, connection: Connection, message: Message) -> bool:
-        """Remember in a transaction that a message is handled; say whether that is new.
+        """Record in a transaction that a message is handled; return False if it was already.
 
         Another transaction that marks the same message waits until this one has ended. If this one
-        is rolled back, nothing is remembered.
+        is rolled back, so is the record.
 
         Raises:
-            UnavailableError: Another began it with ``once``, less than ``claim`` ago.
-            UsageError: It was delivered to another group.
+            UnavailableError: Another consumer began it with ``once``, less than ``claim`` ago.
+            UsageError: The message was delivered to another group.
         """
         for _ in range(_TRIES):
             found = self._take(connection, message, "", handled_at_ms=self._now_ms())
@@ -136,11 +136,12 @@ class SqlChecker(Checker):
     # ── in a transaction of its own ────────────────────────────────────────────────────────
 
     def begin(self, message: Message) -> bool:
-        """Say whether a message is to be handled; False if it was before.
+        """Begin a message; return False if it was handled before.
 
         Raises:
-            UnavailableError: Another began it less than ``claim`` ago, and has not finished.
-            UsageError: It was delivered to another group.
+            UnavailableError: Another consumer began it less than ``claim`` ago, and has not
+                finished.
+            UsageError: The message was delivered to another group.
         """
         holder = secrets.token_hex(16)
         for _ in range(_TRIES):
@@ -154,7 +155,7 @@ class SqlChecker(Checker):
         raise self._restless(message)
 
     def finish(self, message: Message) -> None:
-        """Remember that a message was handled."""
+        """Record that a message was handled."""
         now_ms = self._now_ms()
         with self._engine.begin() as connection:
             values = update(self._table).where(self._is(message)).values(handled_at_ms=now_ms)
@@ -168,7 +169,7 @@ class SqlChecker(Checker):
             self.purge()
 
     def give_up(self, message: Message) -> None:
-        """Let a message that was begun be begun again."""
+        """Allow a message that was begun to be begun again."""
         with self._lock:
             holder = self._holders.pop(message.id, "")
         table = self._table
@@ -177,9 +178,9 @@ class SqlChecker(Checker):
             connection.execute(delete(table).where(ours))
 
     def purge(self) -> int:
-        """Forget this group's messages that are older than ``keep``; return how many they were.
+        """Delete this group's rows that are older than ``keep``; return how many there were.
 
-        It happens by itself now and then.
+        The checker also does so itself now and then.
         """
         table = self._table
         old = and_(
@@ -194,7 +195,7 @@ class SqlChecker(Checker):
     def _take(
         self, connection: Connection, message: Message, holder: str, *, handled_at_ms: int | None
     ) -> bool | None:
-        """Return whether the message is to be handled, or None if it must be tried again."""
+        """Return whether the message is to be handled, or None to try again."""
         self._check_group(message)
         now_ms = self._now_ms()
         if self._insert(connection, message, now_ms, handled_at_ms=handled_at_ms, holder=holder):
@@ -247,7 +248,7 @@ class SqlChecker(Checker):
         handled_at_ms: int | None,
         holder: str,
     ) -> bool:
-        """Insert a row; say whether it was not there."""
+        """Insert a row; return False if it exists."""
         values = {
             "group_name": self.group,
             "message_id": message.id,

@@ -47,7 +47,7 @@ _TWO_YEARS = 2 * 366 * DAY
 
 
 class DelayListenSection(ListenSection):
-    """Where a delay server can be reached."""
+    """The address of a delay server."""
 
     port: Annotated[Number, Field(ge=0, le=65535)] = Field(
         default=DELAY_PORT,
@@ -56,7 +56,7 @@ class DelayListenSection(ListenSection):
 
 
 class DelayStorageSection(Section):
-    """Where delayed messages rest."""
+    """Where delayed messages are stored."""
 
     directory: Path = Field(
         description="Holds all logs; made if it is not there. One delay server owns it."
@@ -83,7 +83,7 @@ class DelayStorageSection(Section):
 
 
 class ScheduleSection(Section):
-    """How delayed messages are kept until they are due."""
+    """How delayed messages are scheduled."""
 
     tick: Annotated[Duration, Field(ge=5 * MINUTE, le=HOUR)] = Field(
         default=HOUR,
@@ -107,7 +107,7 @@ class ScheduleSection(Section):
 
 
 class DeliverySection(Section):
-    """How messages that are due get to brokers."""
+    """How due messages are sent to brokers."""
 
     batch_messages: Annotated[Number, Field(ge=1, le=10_000)] = Field(
         default=10_000, description="The most messages that go to a broker in one batch."
@@ -158,7 +158,7 @@ class DelayLimitsSection(BatchLimitsSection):
 
 
 class DelayClusterSection(JoinSection):
-    """Which cluster the delay server belongs to."""
+    """The cluster of the delay server."""
 
     meta: Listed = Field(
         default=(),
@@ -173,7 +173,7 @@ class DelayClusterSection(JoinSection):
 
 
 class DelaySettings(ServerSettings):
-    """All that a delay server can be told."""
+    """The settings of a delay server."""
 
     server = "delay"
 

@@ -1,4 +1,4 @@
-"""What the parts of a delay server have at hand."""
+"""Clock, threads and locks that the parts of a delay server share."""
 
 import asyncio
 from collections.abc import Callable
@@ -16,27 +16,27 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """The world around the data path."""
+    """Clock, threads and locks around the data path."""
 
     clock: Clock
     scheduler: Executor
-    """The thread that lets schedule logs grow: senders wait for it."""
+    """The thread that writes schedule logs: producers wait for it."""
     looker: Executor
-    """The thread that looks into ticks, and removes them: nobody's messages wait for it."""
+    """The thread that searches and removes ticks: no message waits for it."""
     noter: Executor
-    """The thread that works on dispatch logs."""
+    """The thread that writes dispatch logs."""
     reader: Executor
-    """Threads that read, and that wait for the disk."""
+    """Threads for reads and syncs."""
     lock: asyncio.Lock
-    """Held while schedule logs grow."""
+    """Held while schedule logs are written."""
     warn: Callable[..., None]
     """Logs an event with its fields."""
     fail: Callable[[PulqueError], None]
     """Called when the disk failed and the server must stop."""
     looking: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while somebody looks into ticks. Whoever needs both locks takes this one first."""
+    """Held during searches of ticks. If both locks are needed, this one is taken first."""
 
     async def look(self, work: Callable[[], _T]) -> _T:
-        """Do something in the thread that looks into ticks, and return what it does."""
+        """Run a function in the search thread, and return its result."""
         async with self.looking:
             return await asyncio.get_running_loop().run_in_executor(self.looker, work)

@@ -1,4 +1,4 @@
-"""What a delay server does by the clock: checkpoints, retention, room on the disk."""
+"""Periodic work of a delay server: checkpoints, retention, disk space."""
 
 import asyncio
 from collections.abc import Callable
@@ -22,23 +22,23 @@ _LITTLE_BYTES = 1024 * 1024
 _SWEEP_MS = 60_000
 _LEAST_MS = 1000
 _MOST_SEALED = 16
-"""So many segments of the message log are worth a checkpoint that removes them …"""
+"""So many sealed segments are worth a checkpoint that removes them …"""
 _PAUSE_MS = 500
-"""… or any, after a pause of so long: nobody waits for the disk then …"""
+"""… or any, after a pause of so long, when no send waits for the disk …"""
 _LONGEST_REPLAY_MS = 2000
-"""… and so is as much as a restart would need so long to replay …"""
+"""… and so are batches that a restart would need so long to replay …"""
 _MANY_OVER = 1_000_000
-"""… or so many messages in memory that are all delivered …"""
+"""… or so many delivered messages in memory …"""
 _LEAST_TIMES = 2
-"""… after so many times as long as the last checkpoint took."""
+"""… after so many times the duration of the last checkpoint."""
 _INDEXED = 8
-"""So many hash indexes are brought up to date in one turn …"""
+"""The hash indexes to update in one turn …"""
 _QUIET_MS = 5000
-"""… once it has been quiet for so long."""
+"""… after a pause of so long."""
 
 
 class Housekeeper:
-    """Runs beside the data path on the same event loop; disk work goes to threads."""
+    """Runs on the same event loop as the data path; disk work runs in threads."""
 
     def __init__(  # noqa: PLR0913  # what it needs, and nothing else
         self,
@@ -57,7 +57,7 @@ class Housekeeper:
         self._dedup = recovered.dedup
         self._extent = recovered.extent
         self._over_at = dict.fromkeys(recovered.extent.over, recovered.extent.replayed)
-        """Ticks that were over at the last checkpoint, and how far it says all is replayed."""
+        """Ticks that were over at the last checkpoint, with its replayed offset."""
         self._committer = committer
         self._notebook = notebook
         self._dispatcher = dispatcher
@@ -76,7 +76,7 @@ class Housekeeper:
         self.removed_ticks = 0
 
     async def run(self) -> None:
-        """Keep house until cancelled."""
+        """Run until cancelled."""
         while True:
             await asyncio.sleep(_TICK_S)
             try:
@@ -85,7 +85,7 @@ class Housekeeper:
                 self._around.warn("housekeeping_delayed", reason=str(error))
 
     async def tick(self) -> None:
-        """Do what is due now."""
+        """Do the work that is due now."""
         now_ms = self._around.clock.monotonic_ms()
         self._engine.check_room()
         waited_ms = now_ms - self._checkpoint_at_ms
@@ -100,10 +100,10 @@ class Housekeeper:
             self._dedup.forget_idle(self._around.clock.now_ms())
 
     async def _index_some(self) -> None:
-        """Bring the hash indexes of some ticks up to date, unless something is to be replayed.
+        """Update the hash indexes of some ticks, unless batches wait to be replayed.
 
-        What comes would share the processor with it, so it is for a lull. A message that is
-        looked for in a tick without an index is found in its bytes.
+        It would take CPU from sends, so it runs in pauses. A search in a tick without an index
+        scans the schedule log's bytes.
         """
         if self._store.replayed < self._engine.end:
             return
@@ -118,7 +118,7 @@ class Housekeeper:
             await self._around.look(partial(self._store.search.index_ids, tick))
 
     def _is_worth_it(self, now_ms: int) -> bool:
-        """Whether enough would go, or need not be replayed any more, after a checkpoint."""
+        """Return whether a checkpoint would free or save enough."""
         wanted = 1 if self._pause.is_now(self._engine.end, now_ms) else _MOST_SEALED
         if self._replayer.spent_ms - self._spent_ms >= _LONGEST_REPLAY_MS:
             return True
@@ -129,7 +129,7 @@ class Housekeeper:
         return sum(1 for segment in sealed if segment.end <= replayed) >= wanted
 
     def _over(self) -> list[int]:
-        """Return the ticks that are dispatched as a whole, and to which nothing comes any more."""
+        """Return the ticks that are completely dispatched and can get no more messages."""
         now_ms = self._around.clock.now_ms()
         return [
             tick
@@ -141,13 +141,13 @@ class Housekeeper:
         ]
 
     async def checkpoint(self, *, is_last: bool = False) -> None:
-        """Write a checkpoint of now, and remove what only an older one needed.
+        """Write a checkpoint, and remove files that only older ones needed.
 
         Args:
-            is_last: Whether the server stops now, and sends nothing any more.
+            is_last: Whether the server stops now, and sends no more batches.
 
         Raises:
-            StorageFullError: There is no room for it.
+            StorageFullError: The disk has no room for it.
         """
         async with self._turn:
             self._checkpoint_at_ms = self._around.clock.monotonic_ms()
@@ -198,9 +198,9 @@ class Housekeeper:
             await self._finish(engine.remove_oldest().run)
 
     async def _finish(self, work: Callable[[], None]) -> None:
-        """Do something in a thread, and wait until it is done even when cancelled.
+        """Run a function in a thread, and wait for it even when cancelled.
 
-        The last checkpoint comes next then: nothing may be written beside it.
+        The last checkpoint comes next then: no other write may run beside it.
         """
         running = asyncio.get_running_loop().run_in_executor(self._around.reader, work)
         try:

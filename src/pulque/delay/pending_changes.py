@@ -1,4 +1,4 @@
-"""Cancelling messages that wait, and moving them to another time."""
+"""Cancel and reschedule waiting messages."""
 
 import asyncio
 
@@ -24,7 +24,7 @@ __all__ = ["Changer"]
 
 
 class Changer:
-    """Changes what is scheduled. One message after the other, whoever asks."""
+    """Cancels and reschedules messages, one at a time over all requests."""
 
     def __init__(  # noqa: PLR0913  # what it needs, and nothing else
         self,
@@ -50,17 +50,17 @@ class Changer:
         self._turn = asyncio.Lock()
         """Held for one message at a time: a request may name a thousand."""
         self._noting: set[tuple[int, int]] = set()
-        """Cancelled places, by tick, which a look into the tick may not tell …"""
+        """Cancelled places, by tick, which a search of the tick may not see yet …"""
         self._written: set[tuple[int, int]] = set()
-        """… and those of them that the dispatch log has by now: a look from now on tells them."""
+        """… and those that the dispatch log has by now: searches from now on see them."""
         self.cancelled = 0
         self.moved = 0
 
     async def cancel(self, tickets: tuple[Ticket, ...]) -> tuple[Fate, ...]:
-        """Cancel messages; return what became of each, once that is on disk.
+        """Cancel messages; return the fate of each, once that is on disk.
 
         Raises:
-            InvalidRequestError: There are too many.
+            InvalidRequestError: The request names too many.
         """
         _check(len(tickets))
         await self._replayer.caught_up()
@@ -96,20 +96,20 @@ class Changer:
             self._forget_written()
 
     def _forget_written(self) -> None:
-        """Forget the cancels that every look from now on reads. None may be under way."""
+        """Drop cancels that every search from now on sees. No search may be running."""
         self._noting -= self._written
         self._written.clear()
 
     async def _settled(self, fates: list[Fate]) -> None:
-        """Wait until what was cancelled, by this request or another, is on disk."""
+        """Wait until the cancels of this and other requests are on disk."""
         if Fate.CANCELLED in fates or Fate.ALREADY_CANCELLED in fates:
             await self._notebook.drained()
 
     async def reschedule(self, moves: tuple[Move, ...]) -> tuple[Fate, ...]:
-        """Move messages; return what became of each, once that is on disk.
+        """Reschedule messages; return the fate of each, once that is on disk.
 
         Raises:
-            RejectedError: There are too many, or a time is too far ahead.
+            RejectedError: There are too many, or a time is too far in the future.
         """
         _check(len(moves))
         last_ms = self._clock.now_ms() + self._due.longest_delay_ms
@@ -175,7 +175,7 @@ class Changer:
             moving.discard(found.place)
 
     async def _find(self, message_id: bytes, due_ms: int) -> tuple[Fate, Found | None]:
-        """Return a message that waits, or else what became of it."""
+        """Return a waiting message, or its fate."""
         self._forget_written()
         found = await self._looker.find(message_id, due_ms)
         states = [each.state for each in found]

@@ -1,4 +1,4 @@
-"""Finding messages that wait: by id, by time, and how many there are."""
+"""Find waiting messages by id or by time, and count them."""
 
 import asyncio
 from collections import Counter, OrderedDict
@@ -39,7 +39,7 @@ _HOUR = Struct("<q")
 _FOREVER = 1 << 62
 _NOWHERE = -1
 _AT_ONCE = 64
-"""So many ticks are looked into before others have their turn."""
+"""Ticks to search before other requests get a turn."""
 
 
 class Found(NamedTuple):
@@ -50,16 +50,16 @@ class Found(NamedTuple):
 
     @property
     def state(self) -> RowState:
-        """What became of it."""
+        """Its state."""
         return RowState(int(self.tick.states[self.row]))
 
     @property
     def place(self) -> int:
-        """Where it lies in the schedule log of its tick."""
+        """Its place in the schedule log of its tick."""
         return self.tick.place_of(self.row)
 
     def within(self, live: Mapping[int, TickIndex]) -> "Found":
-        """Return it as the index of its tick has it, if that came near meanwhile."""
+        """Return it as in the live index of its tick, if that was loaded meanwhile."""
         index = live.get(self.tick.tick)
         if index is None or index is self.tick:
             return self
@@ -68,7 +68,7 @@ class Found(NamedTuple):
 
 
 class Looker:
-    """Looks into ticks; the indexes of those that are not due are kept for a while."""
+    """Searches ticks; caches the indexes of those that are not due for a while."""
 
     def __init__(
         self, store: ScheduleStore, dispatcher: Dispatcher, around: Around, memory: int
@@ -81,7 +81,7 @@ class Looker:
         self._changes = 0
 
     def forget(self, tick: int) -> None:
-        """Take note that a tick is gone, or that something in it has changed."""
+        """Drop the cached index of a tick that was removed or changed."""
         self._kept.pop(tick, None)
         self._changes += 1
 
@@ -114,11 +114,11 @@ class Looker:
         return sum(index.memory for index in self._kept.values())
 
     async def find(self, message_id: bytes, due_ms: int) -> list[Found]:
-        """Return where an id is, the last one last.
+        """Return the messages with an id, the newest last.
 
         Args:
             message_id: Sixteen bytes.
-            due_ms: When it is due; ``ANY_DUE`` looks everywhere.
+            due_ms: Its due time; ``ANY_DUE`` searches all ticks.
         """
         live = self._dispatcher.live.indexes
         ticks = self._ticks_of(due_ms)
@@ -145,10 +145,10 @@ class Looker:
         return [tick for tick in ticks if tick <= due_ms < tick + LONGEST_TICK_MS]
 
     async def listed(self, request: Scheduled) -> ScheduledListed:
-        """Answer what is due when.
+        """Return messages by due time.
 
         Raises:
-            RejectedError: That cannot be asked.
+            RejectedError: The request is invalid.
         """
         if request.subject:
             parse_subject(request.subject)
@@ -159,10 +159,10 @@ class Looker:
         return await self._next(request)
 
     def stuck(self, request: StuckMessages) -> StuckListed:
-        """Answer what brokers refuse, and why.
+        """Return the refused messages with the reasons.
 
         Raises:
-            RejectedError: That cannot be asked.
+            RejectedError: The request is invalid.
         """
         return self._dispatcher.stuck.listed(request)
 
@@ -180,7 +180,7 @@ class Looker:
         return ScheduledListed((), (_message(index, row, batch),), b"")
 
     async def batch_of(self, index: TickIndex, row: int) -> bytes:
-        """Return a message as a batch of one, for where it is to go; empty if it is damaged."""
+        """Return a message as a batch of one for its partition; empty if it is damaged."""
         table = await self.table_of(index, row)
         if table is None:
             return b""
@@ -239,7 +239,7 @@ class Looker:
         return ScheduledListed(tuple(counts), (), b"")
 
     async def _waiting(self, tick: int, request: Scheduled) -> dict[PartitionName, int]:
-        """Return how many messages of a tick wait for each partition, as far as they are asked."""
+        """Return the number of waiting messages of a tick per partition, within the request."""
         is_whole = request.from_ms <= tick
         is_whole &= tick + LONGEST_TICK_MS <= (request.until_ms or _FOREVER)
         if is_whole and tick not in self._dispatcher.live.indexes:
@@ -266,7 +266,7 @@ def _hour_of(tick: int) -> int:
 
 
 def _chosen(index: TickIndex, request: Scheduled) -> Rows:
-    """Return the rows that wait and are asked for."""
+    """Return the waiting rows within the request."""
     rows = index.waiting
     dues = index.due_ms[rows]
     rows = rows[(dues >= request.from_ms) & (dues < (request.until_ms or _FOREVER))]

@@ -1,7 +1,6 @@
-"""Send → message log → confirmed → answer, for messages that are due later.
+"""Receive delayed messages: check, deduplicate, append, confirm, answer.
 
-As a broker does it: each batch is checked, deduplicated and appended on its own. What is overdue
-already is due at once.
+As in a broker, each batch is handled by itself. Overdue messages are due at once.
 """
 
 from dataclasses import dataclass
@@ -45,12 +44,12 @@ __all__ = ["DelayReceiver", "DueLimits"]
 
 _TIMES = np.dtype("<i8")
 _SLACK_MS = 60_000
-"""A producer's clock may be ahead of ours by so much."""
+"""How far a producer's clock may be ahead of ours."""
 
 
 @dataclass(frozen=True, slots=True)
 class DueLimits:
-    """When messages may be due, and how many subjects there may be."""
+    """Limits of due times, and of the number of subjects."""
 
     longest_delay_ms: int
     tick_ms: int
@@ -82,17 +81,17 @@ class DelayReceiver(BatchReceiver):
     def _take_in(
         self, name: str, batch: bytes, waiter: Waiter, index: int, *, wants_disk: bool
     ) -> None:
-        """Store one batch, or say why not."""
+        """Store one batch, or return the error."""
         try:
             self._store(name, batch, waiter, index, wants_disk=wants_disk)
         except PulqueError as error:
             self._refuse(waiter, index, error)
 
     def move(self, partition: PartitionName, batch: bytes, waiter: Waiter) -> None:
-        """Store a message that is moved to another time.
+        """Store a rescheduled message.
 
         Raises:
-            StorageError: It cannot be stored.
+            StorageError: The message cannot be stored.
         """
         name = PartitionName(f"{MOVED_PREFIX}{partition}")
         now_ms = self._clock.now_ms()
@@ -162,13 +161,13 @@ class DelayReceiver(BatchReceiver):
     def _checked_due(
         self, batch: bytes, header: BatchHeader, name: str, now_ms: int
     ) -> tuple[bytes, tuple[int, int]]:
-        """Return a batch none of which is due too late, nor in a tick that is long over.
+        """Check the due times of a batch, and raise long overdue ones to now.
 
         Returns:
-            The batch, and when the first and the last of its messages are due.
+            The batch, and the first and the last due time.
 
         Raises:
-            InvalidRequestError: A message is due too late.
+            InvalidRequestError: A message is due too far in the future.
         """
         at = layout_of(header.flags).column_start("due_at_ms", header.count)
         dues = np.frombuffer(batch, _TIMES, header.count, at)
@@ -222,11 +221,11 @@ class DelayReceiver(BatchReceiver):
 
 
 def _check_records(batch: bytes) -> None:
-    """Refuse a compressed batch that could not be put into the schedule, or delivered, later.
+    """Check that a compressed batch can be scheduled, and delivered, later.
 
     Raises:
-        RejectedError: It cannot be opened, or not here; or brokers would refuse its messages, as
-            these travel uncompressed.
+        RejectedError: It cannot be decompressed, or its codec is not installed here; or brokers
+            would refuse its messages, which are delivered uncompressed.
     """
     try:
         MessageTable.of([batch]).check_parts()

@@ -1,7 +1,7 @@
-"""From a data directory to the state of a delay server.
+"""Recover the state of a delay server from its data directory.
 
-The checkpoint says how far the message log is in the schedule, and how large the schedule logs
-were then. What is beyond that is looked at; the rest, however much it is, is not.
+The checkpoint has the replayed end of the message log, and the sizes of the schedule logs
+at that time. Only bytes beyond these are read.
 """
 
 from dataclasses import dataclass, field
@@ -27,21 +27,21 @@ _PREFIX = b"next."
 _CLOSED_KEY = b"closed"
 _CLOSED = Struct("<QQ")
 _START_BITS = 32
-"""A server sends fewer batches to one partition between two starts."""
+"""The number of bits for batches to one partition between two starts."""
 
 
 @dataclass(slots=True)
 class _Observer:
-    """Watches the message log while it is replayed."""
+    """Observes the replay of the message log."""
 
     dedup: Dedup = field(default_factory=Dedup)
     extent: Extent = field(default_factory=lambda: Extent(0, 0, {}, {}, frozenset()))
     sequences: dict[tuple[str, str], int] = field(default_factory=dict)
     closed: tuple[int, int] = (0, 0)
-    """The start of the server whose last act was the checkpoint, and the least number since."""
+    """The start whose last act was the checkpoint, and the least number since."""
 
     def checkpoint_loaded(self, state: dict[bytes, bytes]) -> None:
-        """Start from what a checkpoint holds."""
+        """Load the state of a checkpoint."""
         self.dedup.load(state)
         self.extent = Extent.load(state)
         self.closed = _CLOSED.unpack(state.get(_CLOSED_KEY, bytes(_CLOSED.size)))
@@ -51,7 +51,7 @@ class _Observer:
                 self.sequences[group, partition] = int.from_bytes(value, "little")
 
     def batch_stored(self, partition: Partition, entry: Entry, batch: bytes) -> None:
-        """Take in one batch, as after a live append."""
+        """Apply one batch, as after a live append."""
         if not partition.name.startswith(MOVED_PREFIX):
             header = read_header(batch)
             self.dedup.stored(partition.id, header, entry.first_sequence, entry.stored_at_ms)
@@ -69,17 +69,17 @@ class Recovered:
     first_sequence: int
     """… which is not less than this."""
     extent: Extent
-    """What the checkpoint says."""
+    """The extent in the checkpoint."""
     unresumed: frozenset[int]
-    """Ticks that have batches whose outcome is not known."""
+    """Ticks with batches of unknown outcome."""
     batches: int
-    """How many batches of the message log were put into the schedule."""
+    """The number of batches of the message log that were scheduled."""
 
 
 def recover(
     files: FileSystem, options: StorageOptions, listener: Listener, tick_ms: int, now_ms: int
 ) -> Recovered:
-    """Open a data directory and bring it to where it was."""
+    """Open and recover a data directory."""
     observer = _Observer()
     engine = Engine(files, options, listener, observer, now_ms)
     store = ScheduleStore(files, listener, tick_ms)
@@ -109,12 +109,12 @@ def recover(
 
 
 def encode_closed(start: StartCount, first_sequence: int) -> dict[bytes, bytes | None]:
-    """Return what the last checkpoint of a server says, after which it numbers no batch."""
+    """Encode that this is a server's last checkpoint, after which it numbers no batch."""
     return {_CLOSED_KEY: _CLOSED.pack(start, first_sequence)}
 
 
 def encode_sequences(sequences: dict[tuple[str, str], int]) -> dict[bytes, bytes | None]:
-    """Return the numbers of the next batches, for a checkpoint."""
+    """Encode the numbers of the next batches for a checkpoint."""
     return {
         _PREFIX + "\0".join(key).encode(): number.to_bytes(8, "little")
         for key, number in sequences.items()

@@ -17,7 +17,7 @@ class DelayRegistration(Registration):
     """Keeps a delay server known to its cluster.
 
     Args:
-        addresses: Where the meta servers listen.
+        addresses: The addresses of the meta servers.
         files: The data directory, which belongs to one cluster for good.
         name: The delay server's own name.
         describe: Returns what it says about itself.

@@ -86,7 +86,7 @@ class DelayHandler(RequestHandler):
         )
 
     def pause(self, connection: Connection) -> None:
-        """Write what a connection sent, now that all its requests are handled."""
+        """Pass on that a connection has sent all of its requests for now."""
         self._receiver.pause(connection)
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Puts the parts of a delay server together, in order, and starts them. Holds no logic."""
+"""Build and start the parts of a delay server, in order. Contains no logic."""
 
 import asyncio
 import contextlib
@@ -58,11 +58,11 @@ def run_delay(settings: DelaySettings, *, on_ready: Callable[[str], None]) -> No
     """Run a delay server until SIGTERM or SIGINT.
 
     Args:
-        settings: The delay server's.
+        settings: Its settings.
         on_ready: Called with its URL once it serves.
 
     Raises:
-        PulqueError: It cannot start, or its disk failed.
+        PulqueError: The server cannot start, or its disk failed.
     """
     run_process(settings.log, lambda: _serve(settings, on_ready))
 
@@ -77,10 +77,10 @@ class DelayServer(Supervised):
     """One delay server on one data directory. Lives in one event loop.
 
     Args:
-        settings: All that it is told.
-        clock: The machine's, if not given.
-        files: The directory that the settings name, if not given.
-        brokers: Who takes messages that are due; those of the cluster, if not given.
+        settings: Its settings.
+        clock: By default the machine's clock.
+        files: By default the data directory of the settings.
+        brokers: The receivers of due messages; by default the brokers of the cluster.
     """
 
     def __init__(
@@ -101,10 +101,10 @@ class DelayServer(Supervised):
         self.url = ""
 
     async def start(self) -> None:
-        """Recover, serve, and make itself known to its cluster.
+        """Recover, serve, and register at the meta servers.
 
         Raises:
-            PulqueError: It cannot; nothing runs then.
+            PulqueError: The start failed; nothing runs then.
         """
         began_ms = self._clock.monotonic_ms()
         with contextlib.ExitStack() as undo:
@@ -124,7 +124,7 @@ class DelayServer(Supervised):
             raise
 
     async def _begin(self, recovered: Recovered, began_ms: int) -> None:
-        """Serve, now that all is put together."""
+        """Start to serve, after all parts are built."""
         self._tasks = [asyncio.create_task(self._supervise(self._notebook.run()))]
         if recovered.store.is_ahead:
             # Else what is sent next would be taken for what is there already.
@@ -150,7 +150,7 @@ class DelayServer(Supervised):
         await self._registration.start()
 
     def _recover(self, files: DataDirectory) -> Recovered:
-        """Bring the data directory to where it was."""
+        """Recover the data directory."""
         settings = self._settings
         return recover(
             files,
@@ -161,7 +161,7 @@ class DelayServer(Supervised):
         )
 
     def _build(self, recovered: Recovered) -> None:
-        """Make the parts and put them together."""
+        """Build the parts."""
         settings, clock = self._settings, self._clock
         engine, store = recovered.engine, recovered.store
         self._engine, self._store = engine, store
@@ -277,7 +277,7 @@ class DelayServer(Supervised):
         )
 
     def status(self) -> dict[str, Any]:
-        """Return how the delay server is doing."""
+        """Return the status of the delay server."""
         ticks = list(self._store.ticks.values())
         dispatcher, receiver = self._dispatcher, self._receiver
         return {
@@ -322,25 +322,25 @@ class DelayServer(Supervised):
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is on its way into the schedule, or to a broker."""
+        """Whether no message is being scheduled, or sent to a broker."""
         is_placed = not self._replayer.waiting_bytes
         return is_placed and self._notebook.is_idle and self._dispatcher.is_idle
 
     @property
     def has_due(self) -> bool:
-        """Whether a message is due that no broker has yet, or may be: it is not placed yet."""
+        """Whether a due message is not at a broker yet, or an unscheduled one may be due."""
         return bool(self._replayer.waiting_bytes) or self._dispatcher.has_due
 
     async def checkpoint(self) -> None:
-        """Write a checkpoint now, and remove what is not needed any more."""
+        """Write a checkpoint now, and remove files that are no longer needed."""
         await self._housekeeper.checkpoint()
 
     async def close(self, *, catch_up_s: float = _CATCH_UP_S) -> None:
-        """Stop serving, sync, write a checkpoint, and give the directory back.
+        """Stop serving, sync, write a checkpoint, and unlock the directory.
 
         Args:
-            catch_up_s: How long to wait until all that was stored is in the schedule, so that the
-                next start need not replay it.
+            catch_up_s: How long to wait until all stored messages are in the schedule, so that
+                the next start need not replay them.
         """
         await self._registration.close()
         self._server.stop_listening()

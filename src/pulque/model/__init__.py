@@ -1,1 +1,1 @@
-"""What things are: values without I/O, clock or randomness."""
+"""Values: messages, batches, names, ids, routes. No I/O, clock or randomness."""

@@ -1,9 +1,9 @@
 """The facts of the action log: what consumers did, in order.
 
-A fact is in the log before the rules see it, so that recovery is a replay of the log through
-the code that runs live. Facts that come often name their subscription by a number; the fact
-``SubscriptionOpened`` gives the number its meaning, and every segment of the log begins with
-those that are open.
+A fact is in the log before the rules see it, so recovery is a replay of the log through
+the live code. Frequent facts name their subscription by a number; the fact
+``SubscriptionOpened`` defines the number, and every segment of the log begins with these facts
+for all open subscriptions.
 """
 
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 ALL_OF_THEM = 2**32 - 1
-"""As a count of messages that are wanted: whatever there is."""
+"""As a count of wanted messages: all of them."""
 SubscriptionId = NewType("SubscriptionId", int)
 """The number of one consumer of one group in one partition, in one broker's logs."""
 
@@ -55,7 +55,7 @@ class GroupOpened:
 class SubscriptionOpened:
     """A consumer of a group came to a partition, or came back as another incarnation.
 
-    It goes on with what it held: a restarted consumer gets its unsettled deliveries again.
+    A restarted consumer gets its unsettled deliveries again.
     """
 
     subscription: SubscriptionId
@@ -67,7 +67,7 @@ class SubscriptionOpened:
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """The consumer was handed ``count`` new messages.
+    """``count`` new messages were delivered to the consumer.
 
     They are ``first_sequence..`` of the partition, and its deliveries ``first_pull..``.
     """
@@ -88,24 +88,24 @@ class Pulled:
 
 
 GROUP_DECIDES = -1
-"""As the delay of a nack: what the group's settings say."""
+"""As the delay of a nack: the back-off of the group's settings."""
 NO_RETRY = -2
-"""As the delay of a nack: there is no other attempt, the message is a dead letter at once."""
+"""As the delay of a nack: no other attempt, a dead letter at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class NackedDelivery:
-    """One delivery that the consumer could not process."""
+    """One nacked delivery."""
 
     sequence: PullSequence
     delay_ms: int
-    """How long to wait before the next attempt, or one of those below 0."""
+    """The back-off before the next attempt, or ``GROUP_DECIDES`` or ``NO_RETRY``."""
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The consumer is done with deliveries ``first..last``, except for the nacked ones."""
+    """The consumer settled deliveries ``first..last``: acked, except for the nacked ones."""
 
     subscription: SubscriptionId
     first: PullSequence
@@ -116,18 +116,18 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerLost:
-    """The consumer was silent for its lease, or left: what it held goes to others."""
+    """The consumer was silent for its lease, or left: its deliveries go to others."""
 
     subscription: SubscriptionId
     reason: str
     at_ms: int
     is_leaving: bool = False
-    """It handed back what it held: that is no failed attempt, and nobody has to wait."""
+    """It handed its deliveries back: no failed attempt, and no back-off."""
 
 
 @dataclass(frozen=True, slots=True)
 class PassedOver:
-    """There is nothing in a partition that a group wants, up to a sequence."""
+    """A group's filter wants no message of a partition up to a sequence."""
 
     partition: PartitionId
     group: Group
@@ -136,7 +136,7 @@ class PassedOver:
 
 @dataclass(frozen=True, slots=True)
 class GroupConfigured:
-    """A group told how it wants a subject, or all subjects of a pattern; the last word counts."""
+    """The settings of a group for a subject or a pattern; the last fact counts."""
 
     group: Group
     subject: Pattern
@@ -145,7 +145,7 @@ class GroupConfigured:
 
 @dataclass(frozen=True, slots=True)
 class DeadPurged:
-    """Somebody gave up dead letters ``first..last`` of a partition, those of before included."""
+    """Dead letters ``first..last`` of a partition were purged; earlier purges may be included."""
 
     partition: PartitionId
     first: ConsumeSequence
@@ -155,9 +155,9 @@ class DeadPurged:
 
 @dataclass(frozen=True, slots=True)
 class GroupReset:
-    """Somebody set a group to another sequence of a partition: it goes on from there.
+    """A group was reset to another sequence of a partition.
 
-    What its consumers held of the partition is not theirs any more, and is not retried.
+    Its consumers lose their deliveries of the partition, which are not retried.
     """
 
     partition: PartitionId
@@ -168,9 +168,9 @@ class GroupReset:
 
 @dataclass(frozen=True, slots=True)
 class LockGranted:
-    """A partition belongs to one consumer of an ordered group, and to nobody else of it.
+    """A partition belongs to one consumer of an ordered group from now on.
 
-    What the one before it did not settle comes to this one, in order.
+    It gets the unsettled messages of the consumer before it, in order.
     """
 
     partition: PartitionId
@@ -178,29 +178,29 @@ class LockGranted:
     consumer: ConsumerId
     incarnation: int
     token: int
-    """Higher than any before: only pulls and settles with it count."""
+    """Higher than any before; only pulls and settles with it count."""
     is_strict: bool
-    """Nothing that failed is retried later."""
+    """Failed messages are retried in place, not later."""
     at_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class LockReleased:
-    """A consumer of an ordered group gave a partition up."""
+    """A consumer of an ordered group released a partition."""
 
     partition: PartitionId
     group: Group
     token: int
     at_ms: int
     is_end: bool = False
-    """The group is no ordered one any more."""
+    """The group is no longer ordered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Somebody gave up the message that an ordered group waited for: it is a dead letter.
+    """The message that blocked an ordered group was skipped by command: it is a dead letter.
 
-    Whoever had the lock has it no more, as it holds a message that is not the group's any more.
+    The holder of the lock loses it, as it holds a message that no longer belongs to the group.
     """
 
     partition: PartitionId
@@ -212,7 +212,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class PartitionClosed:
-    """A partition takes no sends any more: it was split or merged."""
+    """A partition takes no more sends: it was split or merged."""
 
     partition: PartitionId
     at_ms: int
@@ -234,4 +234,4 @@ Action = (
     | PartitionClosed
 )
 EXPIRED = "expired"
-"""The reason, with ``NO_RETRY``, of what expired before it was handed out."""
+"""The reason, with ``NO_RETRY``, of a message that expired before delivery."""

@@ -1,4 +1,4 @@
-"""The batch: the unit that travels, is stored, served, replicated and archived, byte for byte.
+"""The batch: the unit that is sent, stored, served, replicated and archived, byte for byte.
 
 A producer packs messages of one partition and one priority::
 
@@ -14,8 +14,8 @@ with the messages in it. Every column but ``size`` and ``id`` is there only if a
 plain bodies cost 20 bytes each. All numbers are little-endian.
 
 ``crc`` is CRC-32C over the rest of the batch, seeded with the CRC-32C of the partition's name:
-a batch that strays into another partition does not check. Where a column lies follows from the
-flags and the count alone, see ``Layout``. ``docs/reference/batch-format.md`` has every byte.
+in another partition its crc does not match. The place of a column depends only on the
+flags and the count, see ``Layout``. ``docs/reference/batch-format.md`` has every byte.
 """
 
 from enum import IntEnum, IntFlag
@@ -51,18 +51,18 @@ __all__ = [
 
 MAX_COUNT = 10_000
 MAX_RECORDS_SIZE = 64 * 1024 * 1024
-"""What records may decompress to, so that a small batch cannot fill its reader's memory."""
+"""The most bytes that records may decompress to, to bound the reader's memory."""
 HEADER = Struct("<IHBBIIQIQqQ")
 HEADER_SIZE = HEADER.size
 _CRC = Struct("<I")
 _COUNT = Struct("<I")
 _COUNT_AT = 8
 _COUNT_AND_SIZE = Struct("<II")
-"""What of a header is another one for a part: how many messages, and how large their records."""
+"""The header fields that differ in a part: the count and the size of the records."""
 
 
 class Flag(IntFlag):
-    """What a batch has beyond sizes, ids and bodies."""
+    """The optional columns of a batch."""
 
     TAGS = 1
     KEYS = 2
@@ -99,7 +99,7 @@ class BatchHeader(NamedTuple):
     records_size: int
     """Bytes of the records once decompressed."""
     producer_id: int
-    """Who packed it, for deduplication; 0 for nobody."""
+    """The producer, for deduplication; 0 for none."""
     incarnation: int
     """Which run of that producer."""
     producer_sequence: int
@@ -165,7 +165,7 @@ class Layout(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def layout_of(flags: int) -> Layout:
-    """Return the layout that ``flags`` call for."""
+    """Return the layout for ``flags``."""
     columns = tuple(c for c in COLUMNS if not c.flag or flags & c.flag)
     before: dict[str, int] = {}
     width = 0
@@ -183,10 +183,10 @@ def seed_of(partition: str) -> int:
 
 
 def read_header(batch: bytes) -> BatchHeader:
-    """Return the header of a batch whose bytes came from outside.
+    """Parse and check the header of a batch from the network or a file.
 
     Raises:
-        InvalidBatchError: The header, or the size that follows from it, cannot be.
+        InvalidBatchError: The header is invalid, or the size does not match it.
     """
     size = len(batch)
     if size < HEADER_SIZE:
@@ -219,13 +219,13 @@ def read_header(batch: bytes) -> BatchHeader:
 
 
 def count_of(batch: bytes) -> int:
-    """Return how many messages a verified batch has, without taking apart its header."""
+    """Return the message count of a verified batch, without parsing its header."""
     count: int = _COUNT.unpack_from(batch, _COUNT_AT)[0]
     return count
 
 
 def verify_crc(batch: bytes, seed: int) -> bool:
-    """Say whether a batch is as its producer packed it, for the partition of ``seed``."""
+    """Return whether a batch is intact, and was packed for the partition of ``seed``."""
     if len(batch) < HEADER_SIZE:
         return False
     crc: int = _CRC.unpack_from(batch)[0]
@@ -233,12 +233,12 @@ def verify_crc(batch: bytes, seed: int) -> bool:
 
 
 def seal(rest: bytes, seed: int) -> bytes:
-    """Put the crc before all that follows it."""
+    """Prepend the crc of the given bytes."""
     return _CRC.pack(google_crc32c.extend(seed, rest)) + rest
 
 
 def renumber(batch: bytes, seed: int, producer_id: int, producer_sequence: int) -> bytes:
-    """Return a batch as the same producer would have packed it for another partition."""
+    """Return a batch re-sealed for another partition, as its producer would have packed it."""
     header = BatchHeader._make(HEADER.unpack_from(batch))
     renumbered = header._replace(producer_id=producer_id, producer_sequence=producer_sequence)
     return seal(HEADER.pack(*renumbered)[4:] + batch[HEADER_SIZE:], seed)
@@ -253,7 +253,7 @@ def slice_batch(batch: bytes, start: int, end: int, seed: int) -> bytes:
     """Return messages ``start..end`` of an uncompressed batch as a batch of their own.
 
     The caller has verified the batch: the new crc would hide damage. The union of tag bits is
-    kept; a superset only costs a second look.
+    kept: a superset only costs an extra test.
     """
     header = read_header(batch)
     if header.codec:
@@ -283,7 +283,7 @@ def slice_batch(batch: bytes, start: int, end: int, seed: int) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _places(flags: int, count: int) -> tuple[list[tuple[int, int]], int, int]:
-    """Return where each column begins and how wide it is, where the data begins, and a width."""
+    """Return start and width of each column, the start of the data, and the total width."""
     layout = layout_of(flags)
     columns = [(layout.column_start(c.name, count), c.width) for c in layout.columns]
     return columns, layout.data_start(count), layout.record_width

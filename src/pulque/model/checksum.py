@@ -2,9 +2,9 @@
 
 ``google_crc32c`` takes whole ``bytes`` objects only, so leaving out the first four bytes would
 cost a copy of the batch, more than the checksum itself. Instead the four bytes are included and
-their effect is undone beforehand. After four bytes ``b`` a register ``r`` holds ``T(r ^ b)``, and
-``T``, the passing of 32 zero bits, can be turned back: to be at ``seed`` behind them, one begins
-at ``back(seed) ^ b``.
+their effect is cancelled beforehand. After four bytes ``b`` a register ``r`` holds
+``T(r ^ b)``, and ``T``, the passing of 32 zero bits, is invertible: to be at ``seed`` after them,
+begin at ``back(seed) ^ b``.
 """
 
 from functools import lru_cache
@@ -27,7 +27,7 @@ def crc_after_crc(data: bytes, seed: int) -> int:
 
 
 def is_crc_of_rest(crc: int, data: bytes, seed: int) -> bool:
-    """Say whether ``crc``, which ``data`` begins with, is the CRC-32C of the rest, seeded."""
+    """Return whether ``crc``, which ``data`` begins with, is the CRC-32C of the rest, seeded."""
     return google_crc32c.extend(before_crc(seed) ^ crc, data) == crc  # type: ignore[no-any-return]
 
 
@@ -35,7 +35,7 @@ def is_crc_of_rest(crc: int, data: bytes, seed: int) -> bool:
 def before_crc(seed: int) -> int:
     """Return the crc from which four zero bytes lead to ``seed``.
 
-    For those who check many: what ``crc_after_crc`` begins with is this, xor the four bytes.
+    For callers that check many batches: ``crc_after_crc`` begins with this, xor the four bytes.
     """
     register = seed ^ _ALL_BITS
     for _ in range(32):

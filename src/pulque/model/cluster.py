@@ -1,4 +1,4 @@
-"""What a cluster consists of: servers that registered, and where subjects were placed."""
+"""The members of a cluster, and the placement of subjects."""
 
 from enum import IntEnum
 from typing import NamedTuple
@@ -10,7 +10,7 @@ __all__ = ["GroupMarks", "Placement", "Server", "ServerState", "Serving"]
 
 
 class ServerState(IntEnum):
-    """What a server says about itself."""
+    """The state that a server reports."""
 
     READY = 0
     """It takes and serves messages."""
@@ -19,11 +19,11 @@ class ServerState(IntEnum):
     LEAVING = 2
     """It stops now, on purpose."""
     FOLLOWING = 3
-    """It copies the logs of its broker group's leader, and serves nobody."""
+    """It copies the logs of its broker group's leader, and does not serve."""
 
 
 class Placement(NamedTuple):
-    """One partition of a subject: who holds it, and which order keys belong there."""
+    """One partition of a subject: its broker group and its range of slots."""
 
     partition: PartitionName
     broker_group: str
@@ -31,7 +31,7 @@ class Placement(NamedTuple):
     is_closed: bool = False
     """It was split or merged: it takes no more messages, and others have its order keys."""
     parents: tuple[int, ...] = ()
-    """Whose order keys it took over, as their places in the list of the subject's partitions."""
+    """The partitions whose order keys it took over, as indexes in the subject's list."""
 
 
 class Server(NamedTuple):
@@ -39,7 +39,7 @@ class Server(NamedTuple):
 
     name: str
     broker_group: str
-    """Whose partitions it holds; of a delay server, its own name."""
+    """Its broker group; of a delay server, its own name."""
     role: Role
     host: str
     port: int
@@ -49,28 +49,28 @@ class Server(NamedTuple):
     """Grows with every start on the same directory."""
     state: ServerState
     is_removed: bool = False
-    """By command; it may register anew."""
+    """Removed by command; it may register again."""
 
     @property
     def address(self) -> str:
-        """Where clients reach it, as people write it."""
+        """Its address as ``host:port``."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 class GroupMarks(NamedTuple):
-    """What was commanded about a broker group."""
+    """Marks of a broker group, set by command."""
 
     is_read_only: bool = False
     is_draining: bool = False
 
     @property
     def takes_sends(self) -> bool:
-        """Whether nothing speaks against sends."""
+        """Whether the marks allow sends."""
         return not (self.is_read_only or self.is_draining)
 
 
 class Serving(NamedTuple):
-    """A broker group, or a delay server, that clients can go to now."""
+    """A broker group, or a delay server, that clients can reach now."""
 
     broker_group: str
     host: str

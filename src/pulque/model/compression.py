@@ -1,7 +1,7 @@
 """Compression of a batch's records: lz4 for speed, zstd for size, both optional.
 
 Decompression never gives more than the header declares, and ``read_header`` has checked that
-against ``MAX_RECORDS_SIZE``: a small batch cannot blow up.
+against ``MAX_RECORDS_SIZE``, so a small batch cannot fill the memory.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _ZSTD_HEAD = 18
 """The longest header of a zstd frame."""
 _LZ4_RATIO = 255
-"""A byte of an lz4 block stands for at most so many."""
+"""The most bytes that a byte of an lz4 block expands to."""
 
 
 def compress(records: bytes, codec: Codec) -> bytes:
@@ -31,7 +31,7 @@ def decompress(records: bytes, codec: int, size: int) -> bytes:
     """Return ``records`` decompressed, which must give exactly ``size`` bytes.
 
     Raises:
-        InvalidBatchError: They do not.
+        InvalidBatchError: The size differs.
     """
     if codec == Codec.NONE:
         plain = records
@@ -47,10 +47,10 @@ def decompress(records: bytes, codec: int, size: int) -> bytes:
 def check_compressed(records: bytes | memoryview, codec: int, size: int) -> None:
     """Refuse records that cannot decompress to ``size`` bytes, by their first bytes alone.
 
-    Needs no compression library. What passes may still be damaged further behind.
+    Needs no compression library. Records that pass may still be damaged further on.
 
     Raises:
-        InvalidBatchError: They cannot.
+        InvalidBatchError: The records are invalid.
     """
     if codec == Codec.ZSTD and _zstd_size(bytes(records[:_ZSTD_HEAD])) != size:
         raise InvalidBatchError(f"records are not a zstd frame of {size} bytes")

@@ -1,8 +1,8 @@
-"""A gathered record: messages out of many stored batches, handed out as one.
+"""A gathered record: messages of many stored batches, served as one batch.
 
-A filter that wants few of many finds one message in a batch and the next one in another. They are
-put into one batch, which says beside it what a stored record says of all its messages at once:
-the place of each in the partition, and when it was stored. It is made for one answer and is never
+A filter that wants few messages finds one in a batch and the next one in another. The broker
+gathers them in one batch, with two columns beside it: the place of each message in the
+partition, and its store time. The record is made for one answer and is never
 in a log, so it has a magic number of its own::
 
     +-------+---------+------+------+-------+----------------+-----+
@@ -38,10 +38,10 @@ _WIDTH = 12
 
 
 class Gathered(NamedTuple):
-    """A gathered record, taken apart. Its batch is not checked."""
+    """A parsed gathered record. Its batch is not checked."""
 
     size: int
-    """Of the whole record."""
+    """The size of the whole record."""
     first_sequence: int
     places: tuple[int, ...]
     """How far each message is behind the first, ascending from 0."""
@@ -52,7 +52,7 @@ class Gathered(NamedTuple):
 def pack_gathered(
     first_sequence: int, count: int, places: bytes, stored_at_ms: bytes, batch: bytes
 ) -> bytes:
-    """Return a record; the columns are given as they stand in there."""
+    """Return a record; the columns are given encoded."""
     size = HEAD_SIZE + len(places) + len(stored_at_ms) + len(batch)
     head = _HEAD.pack(GATHERED_MAGIC, VERSION, 0, size, count, first_sequence)
     crc = google_crc32c.value(b"".join((head, places, stored_at_ms)))
@@ -60,9 +60,9 @@ def pack_gathered(
 
 
 def read_gathered(data: bytes, at: int) -> Gathered | str:
-    """Return the record at ``at``, or in words what is wrong with it.
+    """Return the record at ``at``, or a text that describes what is wrong with it.
 
-    What is inside the batch, its crc included, is for the caller to check.
+    The caller has to check the batch, its crc included.
     """
     if len(data) - at < HEAD_SIZE:
         return f"{len(data) - at} bytes left, the head has {HEAD_SIZE}"

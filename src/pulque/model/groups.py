@@ -1,8 +1,7 @@
-"""What a group is told once and keeps: its mode, its filter, where it starts, its retries.
+"""Group options: mode, filter, start, retry policy.
 
-These belong to the group, not to its consumers. They are recorded in the action log by the first
-``Subscribe`` of a group, so that no consumer that was set up differently can take away what others
-wait for.
+They belong to the group, not to its consumers. The first ``Subscribe`` of a group records them in
+the action log, so that a misconfigured consumer cannot take messages that others wait for.
 """
 
 from collections.abc import Iterable
@@ -42,17 +41,17 @@ class Mode(IntEnum):
     """How the consumers of a group share its messages."""
 
     SHARED = 0
-    """Each message goes to one of them, and again until one has acked it."""
+    """Each message goes to one of them, and is retried until one has acked it."""
     BROADCAST = 1
     """Each message goes to each of them; each is a group of its own."""
     ONCE = 2
-    """Each message goes to one of them, one time, whether it is processed or not."""
+    """Each message goes to one of them, one time, whether it is handled or not."""
     ORDERED = 3
-    """Each partition belongs to one of them at a time, who gets its messages in order."""
+    """Each partition belongs to one of them at a time, which gets its messages in order."""
 
 
 class FilterKind(IntEnum):
-    """In which language a filter is written."""
+    """The language of a filter."""
 
     NONE = 0
     TAGS = 1
@@ -68,7 +67,7 @@ class Filter(NamedTuple):
     """… and all of these."""
 
     def matches(self, tags: Iterable[str]) -> bool:
-        """Compare the real strings."""
+        """Return whether a message's real tags match."""
         if not self.kind:
             return True
         found = frozenset(tags)
@@ -100,7 +99,7 @@ def tag_filter(any_of: Iterable[str] = (), all_of: Iterable[str] = ()) -> Filter
     """Return the filter for these tags; their order does not matter.
 
     Raises:
-        UsageError: A tag cannot be one, or there are too many.
+        UsageError: A tag is invalid, or there are too many.
     """
     wanted = [_tags(any_of), _tags(all_of)]
     if not any(wanted):
@@ -119,12 +118,12 @@ def _tags(tags: Iterable[str]) -> tuple[str, ...]:
 
 
 class StartKind(IntEnum):
-    """In which terms a start is given."""
+    """The kinds of start positions."""
 
     EARLIEST = 0
     """The oldest message that is stored."""
     LATEST = 1
-    """The next message to come."""
+    """The next message to be stored."""
     TIME = 2
     """The first message stored at or after an instant."""
     SEQUENCE = 3
@@ -132,7 +131,7 @@ class StartKind(IntEnum):
 
 
 class Start(NamedTuple):
-    """Where a new group starts in the partitions that exist; in later ones, at their start."""
+    """Where a new group starts in existing partitions; later ones it reads from the beginning."""
 
     kind: StartKind = StartKind.EARLIEST
     value: int = 0
@@ -143,17 +142,17 @@ FROM_EARLIEST = Start()
 
 
 class RetrySettings(NamedTuple):
-    """What a group says about its retries; what it does not say is the broker's choice."""
+    """The retry settings of a group; the broker's settings apply to fields that are not set."""
 
     delays_ms: tuple[int, ...] = ()
-    """How long to wait before each further attempt; the last one counts for all that follow."""
+    """The back-off before each further attempt; the last one counts for all that follow."""
     jitter_percent: int = NO_JITTER_NAMED
-    """By how much a delay varies at random; 255 leaves it to the broker."""
+    """By how much a delay varies at random; 255 for the broker's setting."""
     max_attempts: int = 0
-    """How often a message is delivered before it is a dead letter; 0 leaves it to the broker."""
+    """The number of attempts before a dead letter; 0 for the broker's setting."""
 
     def over(self, before: "RetrySettings") -> "RetrySettings":
-        """Return this, with what it does not say as it was before."""
+        """Return these settings, with missing fields from the previous ones."""
         return RetrySettings(
             self.delays_ms or before.delays_ms,
             self.jitter_percent if self.names_jitter else before.jitter_percent,
@@ -162,7 +161,7 @@ class RetrySettings(NamedTuple):
 
     @property
     def names_jitter(self) -> bool:
-        """Whether the jitter is not left to the broker."""
+        """Whether the jitter is set."""
         return self.jitter_percent != NO_JITTER_NAMED
 
 
@@ -170,7 +169,7 @@ BROKERS_CHOICE = RetrySettings()
 
 
 class GroupSettings(NamedTuple):
-    """What is in force for one group and one subject or pattern."""
+    """The settings of one group for one subject or pattern."""
 
     mode: Mode = Mode.SHARED
     filter: Filter = EVERYTHING
@@ -178,7 +177,7 @@ class GroupSettings(NamedTuple):
 
 
 def encode_settings(settings: GroupSettings) -> bytes:
-    """Return settings as facts and checkpoints keep them."""
+    """Encode settings for facts and checkpoints."""
     mode, wanted, retry = settings
     parts = [
         _HEAD.pack(
@@ -199,10 +198,10 @@ def encode_settings(settings: GroupSettings) -> bytes:
 
 
 def decode_settings(data: bytes) -> GroupSettings:
-    """Return the settings that ``encode_settings`` made ``data`` from.
+    """Decode the bytes of ``encode_settings``.
 
     Raises:
-        ValueError: It made it from none.
+        ValueError: The bytes are invalid.
     """
     try:
         mode, kind, jitter, attempts, any_of, all_of, delays = _HEAD.unpack_from(data)

@@ -73,10 +73,10 @@ class IdSource:
 
 
 def created_at_ms_of(message_id: bytes) -> int:
-    """Return the instant that an id was made at."""
+    """Return the time at which an id was made."""
     return int.from_bytes(message_id[:6], "big")
 
 
 def show_id(message_id: bytes) -> str:
-    """Return an id as people see it: 32 hexadecimal digits."""
+    """Format an id as 32 hexadecimal digits."""
     return message_id.hex()

@@ -1,4 +1,4 @@
-"""Who leads a broker group, and which of its brokers have all that was confirmed."""
+"""The leadership of a broker group: the leader, its epoch, the in-sync brokers."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ __all__ = ["EpochStart", "Leadership"]
 
 
 class EpochStart(NamedTuple):
-    """Where the logs of a broker group were when a leadership began."""
+    """The ends of a broker group's logs when a leadership began."""
 
     epoch: Epoch
     messages: MessageOffset
@@ -20,20 +20,20 @@ class EpochStart(NamedTuple):
 class Leadership(NamedTuple):
     """The leadership of one broker group: a row in the meta servers' database.
 
-    Brokers are named by the ids of their data directories: a disk that was lost, and is made anew
-    under the old name, is another broker, which has nothing.
+    Brokers are identified by the ids of their data directories: a broker with the old name and a
+    new, empty disk is another broker.
     """
 
     broker_group: str
     epoch: Epoch
     """Grows by one with every election."""
     version: int
-    """Grows with every change, elections included: who changes it names the one it saw."""
+    """Grows with every change, elections included; a change names the version that it replaces."""
     leader: str
-    """The data directory that leads."""
+    """The id of the leader's data directory."""
     token: str
-    """Of the process that was elected: one that was started later was not."""
+    """The token of the elected process: a later process on the same directory is not elected."""
     in_sync: tuple[str, ...]
-    """The data directories that have all that was confirmed, the leader's among them; sorted."""
+    """The directory ids of the in-sync brokers, the leader included; sorted."""
     min_in_sync: int
-    """Messages are taken only while so many are in sync."""
+    """The leader takes messages only while so many brokers are in sync."""

@@ -1,7 +1,7 @@
-"""A message as its reader sees it, decoded on access out of the batch it came in.
+"""A message, decoded on access from its batch.
 
-``StoredBatch`` is one batch as a broker serves it: the bytes, and where they lie. ``Message`` is
-an index into it. A consumer that looks at nothing but bodies pays for nothing else.
+``StoredBatch`` is one batch as a broker serves it: the bytes and their position. ``Message`` is
+an index into it. A consumer that reads only bodies decodes nothing else.
 """
 
 import json
@@ -37,11 +37,11 @@ _PARTS = _KEYS | _ORDER_KEYS | _TAGS | _HEADERS
 
 
 class PayloadError(PulqueError):
-    """The body of a message is not what its reader asks for."""
+    """The body of a message cannot be decoded as requested."""
 
 
 def parse_json(body: bytes) -> Any:
-    """Return the value that a body has as JSON, or raise ``ValueError``; NaN is none."""
+    """Parse a body as JSON, or raise ``ValueError``; NaN is not allowed."""
     return json.loads(body, parse_constant=_refuse)
 
 
@@ -54,7 +54,7 @@ class StoredBatch:
 
     Args:
         data: The batch as packed by its producer; its crc has been verified.
-        partition: Where it is stored.
+        partition: The partition that stores it.
         first_sequence: The consume sequence of its first message.
         stored_at_ms: When the broker stored it.
     """
@@ -93,11 +93,11 @@ class StoredBatch:
         self.first_sequence = first_sequence
         self.stored_at_ms = stored_at_ms
         self.broker_group = ""
-        """Who has it, where its reader knows."""
+        """The broker group that has it, if known."""
         self.group = ""
         """The group that it was delivered to, if any."""
         self.places: tuple[int, ...] | None = None
-        """How far each message is behind the first, if they do not follow each other."""
+        """The distance of each message from the first, if they are not consecutive."""
         self.stored_times: tuple[int, ...] | None = None
         """When each message was stored, if not all at once."""
         self._columns: dict[str, tuple[int, ...]] = {}
@@ -113,7 +113,7 @@ class StoredBatch:
 
     @staticmethod
     def gathered(found: Gathered, partition: PartitionName) -> "StoredBatch":
-        """Return messages that were gathered out of many batches; the crc has been verified."""
+        """Return the messages of a gathered record; the crc has been verified."""
         batch = StoredBatch(
             found.batch,
             partition=partition,
@@ -133,7 +133,7 @@ class StoredBatch:
         return self.stored_at_ms if self.stored_times is None else self.stored_times[index]
 
     def column(self, name: str) -> tuple[int, ...]:
-        """Return a column of numbers; it must be there, by the flags."""
+        """Return a column of numbers, which must be present by the flags."""
         column = self._columns.get(name)
         if column is None:
             packed, start = _column_of(self.header.flags, self.header.count, name)
@@ -177,7 +177,7 @@ class StoredBatch:
 
 @lru_cache(maxsize=4096)
 def _column_of(flags: int, count: int, name: str) -> tuple[Struct, int]:
-    """Say how a column is packed, and where it begins."""
+    """Return the format of a column, and where it begins."""
     layout = layout_of(flags)
     code = next(column.code for column in layout.columns if column.name == name)
     return Struct(f"<{count}{code}"), layout.column_start(name, count)
@@ -193,7 +193,7 @@ _PART_SIZES = (
 
 
 class Message:
-    """One stored message. Its fields are decoded when they are asked for."""
+    """One stored message. Its fields are decoded on access."""
 
     __slots__ = ("_batch", "_index")
 
@@ -208,7 +208,7 @@ class Message:
 
     @property
     def body(self) -> bytes:
-        """What the producer sent."""
+        """The body, as the producer sent it."""
         batch = self._batch
         index = self._index
         starts = batch._body_starts  # noqa: SLF001  # the hot path of every consumer
@@ -217,10 +217,10 @@ class Message:
         return batch.data[starts[index] : batch.starts[index + 1]]
 
     def json(self) -> Any:
-        """Return what the body holds as JSON.
+        """Return the body parsed as JSON.
 
         Raises:
-            PayloadError: The body is no JSON.
+            PayloadError: The body is not JSON.
         """
         try:
             return parse_json(self.body)
@@ -229,7 +229,7 @@ class Message:
 
     @property
     def subject(self) -> Subject:
-        """The subject it was sent to, also where it comes from a retry partition."""
+        """The subject it was sent to, also for a retry."""
         return subject_of(self._batch.partition)
 
     @property
@@ -239,7 +239,7 @@ class Message:
 
     @property
     def broker_group(self) -> str:
-        """Who keeps it; empty where that is not known."""
+        """The broker group that stores it; empty if unknown."""
         return self._batch.broker_group
 
     @property
@@ -249,7 +249,7 @@ class Message:
 
     @property
     def sequence(self) -> ConsumeSequence:
-        """Its ordinal in that partition."""
+        """Its number in that partition."""
         return self._batch.sequence_of(self._index)
 
     @property
@@ -281,7 +281,7 @@ class Message:
 
     @property
     def attempt(self) -> int:
-        """Which delivery to this group it is, from 1."""
+        """The number of this delivery to the group, from 1."""
         if not self._batch.header.flags & _ATTEMPTS:
             return 1
         return self._batch.column("attempt")[self._index]
@@ -293,7 +293,7 @@ class Message:
 
     @property
     def created_at_ms(self) -> int:
-        """When the producer made it."""
+        """When the producer created it."""
         header = self._batch.header
         if header.flags & _CREATED:
             # 0 stands for a message as old as its batch.
@@ -302,14 +302,14 @@ class Message:
 
     @property
     def expires_at_ms(self) -> int:
-        """When it is no longer worth delivering; 0 for never."""
+        """When it expires; 0 for never."""
         if self._batch.header.flags & _EXPIRES:
             return self._batch.column("expires_at_ms")[self._index]
         return 0
 
     @property
     def due_at_ms(self) -> int:
-        """When it is to be delivered; 0 for at once."""
+        """When it is due; 0 for at once."""
         if self._batch.header.flags & _DUE:
             return self._batch.column("due_at_ms")[self._index]
         return 0
@@ -320,7 +320,7 @@ class Message:
         return self._batch.stored_at_of(self._index)
 
     def source(self) -> tuple[StoredBatch, int]:
-        """Return the batch that it is in, and its index there."""
+        """Return its batch, and its index there."""
         return self._batch, self._index
 
     def __repr__(self) -> str:
@@ -331,10 +331,10 @@ class Message:
 
 
 def check_messages(batch: StoredBatch) -> None:
-    """Decode every part of every message, as a consumer may.
+    """Check that every part of every message can be decoded.
 
     Raises:
-        InvalidBatchError: One cannot be decoded.
+        InvalidBatchError: A part cannot be decoded.
     """
     batch.body_starts()
     for index in range(len(batch)):
@@ -342,18 +342,18 @@ def check_messages(batch: StoredBatch) -> None:
 
 
 def check_message(message: Message) -> None:
-    """Decode every part of a message, as a consumer may.
+    """Check that every part of a message can be decoded.
 
     Raises:
-        InvalidBatchError: One cannot be decoded.
+        InvalidBatchError: A part cannot be decoded.
     """
     message.body, message.key, message.order_key, message.tags, message.headers  # noqa: B018
 
 
 def unreadable_in(batch: StoredBatch, start: int, end: int) -> dict[int, str]:
-    """Return the indices in ``start..end`` of messages that cannot be decoded, each with why.
+    """Return the indices in ``start..end`` of messages that cannot be decoded, with the reasons.
 
-    A batch without keys, tags and headers costs nothing, one whose texts are ASCII little.
+    A batch without keys, tags and headers costs nothing, one with ASCII texts little.
     """
     flags = batch.header.flags
     if not flags & _PARTS:
@@ -386,7 +386,7 @@ def _are_headers(batch: StoredBatch, bodies: list[int], start: int, end: int) ->
 
 
 def tags_in(encoded: bytes) -> tuple[str, ...]:
-    """Return tags as they were before they were packed."""
+    """Unpack tags."""
     return tuple(_text(encoded).split("\0")) if encoded else ()
 
 

@@ -1,12 +1,12 @@
-"""Names of subjects, groups, consumers and partitions, and what is allowed in them.
+"""Parse and build names of subjects, groups, consumers and partitions.
 
-User-given names hold neither ``%`` nor ``#``; both are ours. ``%`` marks the partitions that
-belong to a group (``%retry%subject%group``), ``#`` the further partitions of one subject, and the
-group that a consumer of a broadcast is by itself (``#consumer``).
+User-given names contain neither ``%`` nor ``#``; both are reserved. ``%`` marks the partitions
+of a group (``%retry%subject%group``), ``#`` the further partitions of one subject, and the
+group of one broadcast consumer (``#consumer``).
 
-Each level of priority has a partition of its own: the usual one the plain ``subject``, the others
-``subject#p<level>``, and what belongs to a group likewise (``%retry%subject#p7%group``).
-A *pattern* names many subjects: ``order.*`` all that begin with ``order.``, ``*`` all there are.
+Each priority has a partition of its own: the default one the plain ``subject``, the others
+``subject#p<level>``, and partitions of a group likewise (``%retry%subject#p7%group``).
+A *pattern* names many subjects: ``order.*`` all that begin with ``order.``, ``*`` all subjects.
 """
 
 import re
@@ -58,7 +58,7 @@ MAX_NAME_LENGTH = 255
 MAX_LEVEL = 9
 """The highest priority; the lowest is 0."""
 DEFAULT_LEVEL = 4
-"""The priority of a message that says nothing about it."""
+"""The default priority."""
 EVERYTHING = "*"
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,253}[A-Za-z0-9_])?", re.ASCII)
 _CONSUMER_ID = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._@:/-]{0,253}[A-Za-z0-9_])?", re.ASCII)
@@ -87,10 +87,10 @@ def parse_subject(text: str) -> Subject:
 
 
 def parse_pattern(text: str) -> Pattern:
-    """Return what a subscription covers: one subject, or a pattern of them.
+    """Parse a subject or a pattern.
 
     Raises:
-        InvalidNameError: It is neither.
+        InvalidNameError: The text is neither.
     """
     if not isinstance(text, str):
         raise InvalidNameError(
@@ -114,12 +114,12 @@ def parse_pattern(text: str) -> Pattern:
 
 
 def is_pattern(text: str) -> bool:
-    """Say whether ``text`` may stand for many subjects."""
+    """Return whether ``text`` is a pattern."""
     return text == EVERYTHING or text.endswith(".*")
 
 
 def patterns_of(subject: Subject) -> list[Pattern]:
-    """Return all that can be subscribed to in order to get a subject: itself comes first."""
+    """Return the subject and all patterns that cover it; the subject comes first."""
     found = [Pattern(subject)]
     at = subject.rfind(".")
     while at > 0:
@@ -130,7 +130,7 @@ def patterns_of(subject: Subject) -> list[Pattern]:
 
 
 def overlap(one: Pattern, other: Pattern) -> bool:
-    """Say whether there can be a subject that both cover."""
+    """Return whether two patterns can cover a common subject."""
     if not is_pattern(one):
         return other in patterns_of(Subject(one))
     if not is_pattern(other):
@@ -145,7 +145,7 @@ def parse_group(text: str) -> Group:
 
 
 def parse_owner(text: str) -> Group:
-    """Return ``text`` as a group, or as the group that one consumer is: ``#consumer``."""
+    """Return ``text`` as a group, or as the group of a broadcast consumer: ``#consumer``."""
     _check_type(text, "group")
     if text.startswith("#"):
         return Group(f"#{parse_consumer_id(text[1:])}")
@@ -163,8 +163,8 @@ def parse_consumer_id(text: str) -> ConsumerId:
 def parse_partition(text: str) -> PartitionName:
     """Return ``text`` as the name of any partition, ours included.
 
-    A partition is named like its subject, ``subject#name`` where a subject has several, or
-    ``%retry%subject%group`` (also ``%dead%``, ``%wait%``) where it belongs to a group.
+    A partition is named like its subject, ``subject#name`` if the subject has several, or
+    ``%retry%subject%group`` (also ``%dead%``, ``%wait%``) if it belongs to a group.
     """
     if owned := _OWNED.fullmatch(text):
         _parse(owned["subject"], "subject")
@@ -198,17 +198,17 @@ def dead_partition(subject: Subject, group: Group, level: int = DEFAULT_LEVEL) -
 
 
 def is_retry(partition: PartitionName) -> bool:
-    """Say whether redeliveries are pulled from a partition."""
+    """Return whether a partition holds due retries, which consumers pull."""
     return partition.startswith("%retry%")
 
 
 def is_wait(partition: PartitionName) -> bool:
-    """Say whether redeliveries wait in a partition until they are due."""
+    """Return whether a partition holds retries that wait until they are due."""
     return partition.startswith("%wait%")
 
 
 def is_dead(partition: PartitionName) -> bool:
-    """Say whether a partition holds dead letters."""
+    """Return whether a partition holds dead letters."""
     return partition.startswith("%dead%")
 
 
@@ -228,16 +228,16 @@ def level_of(partition: PartitionName) -> int:
 
 
 def owner_of(partition: PartitionName) -> Group | None:
-    """Return the group that a partition belongs to, or None for one that all may read."""
+    """Return the group that a partition belongs to, or None for a subject's own partition."""
     owned = _OWNED.fullmatch(partition)
     return None if owned is None else Group(owned["group"])
 
 
 def broadcast_group(consumer: ConsumerId) -> Group:
-    """Name the group that a broadcast consumer is by itself.
+    """Return the group of a broadcast consumer.
 
     Raises:
-        InvalidNameError: The consumer's id leaves no room for it.
+        InvalidNameError: The consumer's id is too long for it.
     """
     if len(consumer) >= MAX_NAME_LENGTH:
         raise InvalidNameError(
@@ -248,7 +248,7 @@ def broadcast_group(consumer: ConsumerId) -> Group:
 
 
 def is_broadcast(group: Group) -> bool:
-    """Say whether a group is a broadcast consumer by itself."""
+    """Return whether a group is that of a broadcast consumer."""
     return group.startswith("#")
 
 
@@ -256,7 +256,7 @@ def effective_group(text: str, consumer: ConsumerId) -> Group:
     """Return the group that a request acts for; a broadcast consumer acts for itself only.
 
     Raises:
-        InvalidNameError: It is no group, or that of another consumer.
+        InvalidNameError: The name is invalid, or is the group of another consumer.
     """
     if text == f"#{consumer}":
         return broadcast_group(consumer)
@@ -290,7 +290,7 @@ def _check_type(text: object, kind: str) -> None:
 
 
 def _shown(text: object) -> str:
-    """Make a foreign name safe to print: quoted, escaped, cut."""
+    """Return an untrusted name quoted, escaped and cut, safe to print."""
     shown = ascii(text)
     if len(shown) <= 60:
         return shown

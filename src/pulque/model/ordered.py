@@ -1,4 +1,4 @@
-"""Words about order: how a subject keeps it, and how a group that wants it is served."""
+"""Order strategies of subjects, and the allotment of their partitions."""
 
 from enum import IntEnum
 from typing import NamedTuple
@@ -9,13 +9,13 @@ __all__ = ["Allotted", "ConsumeStrategy", "OrderStrategy"]
 
 
 class OrderStrategy(IntEnum):
-    """What a failure may do to the order of a subject's messages."""
+    """How a failure may affect the order of a subject's messages."""
 
     BEST_EFFORT = 0
-    """After a failure a message may go another way, and be overtaken: to another partition when
-    it is sent, to the retry partition when it is consumed."""
+    """After a failure other messages may overtake: a failed send goes to another partition, a
+    failed delivery to the retry partition."""
     STRICT = 1
-    """A message that fails is tried again where it is; those behind it with its key wait."""
+    """A message that fails is retried in place; messages of its key behind it wait."""
 
 
 class ConsumeStrategy(IntEnum):
@@ -28,10 +28,10 @@ class ConsumeStrategy(IntEnum):
 
 
 class Allotted(NamedTuple):
-    """One partition that a consumer of an exclusive group is to pull from, and where."""
+    """One partition that is allotted to a consumer, and its address."""
 
     broker_group: str
     partition: PartitionName
     host: str
-    """Empty for the address that was asked at."""
+    """Empty for the address of the server that answered."""
     port: int

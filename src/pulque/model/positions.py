@@ -1,4 +1,4 @@
-"""Numbers that have kinds: an offset counts bytes, a sequence counts messages.
+"""Typed numbers: an offset counts bytes, a sequence counts messages.
 
 The type checker refuses one where the other belongs. All ranges are half-open ``start..end``,
 except where the names are ``first`` and ``last``.
@@ -41,7 +41,7 @@ StartCount = NewType("StartCount", int)
 
 
 class Tenure(NamedTuple):
-    """Who handed out a delivery: the epoch and the start of the broker that served it."""
+    """The epoch and the start of the broker that made a delivery."""
 
     epoch: Epoch
     start: StartCount

@@ -46,7 +46,7 @@ ENVELOPE_SIZE = _ENVELOPE.size
 
 
 class RecordType(IntEnum):
-    """What follows an envelope."""
+    """The kind of a record: a batch or a partition table."""
 
     BATCH = 1
     PARTITION_TABLE = 2
@@ -78,7 +78,7 @@ def pack_envelope(envelope: Envelope) -> bytes:
 
 
 def has_own_crc(head: bytes) -> bool:
-    """Say whether the bytes of an envelope are as they were written."""
+    """Return whether an envelope is intact."""
     crc: int = _CRC.unpack_from(head, _FIELDS.size)[0]
     return bool(google_crc32c.value(head[: _FIELDS.size]) == crc)
 
@@ -129,9 +129,9 @@ def pack_batch_envelope(  # noqa: PLR0913, PLR0917  # its fields, in order
 
 
 def read_envelope(data: bytes, at: int = 0) -> Envelope | str:
-    """Return the envelope at ``at``, or in words what is wrong with it.
+    """Return the envelope at ``at``, or a text that describes what is wrong with it.
 
-    Whether it stands where it says is the caller's to check: a served slice does not.
+    The caller has to check its ``offset``: in a served slice it does not match.
     """
     if len(data) - at < ENVELOPE_SIZE:
         return f"{len(data) - at} bytes left, an envelope has {ENVELOPE_SIZE}"

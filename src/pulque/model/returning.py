@@ -1,7 +1,7 @@
-"""What a message carries that waits at a delay server for one group only.
+"""Headers of a message that waits at a delay server for one group only.
 
 Its handler wants it again at a certain time. When it is due, a broker of its subject adopts it for
-that group, as if it had failed there just then: these headers say from where it came.
+that group, as if it had just failed there: these headers name the original delivery.
 """
 
 from collections.abc import Mapping
@@ -22,12 +22,12 @@ __all__ = ["REASON_HEADER", "RETURN_HEADER", "Returning", "parse_return"]
 RETURN_HEADER = "pulque.return"
 """Broker group, partition, sequence and consumer of the delivery that is to be repeated."""
 REASON_HEADER = "pulque.return.reason"
-"""Why it could not be processed then, for people."""
+"""The reason of the failure, for people."""
 _FIELDS = 4
 
 
 class Returning(NamedTuple):
-    """Where a message was delivered from, and to whom."""
+    """The original delivery of a message: its position and its consumer."""
 
     broker_group: str
     partition: PartitionName
@@ -35,16 +35,16 @@ class Returning(NamedTuple):
     consumer: ConsumerId
 
     def header(self) -> str:
-        """Return it as the value of a header; no name in it holds a space."""
+        """Return the header value; no name in it contains a space."""
         return f"{self.broker_group} {self.partition} {self.sequence} {self.consumer}"
 
 
 def parse_return(headers: Mapping[str, str]) -> Returning:
-    """Return where a message came from.
+    """Return the original delivery of a message.
 
     Raises:
-        InvalidBatchError: Its headers do not say so.
-        InvalidNameError: A name in them is none.
+        InvalidBatchError: The headers are missing or invalid.
+        InvalidNameError: A name in them is invalid.
     """
     told = headers.get(RETURN_HEADER, "")
     fields = told.split(" ")

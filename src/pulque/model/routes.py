@@ -1,4 +1,4 @@
-"""Routes: the answer to "who serves this subject"."""
+"""Routes: the partitions of a subject and the brokers that serve them."""
 
 from enum import IntEnum
 from typing import NamedTuple
@@ -18,11 +18,11 @@ __all__ = [
 ]
 
 SLOTS = 1024
-"""The logical partitions of every subject: an order key belongs to one of them for ever."""
+"""The logical partitions of every subject: an order key always belongs to the same one."""
 
 
 class Role(IntEnum):
-    """What a server is there for."""
+    """The kind of a server."""
 
     BROKER = 0
     META = 1
@@ -30,18 +30,18 @@ class Role(IntEnum):
 
 
 class RouteKind(IntEnum):
-    """What a route is wanted for."""
+    """The purpose of a route."""
 
     REALTIME = 0
-    """Who serves the subject: for sends that are due at once, and for consumers."""
+    """The brokers that serve the subject: for immediate sends, and for consumers."""
     DELAYED = 1
-    """Who takes sends that are due later: the delay servers."""
+    """The delay servers, for delayed sends."""
     LOCAL = 2
-    """What the broker that is asked has itself, level and retry partitions included."""
+    """The partitions of the broker that answers, level and retry partitions included."""
     FOLLOWERS = 3
-    """Who copies what serves the subject: where consumers say that they live, too."""
+    """The followers of the subject's brokers, to which consumers also send heartbeats."""
     PLACED = 4
-    """All that may have messages of the subject; the host is empty where the broker is away."""
+    """All partitions that may have messages; the host is empty if the broker is away."""
 
 
 class Slots(NamedTuple):
@@ -53,26 +53,26 @@ class Slots(NamedTuple):
 
 ALL_SLOTS = Slots(0, SLOTS)
 ALONE = 3
-"""Not 2: whoever knows only of yes and no looks at the lowest bit, or at all of them."""
+"""Not 2: a peer that knows only yes and no tests the lowest bit, or all bits."""
 
 
 class PartitionRoute(NamedTuple):
     """One partition of a subject and where its leader listens.
 
-    The same name may exist on several broker groups: only both together name a partition.
+    The same name may exist on several broker groups: only both together identify a partition.
     """
 
     partition: PartitionName
     broker_group: str
     host: str
-    """Empty for the address that was asked at."""
+    """Empty for the address of the server that answered."""
     port: int
     sends: int = 1
     """Whether messages may be sent there now: 0 for no, 1 for yes, ``ALONE`` for yes where its
     broker group has no followers, while others of the subject have some. Consumers pull from it
     in any case."""
     slots: Slots = ALL_SLOTS
-    """Which order keys belong there: those with ``crc32c(key) % 1024`` within."""
+    """Its order keys: those with ``crc32c(key) % 1024`` in this range."""
 
     @property
     def is_writable(self) -> bool:
@@ -81,20 +81,20 @@ class PartitionRoute(NamedTuple):
 
     @property
     def is_alone(self) -> bool:
-        """Whether what must be on several disks goes to other broker groups of the subject."""
+        """Whether ``acks="replica"`` must go to other broker groups of the subject."""
         return self.sends == ALONE
 
 
 class Route(NamedTuple):
     """All partitions of a subject, or of all subjects that a pattern covers.
 
-    A lone broker has the plain partition of every subject, even if nothing was ever sent there; a
+    A lone broker has the plain partition of every subject, even before the first send; a
     pattern may cover nothing yet.
     """
 
     subject: Pattern
     version: int
-    """Differs when the route does. Of a broker, it is that of its table of partitions."""
+    """Changes with the route. A broker uses the version of its table of partitions."""
     partitions: tuple[PartitionRoute, ...]
     order: OrderStrategy = OrderStrategy.BEST_EFFORT
-    """What a failure may do to the order of the messages."""
+    """The order strategy of the subject."""

@@ -1,4 +1,4 @@
-"""What a cluster says about one of its brokers, as the broker heard it last."""
+"""The standing of a broker: what its cluster last said about it."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ __all__ = ["ALONE", "Standing"]
 
 
 class Standing(NamedTuple):
-    """How a broker stands in its cluster."""
+    """What the cluster says about one of its brokers."""
 
     cluster: str = ""
     """The id of the cluster; empty if it never belonged to one."""
@@ -21,4 +21,4 @@ class Standing(NamedTuple):
 
 
 ALONE = Standing()
-"""That of a broker which knows of no cluster."""
+"""The standing of a broker without a cluster."""

@@ -1,7 +1,7 @@
 """Tags as bits: each tag sets three bits of a u64.
 
 A filter tests bits first, vectorised and without opening records; different tags may share
-bits, so whoever reads the records compares the real strings afterwards. The bits are part of
+bits, so the reader of the records compares the real strings afterwards. The bits are part of
 the format: the same tag must give the same bits in every version.
 """
 

@@ -1,1 +1,1 @@
-"""What may happen: facts in, effects out; no I/O, no clock, no randomness."""
+"""Decisions as state machines: facts in, effects out; no I/O, no clock, no randomness."""

@@ -1,4 +1,4 @@
-"""Which sends a broker refuses, whatever they hold: by its settings, and by its cluster's word."""
+"""Which sends a broker refuses whatever their contents: by its settings and its standing."""
 
 from collections.abc import Set as AbstractSet
 
@@ -11,7 +11,7 @@ __all__ = ["broker_refusal", "is_restricted", "is_served", "subject_refusal"]
 
 
 def is_restricted(standing: Standing, allowed: AbstractSet[str]) -> bool:
-    """Say whether there is any send that would be refused; if not, nobody need look further."""
+    """Return whether any send would be refused; if not, callers skip the other checks."""
     return bool(allowed or standing.is_read_only or standing.is_draining or standing.read_only)
 
 
@@ -36,8 +36,8 @@ def subject_refusal(
     """Return why no messages may be sent to a subject, or None if they may.
 
     Args:
-        subject: Where to.
-        standing: What the cluster said.
+        subject: The subject.
+        standing: The broker's standing in its cluster.
         allowed: The subjects and patterns that the settings allow; empty for all.
     """
     if not allowed and not standing.read_only:
@@ -57,7 +57,7 @@ def subject_refusal(
 
 
 def is_served(route: Route, partition: PartitionName, broker_group: str) -> bool:
-    """Say whether a route has a broker group serve a partition.
+    """Return whether a route assigns a partition to a broker group.
 
     The levels of a subject (``orders#p7``) belong to its plain partition.
     """

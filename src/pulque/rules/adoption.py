@@ -1,8 +1,8 @@
-"""Messages that were taken over from a broker that was away: each of them once.
+"""Deduplicate messages that a broker adopted from another one that was away.
 
-A consumer that hears no answer asks again, and must not double the message by that. What names
-an adoption is where the message was handed out, for whom, and which attempt failed. The record
-in the log names it as its origin, so that a replay knows it too.
+A consumer without an answer retries the request, and must not double the message by that. An
+adoption is identified by the delivery's position, the group, and the failed attempt. The record
+in the log names it as its origin, so a replay knows it too.
 """
 
 from collections.abc import Mapping
@@ -22,18 +22,18 @@ __all__ = [
 ]
 
 MOST_ADOPTIONS = 100_000
-"""How many are remembered; of more, the oldest are forgotten."""
+"""The most adoptions to remember; beyond that, the oldest are dropped."""
 IDLE_MS = 24 * 3_600_000
-"""For how long one is remembered: nobody asks again so late."""
+"""How long to remember an adoption: no consumer retries after so long."""
 
 _PREFIX = b"o"
 _ELSEWHERE = "@"
-"""Begins an origin that is not of this broker: the name of no partition begins so."""
+"""The prefix of an origin at another broker: no partition name begins with it."""
 _STATE = Struct("<IQq")
 
 
 class Adoption(NamedTuple):
-    """Where an adopted message was put first."""
+    """Where an adopted message was stored first."""
 
     partition: PartitionId
     sequence: ConsumeSequence
@@ -44,12 +44,12 @@ class Adoption(NamedTuple):
 def adoption_name(
     broker_group: str, partition: PartitionName, sequence: ConsumeSequence, attempt: int
 ) -> str:
-    """Return what a failed attempt of another broker's message is known by."""
+    """Return the identifier of a failed attempt of another broker's message."""
     return f"{_ELSEWHERE}{broker_group}/{partition}/{sequence}/{attempt}"
 
 
 def is_adoption(origin: str) -> bool:
-    """Say whether the origin of a record is a delivery of another broker."""
+    """Return whether the origin of a record is a delivery of another broker."""
     return origin.startswith(_ELSEWHERE)
 
 
@@ -65,18 +65,18 @@ class Adoptions:
         return len(self._known)
 
     def find(self, group: Group, name: str) -> Adoption | None:
-        """Return where a message was put when it was adopted, or None if it was not."""
+        """Return where an adopted message is stored, or None if it was not adopted."""
         return self._known.get((group, name))
 
     def stored(self, group: Group, name: str, adoption: Adoption) -> None:
-        """Take note of an adopted message in the log; the first place is the one that counts."""
+        """Record an adopted message that is in the log; its first place counts."""
         if (group, name) in self._known:
             return
         self._known[group, name] = adoption
         self._changed.add((group, name))
 
     def forget_old(self, now_ms: int) -> None:
-        """Forget what nobody will ask for any more."""
+        """Drop adoptions that are older than ``IDLE_MS``."""
         surplus = len(self._known) - MOST_ADOPTIONS
         for key, adoption in list(self._known.items()):
             if surplus <= 0 and now_ms - adoption.at_ms <= IDLE_MS:
@@ -85,10 +85,10 @@ class Adoptions:
             self._forget(key)
 
     def clip(self, ends: Mapping[PartitionId, ConsumeSequence]) -> bool:
-        """Forget what lies beyond the recovered end of its partition, or in one that is gone.
+        """Drop state beyond the recovered end of its partition, or of a deleted partition.
 
         Returns:
-            Whether anything was forgotten.
+            Whether anything was dropped.
         """
         gone = [
             key
@@ -104,7 +104,7 @@ class Adoptions:
         self._changed.add(key)
 
     def encode_changes(self) -> dict[bytes, bytes | None]:
-        """Return what changed since the last call, for a checkpoint."""
+        """Return the changes since the last call, for a checkpoint."""
         changes: dict[bytes, bytes | None] = {}
         for key in self._changed:
             adoption = self._known.get(key)
@@ -115,7 +115,7 @@ class Adoptions:
         return changes
 
     def load(self, state: Mapping[bytes, bytes]) -> None:
-        """Take in what a checkpoint holds."""
+        """Load the state of a checkpoint."""
         found = []
         for key, value in state.items():
             if key[:1] == _PREFIX and len(value) == _STATE.size:

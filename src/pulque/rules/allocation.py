@@ -1,8 +1,8 @@
-"""Which consumer of an exclusive group pulls from which partition.
+"""Allot the partitions of an ordered group to its consumers.
 
 Every partition belongs to exactly one consumer, no consumer has two more than another, and as few
-partitions as possible change hands: for a hand-over, messages have to wait. The result follows
-from the arguments alone, whatever order they come in, so all meta servers find the same.
+partitions as possible move: during a hand-over, messages have to wait. The result depends only
+on the arguments, not on their order, so all meta servers compute the same.
 """
 
 from collections.abc import Collection, Mapping
@@ -16,12 +16,12 @@ C = TypeVar("C", bound=str)
 def allocate(
     partitions: Collection[int], consumers: Collection[C], current: Mapping[int, C]
 ) -> dict[int, C]:
-    """Return whom each partition belongs to; nothing, if there is nobody.
+    """Return the consumer of each partition; nothing without consumers.
 
     Args:
-        partitions: The places of what is to be allotted.
-        consumers: Who is there.
-        current: Whom partitions belong to now; others may be in it, too.
+        partitions: The places of the partitions to allot.
+        consumers: The consumers of the group.
+        current: The present consumer of partitions; others may be in it, too.
     """
     if not consumers:
         return {}
@@ -45,7 +45,7 @@ def allocate(
 
 
 def _shares(held: Mapping[C, Collection[int]], partitions: int) -> dict[C, int]:
-    """Say how many each gets: those who have the most get what cannot be dealt evenly."""
+    """Return how many each gets: the remainder goes to those that have the most now."""
     least, more = divmod(partitions, len(held))
     by_many = sorted(held, key=lambda each: -len(held[each]))
     return {each: least + (place < more) for place, each in enumerate(by_many)}

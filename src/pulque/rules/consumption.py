@@ -1,7 +1,7 @@
 """Consumption as a state machine: facts in, effects out.
 
-A fact is in the action log before ``Consumption.handle`` sees it, so that live running and
-recovery are the same code on the same input. Each group has one next sequence per partition and
+A fact is in the action log before ``Consumption.handle`` sees it, so live operation and
+recovery run the same code on the same input. Each group has one next sequence per partition and
 no ack position of its own; each consumer has its subscription.
 """
 
@@ -43,23 +43,23 @@ Effect = Redeliver
 
 
 class Consumption:
-    """Who was handed what, for all groups of one broker."""
+    """The deliveries of all groups of one broker."""
 
     def __init__(self) -> None:
         self.settings = GroupsSettings()
-        """How groups want to be served."""
+        """The settings of groups: mode, filter, start, retries."""
         self.locks = Locks()
-        """Whom the partitions of ordered groups belong to."""
+        """The pull locks of ordered groups."""
         self.groups: dict[GroupKey, GroupState] = {}
         self.subscriptions: dict[SubscriptionId, Subscription] = {}
         self.changed_groups: set[GroupKey] = set()
         self.changed_subscriptions: set[SubscriptionId] = set()
-        """What differs from the last checkpoint."""
+        """Subscriptions that differ from the last checkpoint."""
         self._by_consumer: dict[tuple[PartitionId, Group, ConsumerId], Subscription] = {}
         self._of_consumer: dict[tuple[Group, ConsumerId], list[Subscription]] = {}
         self._of_group: dict[GroupKey, dict[SubscriptionId, Subscription]] = {}
         self._redelivered: dict[tuple[PartitionId, Group, ConsumeSequence], int] = {}
-        """Redeliveries in the log for which the fact is yet to come, with how many times."""
+        """Redeliveries in the log whose facts are not replayed yet, with their number."""
         self._next_id = 1
 
     # -- questions ---------------------------------------------------------------------------
@@ -67,20 +67,20 @@ class Consumption:
     def subscription(
         self, partition: PartitionId, group: Group, consumer: ConsumerId
     ) -> Subscription | None:
-        """Return what a consumer holds of a partition."""
+        """Return a consumer's subscription to a partition."""
         return self._by_consumer.get((partition, group, consumer))
 
     def subscriptions_of(self, group: Group, consumer: ConsumerId) -> list[Subscription]:
-        """Return what a consumer holds, over all partitions."""
+        """Return all subscriptions of a consumer."""
         return self._of_consumer.get((group, consumer), [])
 
     def consumers_of(self, partition: PartitionId, group: Group) -> list[Subscription]:
-        """Return what each consumer of a group holds of a partition."""
+        """Return the subscriptions of a group to a partition."""
         return list(self._of_group.get((partition, group), {}).values())
 
     @property
     def next_id(self) -> SubscriptionId:
-        """The number of the next new subscription."""
+        """The id of the next new subscription."""
         return SubscriptionId(self._next_id)
 
     def opened(
@@ -95,14 +95,14 @@ class Consumption:
         """Return the fact to be recorded before this consumer may act, if any.
 
         Args:
-            partition: Where it pulls from.
+            partition: The partition that it pulls from.
             group: Its group.
-            consumer: Who it is.
-            incarnation: Which run of it.
+            consumer: Its id.
+            incarnation: Its run.
             ahead: How many new subscriptions the caller will record before this one.
 
         Raises:
-            FencedError: A newer incarnation of the consumer was here.
+            FencedError: A newer incarnation of the consumer is known.
         """
         found = self._by_consumer.get((partition, group, consumer))
         if found is None:
@@ -119,7 +119,7 @@ class Consumption:
 
     @staticmethod
     def open_fact(each: Subscription) -> Action:
-        """Return the fact that tells of a subscription as it is."""
+        """Return the fact that describes a subscription as it is."""
         return SubscriptionOpened(
             each.id, each.partition, each.group, each.consumer, each.incarnation
         )
@@ -127,7 +127,7 @@ class Consumption:
     # -- facts -------------------------------------------------------------------------------
 
     def handle(self, action: Action) -> list[Effect]:  # noqa: C901, PLR0911  # one case per fact
-        """Take in one fact; return the effects it calls for, in order."""
+        """Apply one fact; return its effects, in order."""
         match action:
             case Pulled():
                 return self._pulled(action)
@@ -158,7 +158,7 @@ class Consumption:
     def redelivered(
         self, partition: PartitionId, group: Group, sequences: Iterable[ConsumeSequence]
     ) -> None:
-        """Take note that the log has what became of messages."""
+        """Record that the retries or dead letters of messages are in the log."""
         state = self.groups.get((partition, group))
         if state is not None:
             for sequence in sequences:
@@ -173,12 +173,12 @@ class Consumption:
         examined: ConsumeSequence,
         wanted: Iterable[ConsumeSequence],
     ) -> list[Redelivery]:
-        """Take note which messages of a range the group wants, as far as it was looked at.
+        """Record which messages of a range the group's filter wants, up to where it was examined.
 
-        No fact tells of it: whoever replays looks again.
+        No fact records this: a replay examines the range again.
 
         Returns:
-            One redelivery for each, and then one for what was not looked at, if there is more.
+            One redelivery for each, and then one for the rest of the range, if there is one.
         """
         singles = [replace(redelivery, sequence=each, length=1, matched=1) for each in wanted]
         rest = [redelivery.part(examined, redelivery.end)] if examined < redelivery.end else []
@@ -219,10 +219,10 @@ class Consumption:
         return False
 
     def end_replay(self) -> None:
-        """Take note that all facts are in.
+        """Finish a replay, after all facts were applied.
 
-        What is left was redelivered for facts that a power cut took away: its consumers hold it
-        still, and another failure of it counts.
+        Redeliveries that are left belong to facts that a power cut lost: the consumers still hold
+        these messages, and another failure of them counts.
         """
         self._redelivered = {}
 
@@ -232,7 +232,7 @@ class Consumption:
         return set() if state is None else set(state.pending)
 
     def pending(self) -> list[Redeliver]:
-        """Return all redeliveries that were called for and not performed, after a replay."""
+        """Return all redeliveries that facts require and the log does not have, after a replay."""
         return [
             Redeliver(partition, group, (*state.pending.values(), *state.ranges))
             for (partition, group), state in self.groups.items()
@@ -242,11 +242,11 @@ class Consumption:
     def clip(self, ends: Mapping[PartitionId, ConsumeSequence]) -> bool:
         """Set every position beyond a partition's recovered end back to that end.
 
-        What belongs to a partition that is gone as a whole is forgotten: its number will be
-        given to another one.
+        State of a partition that is gone as a whole is dropped: another partition will get its
+        number.
 
         Returns:
-            Whether anything had to be changed. No fact tells of it, so a checkpoint must.
+            Whether anything changed. No fact records it, so a checkpoint must.
         """
         groups = {key for key in list(self.groups) if self._clip_group(key, ends.get(key[0]))}
         subscriptions = {
@@ -259,7 +259,7 @@ class Consumption:
         return self.locks.clip(ends) or bool(groups or subscriptions)
 
     def put(self, subscription: Subscription) -> None:
-        """Add a subscription, as from a checkpoint."""
+        """Add a subscription, from a checkpoint."""
         self.subscriptions[subscription.id] = subscription
         key = (subscription.partition, subscription.group, subscription.consumer)
         self._by_consumer[key] = subscription
@@ -268,7 +268,7 @@ class Consumption:
         self._next_id = max(self._next_id, subscription.id + 1)
 
     def set_direct(self, subscription: Subscription) -> None:
-        """Say whether there is no pull log, as the group alone has the partition's messages."""
+        """Set ``is_direct``: there is no pull log if one consumer has the whole partition."""
         key = (subscription.partition, subscription.group)
         subscription.is_direct = is_broadcast(subscription.group) or self.locks.is_exclusive(key)
 
@@ -397,9 +397,9 @@ class Consumption:
         return self._redeliver((subscription.partition, subscription.group), redeliveries)
 
     def _reset(self, action: GroupReset) -> list[Effect]:
-        """Go on from another sequence; what consumers hold of the partition is forgotten.
+        """Set the group to another sequence; drop what its consumers hold of the partition.
 
-        What waits to be redelivered comes all the same: it failed before, and nobody took it back.
+        Pending redeliveries still come: those messages failed before the reset.
         """
         key = (action.partition, action.group)
         state = self.groups.setdefault(key, GroupState(action.next_sequence))
@@ -412,7 +412,7 @@ class Consumption:
         return []
 
     def _lock_changed(self, action: LockGranted | LockReleased) -> None:
-        """Have a partition belong to another, or to nobody, who goes on after what is settled."""
+        """Give a partition to another consumer or none; it continues after settled messages."""
         key = (action.partition, action.group)
         self._give_back(key)
         if isinstance(action, LockGranted):
@@ -433,7 +433,7 @@ class Consumption:
         return self._redeliver(key, [dead])
 
     def _give_back(self, key: GroupKey) -> None:
-        """Take what consumers hold from them; the first of it is what comes next."""
+        """Take back what consumers hold; the first of it is delivered next."""
         for each in self.consumers_of(*key):
             if each.held:
                 state = self.groups.setdefault(key, GroupState(each.held[0].first_sequence))
@@ -460,7 +460,7 @@ class Consumption:
     def _not_redelivered(
         self, partition: PartitionId, group: Group, called: Redelivery
     ) -> Iterable[Redelivery]:
-        """Leave out what the log shows to be redelivered already, for this fact."""
+        """Return the redeliveries of this fact that the log does not have yet."""
         if not self._redelivered:
             return (called,)
         if called.length == 1:
@@ -475,7 +475,7 @@ class Consumption:
         return called.without(found)
 
     def _is_redelivered(self, key: tuple[PartitionId, Group, ConsumeSequence]) -> bool:
-        """Say whether the log has a redelivery already, for which this is the fact."""
+        """Return whether the log already has the redelivery of this fact."""
         times = self._redelivered.pop(key, 0)
         if times > 1:
             self._redelivered[key] = times - 1
@@ -491,10 +491,10 @@ def _is_about(action: SubscriptionOpened, found: Subscription) -> bool:
 
 
 def check_incarnation(subscription: Subscription, incarnation: int) -> None:
-    """Refuse a consumer whose successor was here.
+    """Refuse a consumer that a newer incarnation replaced.
 
     Raises:
-        FencedError: A newer incarnation was here.
+        FencedError: A newer incarnation is known.
     """
     if incarnation < subscription.incarnation:
         raise FencedError(

@@ -1,4 +1,4 @@
-"""Consumption as a checkpoint keeps it: named values, and only those that changed."""
+"""Encode consumption for checkpoints: named values, and only those that changed."""
 
 from array import array
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ _HELD = Struct("<IIQQII")
 
 
 def encode_changes(consumption: Consumption) -> dict[bytes, bytes | None]:
-    """Return what changed since the last call; None for what is no more."""
+    """Return the changes since the last call; None for deleted names."""
     changes: dict[bytes, bytes | None] = {}
     for key in consumption.changed_groups:
         partition, group = key
@@ -59,7 +59,7 @@ def encode_changes(consumption: Consumption) -> dict[bytes, bytes | None]:
 
 
 def load_state(state: Mapping[bytes, bytes]) -> Consumption:
-    """Return the consumption that a checkpoint holds."""
+    """Return the consumption that a checkpoint contains."""
     consumption = Consumption()
     for key, value in state.items():
         if key[:1] == b"g":

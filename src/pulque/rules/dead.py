@@ -1,8 +1,8 @@
 """Dead letters: which of them were resent or purged.
 
-A dead letter stays where it was stored until retention takes it. What was resent or purged is
-remembered in ranges, and not shown any more. That a letter was resent is told by the message
-that names it as its origin; that letters were purged, by a fact.
+A dead letter stays in the log until retention removes it. Ranges record which letters were resent
+or purged; those are not listed any more. A letter is resent if a message names it as its origin,
+and purged if a fact says so.
 """
 
 from bisect import bisect_left, bisect_right
@@ -28,21 +28,21 @@ class SequenceRange(NamedTuple):
 
 
 class DeadLetters:
-    """What is over and done with, in all partitions of dead letters."""
+    """The resent and purged letters of all dead-letter partitions."""
 
     def __init__(self) -> None:
         self._resolved: dict[PartitionId, list[SequenceRange]] = {}
-        """Apart from each other, in order."""
+        """Disjoint ranges, in order."""
         self._changed: set[PartitionId] = set()
 
     def handle(self, fact: DeadPurged) -> None:
-        """Take in a fact."""
+        """Apply a fact."""
         self.resolve(fact.partition, fact.first, ConsumeSequence(fact.last + 1))
 
     def resolve(
         self, partition: PartitionId, start: ConsumeSequence, end: ConsumeSequence
     ) -> None:
-        """Take note that letters ``start..end`` are done with."""
+        """Record that letters ``start..end`` were resent or purged."""
         if start >= end:
             return
         ranges = self._resolved.setdefault(partition, [])
@@ -55,7 +55,7 @@ class DeadLetters:
         self._changed.add(partition)
 
     def is_resolved(self, partition: PartitionId, sequence: ConsumeSequence) -> bool:
-        """Say whether a letter was resent or purged."""
+        """Return whether a letter was resent or purged."""
         ranges = self._resolved.get(partition, [])
         at = bisect_right(ranges, sequence, key=lambda r: r.start) - 1
         return at >= 0 and sequence < ranges[at].end
@@ -63,7 +63,7 @@ class DeadLetters:
     def open_ranges(
         self, partition: PartitionId, start: ConsumeSequence, end: ConsumeSequence
     ) -> Iterator[SequenceRange]:
-        """Yield the letters of ``start..end`` that nobody has dealt with, in order."""
+        """Yield the letters of ``start..end`` that were neither resent nor purged, in order."""
         ranges = self._resolved.get(partition, [])
         at = bisect_right(ranges, start, key=lambda r: r.end)
         for resolved in ranges[at:]:
@@ -76,10 +76,10 @@ class DeadLetters:
             yield SequenceRange(start, end)
 
     def clip(self, ends: Mapping[PartitionId, ConsumeSequence]) -> bool:
-        """Forget what lies beyond the recovered end of its partition, or in one that is gone.
+        """Drop state beyond the recovered end of its partition, or of a deleted partition.
 
         Returns:
-            Whether anything was forgotten.
+            Whether anything was dropped.
         """
         is_changed = False
         for partition, ranges in list(self._resolved.items()):
@@ -95,7 +95,7 @@ class DeadLetters:
         return is_changed
 
     def encode_changes(self) -> dict[bytes, bytes | None]:
-        """Return what changed since the last call, for a checkpoint."""
+        """Return the changes since the last call, for a checkpoint."""
         changes: dict[bytes, bytes | None] = {}
         for partition in self._changed:
             ranges = self._resolved.get(partition)
@@ -106,7 +106,7 @@ class DeadLetters:
         return changes
 
     def load(self, state: Mapping[bytes, bytes]) -> None:
-        """Take in what a checkpoint holds."""
+        """Load the state of a checkpoint."""
         for key, value in state.items():
             if key[:1] == _PREFIX and len(key) == _KEY.size:
                 partition = PartitionId(_KEY.unpack(key)[1])

@@ -1,8 +1,8 @@
 """Producer deduplication: a batch that is sent again is stored once.
 
-A producer numbers its batches per partition. For each producer and partition the last 64
-numbers are remembered with the place of their batch. A number that is missing among them was
-never stored (its send was refused) and may still come.
+A producer numbers its batches per partition. ``Dedup`` remembers the last 64
+numbers of each producer and partition, with the place of each batch. A number that is missing
+among them was never stored (its send was refused) and may still arrive.
 """
 
 from array import array
@@ -16,12 +16,12 @@ from pulque.model.positions import ConsumeSequence, PartitionId
 __all__ = ["WINDOW", "Dedup"]
 
 WINDOW = 64
-"""How many batches are remembered per producer and partition."""
+"""How many batches to remember per producer and partition."""
 IDLE_MS = 600_000
-"""A producer without a name is forgotten after so long."""
+"""How long to remember a producer without a name."""
 
 MOST_PRODUCERS = 500_000
-"""How many producers are remembered, counted once for each partition that they send to."""
+"""The most producers to remember, counted once for each partition that they send to."""
 
 _ABSENT = -1
 _KEY = Struct("<1sIQ")
@@ -37,13 +37,13 @@ class _Window:
         self.incarnation = incarnation
         self.base = base
         self.firsts = array("q")
-        """The first consume sequence of batches ``base..``; -1 where none is stored."""
+        """The first consume sequence of batches ``base..``; -1 if a batch is not stored."""
         self.is_named = is_named
         self.seen_at_ms = 0
 
 
 class Dedup:
-    """Remembers what producers sent. Fed with every stored batch, live and in replay."""
+    """Remembers the batches of producers. Sees every stored batch, live and in replay."""
 
     def __init__(self) -> None:
         self._windows: dict[tuple[PartitionId, int], _Window] = {}
@@ -56,8 +56,8 @@ class Dedup:
         """Return where a batch is stored already, or None if it is new.
 
         Raises:
-            FencedError: A newer incarnation of the producer was here.
-            InvalidRequestError: The batch is too old to tell.
+            FencedError: A newer incarnation of the producer is known.
+            InvalidRequestError: The batch is older than what is remembered.
         """
         if not header.producer_id:
             return None
@@ -90,7 +90,7 @@ class Dedup:
         first_sequence: ConsumeSequence,
         now_ms: int,
     ) -> None:
-        """Take note of a stored batch."""
+        """Record a stored batch."""
         if not header.producer_id:
             return
         key = (partition, header.producer_id)
@@ -119,7 +119,7 @@ class Dedup:
         self._changed.add(key)
 
     def take_back(self, partition: PartitionId, header: BatchHeader) -> None:
-        """Forget a batch that was appended and could not be written: it may come again."""
+        """Forget a batch whose write failed: the producer may send it again."""
         window = self._windows.get((partition, header.producer_id))
         if window is not None and window.incarnation == header.incarnation:
             at = header.producer_sequence - window.base
@@ -130,7 +130,7 @@ class Dedup:
     def forget_idle(self, now_ms: int) -> None:
         """Forget producers without a name that were silent for ten minutes.
 
-        Should there be too many all the same, those that were silent longest are forgotten.
+        If there are still too many, those that were silent longest are forgotten.
         """
         idle = [
             key
@@ -150,7 +150,7 @@ class Dedup:
         self._changed.add(key)
 
     def encode_changes(self) -> dict[bytes, bytes | None]:
-        """Return what changed since the last call, for a checkpoint."""
+        """Return the changes since the last call, for a checkpoint."""
         changes: dict[bytes, bytes | None] = {}
         for key in self._changed:
             window = self._windows.get(key)
@@ -159,7 +159,7 @@ class Dedup:
         return changes
 
     def load(self, state: Mapping[bytes, bytes]) -> None:
-        """Take in what a checkpoint holds."""
+        """Load the state of a checkpoint."""
         for key, value in state.items():
             if key[:1] == b"d" and len(key) == _KEY.size:
                 _, partition, producer_id = _KEY.unpack(key)

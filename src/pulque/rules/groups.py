@@ -1,8 +1,8 @@
-"""The settings of groups: who may say what, and which of them holds for a subject.
+"""The settings of groups: which consumer may set what, and which settings apply to a subject.
 
-Settings are kept for a group and a subject, or a pattern of subjects. A consumer that asks for
-another mode or another filter than the group has is refused: one that was set up wrongly must
-not take messages away from the others. Whoever means it says so (``changed``).
+Settings are stored for a group and a subject, or a pattern of subjects. A consumer that asks for
+another mode or filter than the group's is refused: a misconfigured consumer must
+not take messages away from the others. A deliberate change goes through ``changed``.
 """
 
 from collections.abc import Iterator
@@ -15,11 +15,11 @@ from pulque.model.names import Group, Pattern, Subject, is_pattern, overlap, pat
 __all__ = ["UNCONFIGURED", "GroupsSettings", "agreed", "changed", "check_order"]
 
 UNCONFIGURED = GroupSettings()
-"""In force for a group that never told anything: shared, without a filter."""
+"""The settings of a group without recorded ones: shared, without a filter."""
 
 
 class GroupsSettings:
-    """What all groups of one broker told. Changed only through ``Consumption.handle``."""
+    """The settings of all groups of one broker. Changed only through ``Consumption.handle``."""
 
     def __init__(self) -> None:
         self._by_subject: dict[tuple[Group, Pattern], GroupSettings] = {}
@@ -32,13 +32,13 @@ class GroupsSettings:
         self.version = 0
         """Grows with every change."""
         self.changed: set[tuple[Group, Pattern]] = set()
-        """What differs from the last checkpoint."""
+        """Settings that differ from the last checkpoint."""
 
     def __iter__(self) -> Iterator[tuple[Group, Pattern]]:
         return iter(self._by_subject)
 
     def of(self, group: Group, subject: Subject) -> GroupSettings:
-        """Return what is in force for a group and a subject: the narrowest pattern counts."""
+        """Return the settings of a group for a subject: the narrowest pattern counts."""
         found = self._by_subject.get((group, Pattern(subject)))
         if found is not None:
             return found
@@ -49,11 +49,11 @@ class GroupsSettings:
         return UNCONFIGURED
 
     def recorded(self, group: Group, subject: Pattern) -> GroupSettings | None:
-        """Return what a group told about exactly this subject or pattern."""
+        """Return the settings recorded for exactly this subject or pattern."""
         return self._by_subject.get((group, subject))
 
     def put(self, group: Group, subject: Pattern, settings: GroupSettings) -> None:
-        """Take in what a group told."""
+        """Store the settings of a group."""
         self._by_subject[group, subject] = settings
         if settings.filter.kind:
             self.filtering.add(group)
@@ -92,11 +92,11 @@ def agreed(
 
 
 def check_order(settings: GroupsSettings, mode: Mode, group: Group, subject: Pattern) -> None:
-    """Refuse a subject in order where the same group has it without, and the other way round.
+    """Check that a group consumes overlapping subjects either all in order or all without.
 
     Raises:
         InvalidRequestError: A pattern is to be consumed in order.
-        NotAllowedError: The group told otherwise about what covers the subject, or is covered.
+        NotAllowedError: The group has a subject or pattern that overlaps, with the opposite mode.
     """
     is_ordered = mode is Mode.ORDERED
     if is_ordered and is_pattern(subject):
@@ -121,7 +121,7 @@ def changed(
 ) -> GroupConfigured | None:
     """Return the fact that changes settings on purpose, or None if nothing changes.
 
-    What is not said about retries stays as it is.
+    Retry settings that are not given stay as they are.
     """
     settings = wanted._replace(retry=wanted.retry.over(recorded.retry))
     return None if settings == recorded else GroupConfigured(group, subject, settings)

@@ -1,8 +1,8 @@
-"""Who leads a broker group: what is decided about it, and when.
+"""Decide who leads a broker group.
 
-Only those that are in sync can be elected, as only they are known to have all that was confirmed.
-Every decision is made from one row as somebody saw it, and is written only over that very row:
-its version names it. An election makes the next epoch, so that no two leaders have the same.
+Only in-sync brokers can be elected, as only they are known to have every confirmed message.
+Every decision is based on one row as a meta server saw it, and replaces only that very row:
+its version identifies it. An election begins the next epoch, so no two leaders share one.
 
 Time is the monotonic clock's.
 """
@@ -35,21 +35,21 @@ __all__ = [
 
 
 BEATS = 5
-"""How often a leader is heard of within its lease."""
+"""How many heartbeats fit into a leader's lease."""
 
 
 class Candidate(NamedTuple):
-    """A broker of a group, as it was heard of last."""
+    """A broker of a group, as of its last heartbeat."""
 
     directory: str
     """The id of its data directory."""
     name: str
     token: str
-    """Of its process."""
+    """The random token of its process."""
     message_end: int
-    """How far its logs reach, both together."""
+    """The sum of the ends of its two logs."""
     is_fit: bool
-    """Whether its logs are whole."""
+    """Whether its logs are intact."""
     is_alive: bool = True
 
 
@@ -59,28 +59,28 @@ class _Seen(NamedTuple):
 
 
 class Vigil:
-    """What one meta server sees of the leaders, look by look.
+    """Measure how long leaders are silent, as one meta server sees them in periodic polls.
 
-    A leader is silent for as long as looks in a row found the same sign of life. One look that
-    comes late begins everything anew: whoever was stopped for a while has seen nothing meanwhile,
-    and what it wakes up with is old.
+    A leader is silent for as long as consecutive polls found the same sign of life. A poll that
+    is late restarts all measurements: a meta server that was paused has missed polls, and what
+    it reads first after that is old.
     """
 
     def __init__(self, lease_ms: int) -> None:
         self.lease_ms = lease_ms
-        """Who is silent for this long does not lead any more."""
+        """A leader that is silent for this long is replaced."""
         self._seen: dict[str, _Seen] = {}
         self._looked_ms: int | None = None
 
     def look(
         self, signs: Mapping[str, Hashable], began_ms: int, ended_ms: int
     ) -> Mapping[str, int]:
-        """Take in the signs of life of all leaders; return for how long each did not change.
+        """Record one poll of all leaders; return for how long each sign of life is unchanged.
 
         Args:
-            signs: By broker group; whatever differs when the leader was heard of.
-            began_ms: When they began to be read: what is silent was so until then, at least.
-            ended_ms: When they were read: what is new is so from then on, at the latest.
+            signs: By broker group; a value that changes with each heartbeat of the leader.
+            began_ms: When reading began: an unchanged leader was silent at least until then.
+            ended_ms: When reading ended: a changed sign is at most as recent as this.
         """
         is_late = self._looked_ms is None or ended_ms - self._looked_ms > self.lease_ms // 2
         before = {} if is_late else self._seen
@@ -95,7 +95,7 @@ class Vigil:
 
 
 def beat_within(lease_ms: int) -> int:
-    """Return how often brokers say that they live, so that several of them fit in a lease."""
+    """Return the heartbeat interval of brokers, so that several heartbeats fit in a lease."""
     return max(lease_ms // BEATS, 1)
 
 
@@ -109,15 +109,15 @@ def found(broker_group: str, first: Candidate, min_in_sync: int) -> Leadership:
 def elect(
     row: Leadership, chosen: Candidate, in_sync: Collection[str] | None = None
 ) -> Leadership:
-    """Return the leadership of a broker that was chosen, in the next epoch.
+    """Return the leadership of a chosen broker, in the next epoch.
 
     Args:
         row: The leadership before.
-        chosen: Who is to lead.
-        in_sync: Who has all that was confirmed, if not the same as before.
+        chosen: The broker that is to lead.
+        in_sync: The in-sync brokers, if they differ from before.
 
     Raises:
-        ValueError: The chosen one is not in sync: it might lack what was confirmed.
+        ValueError: The chosen broker is not in sync: it might lack confirmed messages.
     """
     having_all = row.in_sync if in_sync is None else tuple(sorted(set(in_sync)))
     if chosen.directory not in having_all or chosen.directory not in row.in_sync:
@@ -132,7 +132,7 @@ def elect(
 
 
 def replace_leader(row: Leadership, candidates: Iterable[Candidate]) -> Leadership | None:
-    """Return the leadership of another one in the place of the leader; None if there is nobody."""
+    """Return the leadership of another broker; None if none can lead."""
     rest = [each for each in row.in_sync if each != row.leader]
     return hand_over(row, rest, candidates)
 
@@ -143,10 +143,10 @@ def hand_over(
     candidates: Iterable[Candidate],
     preferred: str = "",
 ) -> Leadership | None:
-    """Return the leadership of one of those that have everything; None if none of them can.
+    """Return the leadership of one of the brokers that have everything; None if none can lead.
 
-    All of them have what was confirmed. The one with the longest log also keeps most of what was
-    sent and not confirmed yet; who hands over may know better who that is.
+    All of them have every confirmed message. The one with the longest log also keeps most of the
+    unconfirmed ones; the leader that hands over may know better which one that is.
     """
     able = [
         each
@@ -166,10 +166,10 @@ def hand_over(
 
 
 def change_in_sync(row: Leadership, in_sync: Collection[str]) -> Leadership:
-    """Return the same leadership with others in sync.
+    """Return the same leadership with other in-sync brokers.
 
     Raises:
-        ValueError: The leader is not among them.
+        ValueError: The leader is not one of them.
     """
     if row.leader not in in_sync:
         raise ValueError(f"{row.leader} leads, and is not among those that are in sync")
@@ -183,9 +183,9 @@ def without(row: Leadership, gone: Collection[str]) -> Leadership | None:
 
 
 def set_min_in_sync(row: Leadership, leader: Candidate, min_in_sync: int) -> Leadership | None:
-    """Return the same leadership as its leader is told to lead it; None if that is the same.
+    """Return the leadership with the leader's ``min_in_sync``; None if that is unchanged.
 
-    Only the process that leads decides: what others are told counts when they lead.
+    Only the leader's setting counts; other brokers' settings count when they lead.
     """
     if (leader.directory, leader.token) != (row.leader, row.token):
         return None
@@ -197,12 +197,12 @@ def set_min_in_sync(row: Leadership, leader: Candidate, min_in_sync: int) -> Lea
 def asked(
     row: Leadership, asker: Candidate, candidates: Iterable[Candidate]
 ) -> tuple[Leadership, str] | None:
-    """Return what follows from a broker's question who leads, and why; None if nothing does.
+    """Return the leadership after a broker's ``Lead`` request, and the reason; None if unchanged.
 
-    A leadership belongs to the process that it was granted to. One that was started later has its
-    directory, and all that was confirmed, but not its memory: it begins in an epoch of its own.
-    Unless somebody else that is in sync has more: then perhaps its disk lost something, and what
-    it lacks would be dropped everywhere.
+    A leadership belongs to the process that it was granted to. A process that was started later on
+    the same directory has every confirmed message, but not the memory of the earlier one: it leads
+    in an epoch of its own. If another in-sync broker has more, that one leads instead: the disk
+    may have lost bytes, which would then be dropped everywhere.
     """
     is_leader = asker.directory == row.leader
     if not asker.is_fit:
@@ -223,7 +223,7 @@ def asked(
 
 
 def is_short(row: Leadership) -> bool:
-    """Whether too few are in sync for messages to be taken."""
+    """Return whether too few brokers are in sync to take messages."""
     return len(row.in_sync) < row.min_in_sync
 
 
@@ -232,12 +232,12 @@ def route_of_followers(
     placed: Iterable[Placement] | None,
     followers: Mapping[str, Iterable[Serving]],
 ) -> Route:
-    """Return who copies what serves a subject.
+    """Return the route to the followers of the brokers that serve a subject.
 
     Args:
         pattern: The subject, or a pattern.
         placed: The partitions of the subject; None for a pattern, which any group may serve.
-        followers: Those that live, by broker group.
+        followers: The live followers, by broker group.
     """
     if placed is None:
         name = PartitionName(pattern)

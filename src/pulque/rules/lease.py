@@ -1,7 +1,7 @@
-"""Leases: how long a consumer may be silent before what it holds goes to others.
+"""Leases: how long a consumer may be silent before its deliveries go to others.
 
-Time is the monotonic clock's, and leases are not kept over a restart: every consumer that holds
-something gets a whole lease anew, as it could not reach a broker that was down.
+Time is the monotonic clock's. Leases do not survive a restart: every consumer with deliveries
+gets a new full lease, as it could not reach a broker that was down.
 """
 
 from pulque.model.names import ConsumerId, Group
@@ -10,7 +10,7 @@ __all__ = ["Leases"]
 
 
 class Leases:
-    """Who was heard of when."""
+    """The last sign of life of each consumer."""
 
     def __init__(self, lease_ms: int) -> None:
         self.lease_ms = lease_ms
@@ -20,20 +20,20 @@ class Leases:
         return len(self._seen_at_ms)
 
     def renew(self, group: Group, consumer: ConsumerId, now_ms: int) -> None:
-        """Take note that a consumer lives."""
+        """Record a sign of life of a consumer."""
         self._seen_at_ms[group, consumer] = now_ms
 
     def silent_ms(self, group: Group, consumer: ConsumerId, now_ms: int) -> int | None:
-        """Return how long a consumer was silent; None if it is gone, or was never here."""
+        """Return how long a consumer was silent; None if it is unknown."""
         seen_at_ms = self._seen_at_ms.get((group, consumer))
         return None if seen_at_ms is None else now_ms - seen_at_ms
 
     def of_group(self, group: Group) -> list[ConsumerId]:
-        """Return the consumers of a group that live."""
+        """Return the consumers of a group that have a lease."""
         return [consumer for found, consumer in self._seen_at_ms if found == group]
 
     def end(self, group: Group, consumer: ConsumerId) -> None:
-        """Take note that a consumer left, or is lost."""
+        """Record that a consumer left, or is lost."""
         self._seen_at_ms.pop((group, consumer), None)
 
     def expired(self, now_ms: int) -> list[tuple[Group, ConsumerId]]:

@@ -1,9 +1,9 @@
 """Pull locks: which consumer of an ordered group a partition belongs to, and for how long.
 
-Who has a lock, and with which token, are facts: they survive a restart, and a token that was
-granted once is never granted again. How long a lock lasts is not: like a lease it is kept on the
-monotonic clock, and after a restart every holder has a whole time anew. That a lock's time is
-over changes nothing by itself: it only lets somebody else have it.
+Holder and token of a lock are facts: they survive a restart, and no token is granted twice.
+The remaining time is not a fact: like a lease it runs on the
+monotonic clock, and after a restart every holder has the full time again. When a lock's time is
+over, nothing happens by itself: another consumer may then get the lock.
 """
 
 from collections.abc import Mapping
@@ -33,10 +33,10 @@ _CLOSED_PREFIX = b"z"
 
 
 def can_be_locked(partition: PartitionName) -> bool:
-    """Say whether a partition may belong to one consumer of an ordered group.
+    """Return whether a partition may belong to one consumer of an ordered group.
 
-    What belongs to a group, and what has a priority of its own, knows no order: all consumers of
-    the group share it.
+    Partitions of a group (retries) and of a priority are unordered: all consumers of the group
+    share them.
     """
     return owner_of(partition) is None and level_of(partition) == DEFAULT_LEVEL
 
@@ -50,7 +50,7 @@ class PullLock:
     holder: ConsumerId = NOBODY
     incarnation: int = 0
     is_strict: bool = False
-    """Nothing that failed is retried later."""
+    """Failed messages are retried in place, not later."""
     is_exclusive: bool = True
     """False after the group was switched to another mode."""
 
@@ -61,17 +61,17 @@ class Locks:
     def __init__(self) -> None:
         self.by_key: dict[LockKey, PullLock] = {}
         self.closed: set[PartitionId] = set()
-        """Partitions that take no sends any more."""
+        """Partitions that take no more sends."""
         self._changed: set[LockKey] = set()
         self._changed_closed: set[PartitionId] = set()
 
     def is_exclusive(self, key: LockKey) -> bool:
-        """Whether a group has no pull log in a partition."""
+        """Return whether a group has no pull log in a partition."""
         found = self.by_key.get(key)
         return found is not None and found.is_exclusive
 
     def is_held_by(self, key: LockKey, consumer: ConsumerId, token: int) -> bool:
-        """Whether a token is that of the newest lock, and of this consumer."""
+        """Return whether this consumer has the newest lock, with this token."""
         found = self.by_key.get(key)
         return found is not None and (found.token, found.holder) == (token, consumer)
 
@@ -81,32 +81,32 @@ class Locks:
         return 1 if found is None else found.token + 1
 
     def granted(self, fact: LockGranted) -> None:
-        """Take in that somebody has a lock."""
+        """Record a granted lock."""
         key = (fact.partition, fact.group)
         self.by_key[key] = PullLock(fact.token, fact.consumer, fact.incarnation, fact.is_strict)
         self._changed.add(key)
 
     def released(self, fact: LockReleased) -> None:
-        """Take in that nobody has a lock."""
+        """Record a released lock."""
         self.vacate((fact.partition, fact.group))
         found = self.by_key.get((fact.partition, fact.group))
         if found is not None and fact.is_end:
             found.is_exclusive = False
 
     def vacate(self, key: LockKey) -> None:
-        """Take a lock from whoever has it."""
+        """Take a lock from its holder."""
         found = self.by_key.get(key)
         if found is not None:
             found.holder = NOBODY
             self._changed.add(key)
 
     def close(self, partition: PartitionId) -> None:
-        """Take in that a partition takes no sends any more."""
+        """Record that a partition is closed: it takes no more sends."""
         self.closed.add(partition)
         self._changed_closed.add(partition)
 
     def clip(self, ends: Mapping[PartitionId, ConsumeSequence]) -> bool:
-        """Forget what belongs to partitions that are gone; say whether there was any."""
+        """Drop the locks of deleted partitions; return whether there were any."""
         gone = {key for key in self.by_key if key[0] not in ends}
         for key in gone:
             del self.by_key[key]
@@ -117,7 +117,7 @@ class Locks:
         return bool(gone or reopened)
 
     def encode_changes(self) -> dict[bytes, bytes | None]:
-        """Return what changed since the last call; None for what is no more."""
+        """Return the changes since the last call; None for deleted names."""
         changes: dict[bytes, bytes | None] = {}
         for key in self._changed:
             partition, group = key
@@ -132,7 +132,7 @@ class Locks:
         return changes
 
     def load(self, state: Mapping[bytes, bytes]) -> None:
-        """Take in what a checkpoint holds."""
+        """Load the state of a checkpoint."""
         for key, value in state.items():
             if key[:1] == _PREFIX:
                 partition = PartitionId(_KEY.unpack_from(key)[1])
@@ -142,11 +142,11 @@ class Locks:
 
 
 class LockTimes:
-    """When each lock was last used. Not kept over a restart: then all are as new.
+    """When each lock was last used. Not stored: after a restart all count as just used.
 
     Args:
-        lock_ms: How long a lock lasts after that.
-        now_ms: When the broker began, on the monotonic clock.
+        lock_ms: How long a lock lasts after its last use.
+        now_ms: When the broker started, on the monotonic clock.
     """
 
     def __init__(self, lock_ms: int, now_ms: int) -> None:
@@ -155,11 +155,11 @@ class LockTimes:
         self._used_at_ms: dict[LockKey, int] = {}
 
     def renew(self, key: LockKey, now_ms: int) -> None:
-        """Take note that a lock's holder lives."""
+        """Record a use of a lock."""
         self._used_at_ms[key] = now_ms
 
     def left_ms(self, key: LockKey, now_ms: int) -> int:
-        """Return how long a lock still lasts; 0 if others may have it."""
+        """Return the remaining time of a lock; 0 if others may get it."""
         used_at_ms = self._used_at_ms.get(key, self._began_ms)
         return max(used_at_ms + self.lock_ms - now_ms, 0)
 

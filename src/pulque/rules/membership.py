@@ -1,9 +1,9 @@
-"""Who belongs to a cluster, who lives, and who takes messages.
+"""Cluster membership: which servers are members, alive, and taking messages.
 
-A server says again and again that it is there. One that is silent for three times its interval
-leaves the routes until it is heard again; it stays known. A name belongs to one data directory as
-long as its server lives: a restart is known by its directory. So does a broker group, unless it
-has a leadership: then one of its brokers serves, and the others follow.
+A server sends heartbeats. One that is silent for three times the interval
+leaves the routes until its next heartbeat; it stays known. A name belongs to one data directory as
+long as its server is alive: a restart is recognised by its directory. The same holds for a broker
+group, unless it has a leadership: then one of its brokers serves, and the others follow.
 
 Time is the monotonic clock's.
 """
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 MISSED_BEATS = 3
-"""A server is silent once it missed so many."""
+"""A server is silent after so many missed heartbeats."""
 _NO_MARKS = GroupMarks()
 
 
@@ -42,36 +42,36 @@ class Change(Enum):
     """What a registration changes."""
 
     NOTHING = 0
-    """It is a heartbeat."""
+    """Nothing: the registration is a heartbeat."""
     STATE = 1
-    """A server that is known comes back, moved, or says something else about itself."""
+    """A known server came back, moved, or changed its description."""
     NEW = 2
-    """Nobody knew of this server."""
+    """The server is new."""
 
 
 class Heard:
-    """When each server was heard of last, by its name."""
+    """The last heartbeat of each server, by name."""
 
     def __init__(self, beat_ms: int) -> None:
         self.silence_ms = MISSED_BEATS * beat_ms
-        """Who was not heard of for longer is silent."""
+        """A server without a heartbeat for longer is silent."""
         self._at_ms: dict[str, int] = {}
 
     def hear(self, name: str, now_ms: int) -> None:
-        """Take note that a server lives."""
+        """Record a heartbeat of a server."""
         self._at_ms[name] = max(now_ms, self._at_ms.get(name, now_ms))
 
     def forget(self, name: str) -> None:
-        """Take note that a server is gone."""
+        """Record that a server is gone."""
         self._at_ms.pop(name, None)
 
     def silent_ms(self, name: str, now_ms: int) -> int | None:
-        """Return how long a server was silent; None if it was never heard of, or is gone."""
+        """Return the time since a server's last heartbeat; None if it is unknown or gone."""
         at_ms = self._at_ms.get(name)
         return None if at_ms is None else now_ms - at_ms
 
     def is_alive(self, name: str, now_ms: int) -> bool:
-        """Whether a server was heard of lately."""
+        """Return whether a server's last heartbeat is recent."""
         at_ms = self._at_ms.get(name)
         return at_ms is not None and now_ms - at_ms <= self.silence_ms
 
@@ -80,7 +80,7 @@ def check_cluster(asked: str, ours: str, name: str) -> None:
     """Refuse a server of another cluster.
 
     Raises:
-        NotAllowedError: It belongs to another one.
+        NotAllowedError: The server belongs to another cluster.
     """
     if asked and asked != ours:
         raise NotAllowedError(
@@ -94,11 +94,11 @@ def decide(known: Server | None, asked: Server, *, is_alive: bool) -> Change:
 
     Args:
         known: The server of this name, if there is one.
-        asked: What registers.
-        is_alive: Whether the known one was heard of lately.
+        asked: The server that registers.
+        is_alive: Whether the known one is alive.
 
     Raises:
-        NotAllowedError: Another living server has this name.
+        NotAllowedError: Another live server has this name.
         FencedError: A later start on the same directory registered before, or as many starts of
             a copy.
     """
@@ -132,10 +132,10 @@ def check_owner(
     now_ms: int,
     leaderships: Mapping[str, Leadership],
 ) -> None:
-    """Refuse a broker that would serve, or follow, beside one that stands alone.
+    """Refuse a broker that would join the broker group of one that stands alone.
 
     Raises:
-        NotAllowedError: Its broker group belongs to another one.
+        NotAllowedError: Its broker group belongs to another broker.
     """
     if asked.role is not Role.BROKER:
         return
@@ -172,12 +172,12 @@ def check_directory(
     now_ms: int,
     leaderships: Mapping[str, Leadership],
 ) -> None:
-    """Refuse a broker whose data directory is another's, or of another broker group.
+    """Refuse a broker whose data directory belongs to another broker or broker group.
 
-    A server that has another name now has left, or been silent, under the one before.
+    A server may change its name after it has left, or been silent, under the old one.
 
     Raises:
-        NotAllowedError: It is.
+        NotAllowedError: The directory belongs to another one.
     """
     if asked.role is not Role.BROKER or not asked.directory:
         return
@@ -203,7 +203,7 @@ def check_directory(
 
 
 def clock_warning(name: str, now_ms: int, ours_ms: int, tolerance_ms: int) -> str:
-    """Return what to say about a clock that is far from ours; empty if it is not."""
+    """Return a warning about a clock that differs too much from ours, or an empty text."""
     apart_ms = now_ms - ours_ms
     if abs(apart_ms) <= tolerance_ms:
         return ""
@@ -221,10 +221,10 @@ def serving_brokers(
     now_ms: int,
     leaderships: Mapping[str, Leadership],
 ) -> dict[str, Serving]:
-    """Return the brokers that clients can go to, by broker group.
+    """Return the brokers that serve clients, by broker group.
 
-    Of a group with a leadership that is its leader, once it says that it is ready: until then it
-    opens its logs. It takes no sends while too few are in sync.
+    In a group with a leadership that is the leader, once it reports to be ready: until then it
+    opens its logs. It takes no sends while too few brokers are in sync.
     """
     found = {}
     for each in servers:
@@ -249,7 +249,7 @@ def serving_brokers(
 def following_brokers(
     servers: Iterable[Server], heard: Heard, now_ms: int
 ) -> dict[str, tuple[Serving, ...]]:
-    """Return the brokers that copy others, by broker group."""
+    """Return the followers, by broker group."""
     found: dict[str, tuple[Serving, ...]] = {}
     for each in sorted(servers):
         if (
@@ -263,7 +263,7 @@ def following_brokers(
 
 
 def serving_delays(servers: Iterable[Server], heard: Heard, now_ms: int) -> dict[str, Serving]:
-    """Return the delay servers that clients can go to, by name."""
+    """Return the delay servers that serve clients, by name."""
     return {
         each.name: Serving(
             each.broker_group, each.host, each.port, each.state is ServerState.READY
@@ -279,7 +279,7 @@ def usable_groups(serving: Mapping[str, Serving]) -> list[str]:
 
 
 def is_living(server: Server, heard: Heard, now_ms: int) -> bool:
-    """Whether a server is there, and means to stay."""
+    """Return whether a server is alive and not leaving."""
     return (
         not server.is_removed
         and server.state is not ServerState.LEAVING

@@ -1,9 +1,9 @@
-"""Splitting and merging the ranges of a subject's slots, so that order holds.
+"""Split and merge the slot ranges of a subject, so that order holds.
 
-An order key never changes its slot, only the partition that the slot belongs to. When that
-happens the old partition is closed: it takes no more messages, and the new one, its child, is
-not consumed in order before all its parents are empty for the group. So partitions are never
-given other ranges; new ones follow them. Those that are closed keep their place in the list.
+An order key never changes its slot, but a slot may change its partition. When that
+happens the old partition is closed: it takes no more messages, and a group consumes the new one,
+its child, in order only after it has drained all parents. So a partition never gets another
+range; new partitions follow it. Closed ones keep their place in the list.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from pulque.model.routes import SLOTS, Slots
 __all__ = ["MOST_PARTITIONS", "check_count", "merge", "open_places", "servable", "split"]
 
 MOST_PARTITIONS = SLOTS
-"""Of one subject, at a time: then each has one slot."""
+"""The most partitions of a subject: then each has one slot."""
 
 
 def open_places(placed: Sequence[Placement]) -> list[int]:
@@ -31,7 +31,7 @@ def servable(placed: Sequence[Placement], drained: frozenset[int]) -> list[int]:
 
     Args:
         placed: The partitions of the subject.
-        drained: Those that are closed, and empty for the group.
+        drained: The closed ones that the group has drained.
     """
     return [
         at
@@ -41,10 +41,10 @@ def servable(placed: Sequence[Placement], drained: frozenset[int]) -> list[int]:
 
 
 def check_count(subject: Subject, count: int) -> None:
-    """Refuse a number of partitions that cannot be.
+    """Check a number of partitions.
 
     Raises:
-        InvalidRequestError: It is none that is allowed.
+        InvalidRequestError: The number is not allowed.
     """
     if not 1 <= count <= MOST_PARTITIONS:
         raise InvalidRequestError(
@@ -55,19 +55,19 @@ def check_count(subject: Subject, count: int) -> None:
 def split(
     subject: Subject, placed: Sequence[Placement], count: int, broker_groups: Sequence[str]
 ) -> tuple[Placement, ...]:
-    """Return the partitions of a subject after it got more of them that take messages.
+    """Return the partitions of a subject after a split into more open ones.
 
     The widest ranges are split first, into equal parts. The first part of each stays on its
     broker group.
 
     Args:
         subject: Its name.
-        placed: As it is now.
+        placed: Its partitions now.
         count: How many are to take messages.
-        broker_groups: Where the others go: one for each that there will be more.
+        broker_groups: The broker groups of the additional partitions.
 
     Raises:
-        InvalidRequestError: There would not be more, or too many.
+        InvalidRequestError: The count is not larger than now, or too large.
     """
     check_count(subject, count)
     parents = open_places(placed)
@@ -89,13 +89,13 @@ def split(
 
 
 def merge(subject: Subject, placed: Sequence[Placement], count: int) -> tuple[Placement, ...]:
-    """Return the partitions of a subject after it got fewer of them that take messages.
+    """Return the partitions of a subject after a merge into fewer open ones.
 
-    Neighbours become one, those with the smallest ranges first. It goes to the broker group of
-    the first of them.
+    Neighbours are merged, those with the smallest ranges first. The result is placed on the broker
+    group of the first of them.
 
     Raises:
-        InvalidRequestError: There would not be fewer, or none.
+        InvalidRequestError: The count is not smaller than now, or 0.
     """
     check_count(subject, count)
     parents = open_places(placed)
@@ -121,7 +121,7 @@ def merge(subject: Subject, placed: Sequence[Placement], count: int) -> tuple[Pl
 
 
 def _pieces(placed: Sequence[Placement], parents: Sequence[int], count: int) -> dict[int, int]:
-    """Say into how many parts each partition is split, of those that are."""
+    """Return into how many parts each partition is split, without those that are not."""
     pieces = dict.fromkeys(parents, 1)
     for _ in range(count - len(parents)):
         # The one whose parts are the widest; a part of one slot cannot be split.
@@ -151,6 +151,6 @@ def _width(slots: Slots) -> int:
 
 
 def _highest(placed: Sequence[Placement]) -> int:
-    """Return the highest number that a partition's name has."""
+    """Return the highest number in the names of the partitions."""
     numbers = (each.partition.rpartition("#")[2] for each in placed if "#" in each.partition)
     return max((int(each) for each in numbers if each.isdecimal()), default=0)

@@ -1,4 +1,4 @@
-"""What must come to a group again: single messages, and ranges of which a filter wants some."""
+"""Pending redeliveries of a group: single messages, and ranges that a filter narrows."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -11,35 +11,35 @@ __all__ = ["GroupState", "Redeliver", "Redelivery"]
 
 @dataclass(frozen=True, slots=True)
 class Redelivery:
-    """One message that must come to its group again, or those of a range that the group wants."""
+    """One message to redeliver to its group, or the messages of a range that its filter wants."""
 
     sequence: ConsumeSequence
     delay_ms: int
-    """How long to wait before; -1 leaves it to the group's policy."""
+    """The delay of the retry; -1 for the group's policy."""
     reason: str
     at_ms: int = 0
     """When it failed, or was handed back."""
     is_failure: bool = True
-    """Whether it counts as an attempt; not if it was handed back unread."""
+    """Whether it counts as an attempt; not if the consumer handed it back unhandled."""
     length: int = 1
-    """How many messages there are from the sequence on. Which of more than one it is for, the
-    group's filter says: ``Consumption.narrowed``."""
+    """The number of messages from the sequence on. If there is more than one, the group's filter
+    selects: ``Consumption.narrowed``."""
     matched: int = 1
-    """About how many of them those are."""
+    """About how many of them the filter wants."""
 
     @property
     def end(self) -> ConsumeSequence:
-        """The sequence after the last."""
+        """The sequence after the last message."""
         return ConsumeSequence(self.sequence + self.length)
 
     def part(self, first: int, end: int) -> "Redelivery":
-        """Return what of a range lies in ``first..end``, which is not nothing."""
+        """Return the part of a range in ``first..end``, which is not empty."""
         first, end = max(first, self.sequence), min(end, self.end)
         matched = -(-self.matched * (end - first) // self.length)
         return replace(self, sequence=ConsumeSequence(first), length=end - first, matched=matched)
 
     def without(self, sequences: Iterable[int]) -> "Iterator[Redelivery]":
-        """Yield what is left of a range; the sequences ascend and lie in it."""
+        """Yield the rest of a range without some sequences, which ascend and lie in it."""
         first: int = self.sequence
         for sequence in (*sequences, self.end):
             if first < sequence:
@@ -49,7 +49,7 @@ class Redelivery:
 
 @dataclass(frozen=True, slots=True)
 class Redeliver:
-    """See to it that these messages come to their group again, or are kept as dead, each once."""
+    """Retry each of these messages, or make it a dead letter, exactly once."""
 
     partition: PartitionId
     group: Group
@@ -57,24 +57,24 @@ class Redeliver:
 
 
 class GroupState:
-    """One group in one partition: the next message that nobody was handed, and what waits."""
+    """One group in one partition: the next undelivered message, and pending redeliveries."""
 
     __slots__ = ("next_sequence", "pending", "ranges")
 
     def __init__(self, next_sequence: ConsumeSequence) -> None:
         self.next_sequence = next_sequence
         self.pending: dict[ConsumeSequence, Redelivery] = {}
-        """Messages to be redelivered of which the message log does not tell yet."""
+        """Messages to redeliver whose retry is not in the message log yet."""
         self.ranges: list[Redelivery] = []
-        """The same, where it is not known yet which messages of a range they are."""
+        """The same for ranges that the filter has not narrowed yet."""
 
     @property
     def pending_count(self) -> int:
-        """About how many messages must be redelivered."""
+        """About how many messages are pending."""
         return len(self.pending) + sum(each.matched for each in self.ranges)
 
     def add(self, redeliveries: Iterable[Redelivery]) -> None:
-        """Have more messages wait to be redelivered."""
+        """Add pending redeliveries."""
         for each in redeliveries:
             if each.length == 1:
                 self.pending[each.sequence] = each

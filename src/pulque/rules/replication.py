@@ -1,10 +1,11 @@
-"""What a leader may call confirmed, who is in sync with it, and for how long it leads.
+"""What a leader may confirm, which followers are in sync, and how long it may lead.
 
-Three rules that a failover rests on:
+Three rules that failover relies on:
 
-- Up to where two logs are the same follows from where leaderships began in each (``common_end``).
-- Confirmed is what everybody that is in sync has on disk; while the set changes, the larger one
-  counts (``InSync``).
+- The beginnings of leaderships in two logs determine up to where these are the same
+  (``common_end``).
+- A message is confirmed when every in-sync broker has it on disk; while the set changes, the
+  larger set counts (``InSync``).
 - A leader stops serving before another one can begin (``Tenancy``).
 
 Time is the monotonic clock's.
@@ -19,7 +20,7 @@ from pulque.model.positions import ActionOffset, MessageOffset
 __all__ = ["InSync", "LogPoint", "Tenancy", "common_end", "common_point"]
 
 _LEASE_SHARE = 0.9
-"""Clocks of two machines run at the same speed, but for a tenth."""
+"""A leader uses 90 % of its lease: clocks of two machines may differ by a tenth in speed."""
 
 
 class LogPoint(NamedTuple):
@@ -29,7 +30,7 @@ class LogPoint(NamedTuple):
     actions: ActionOffset
 
     def reaches(self, other: "LogPoint") -> bool:
-        """Whether nothing of both logs before ``other`` is behind this one."""
+        """Return whether this point is at or beyond ``other`` in both logs."""
         return self.messages >= other.messages and self.actions >= other.actions
 
 
@@ -39,13 +40,13 @@ def common_point(
     theirs: Sequence[EpochStart],
     their_end: LogPoint,
 ) -> LogPoint | None:
-    """Return up to where both logs of two brokers are the same; None if nobody can tell.
+    """Return up to where both logs of two brokers are the same; None if that is unknown.
 
     Args:
-        ours: Where leaderships began in the logs of the one; the oldest first.
-        our_end: Where its logs end.
-        theirs: The same of the other one.
-        their_end: Likewise.
+        ours: Where leaderships began in the logs of one broker; the oldest first.
+        our_end: The ends of its logs.
+        theirs: The same of the other broker.
+        their_end: The ends of the other's logs.
     """
     messages = common_end(
         [(each.epoch, each.messages) for each in ours],
@@ -72,8 +73,8 @@ def common_end(
 ) -> int | None:
     """Return up to where one log is the same at two brokers; None if they share no leadership.
 
-    There is one writer in each leadership, so what both have of it is the same as far as the
-    shorter one goes; and a broker takes over the list of a leader only when its log is the
+    Each leadership has one writer, so the parts that both brokers have of it are the same up to
+    the end of the shorter one; and a broker adopts a leader's list only when its log is the
     beginning of that leader's.
     """
     shared = set(ours) & set(theirs)
@@ -84,7 +85,7 @@ def common_end(
 
 
 def _end_of(epoch: int, starts: Iterable[tuple[int, int]], end: int) -> int:
-    """Return where a leadership ended in a log: where any later one began, or with the log."""
+    """Return where a leadership ended in a log: where the next one began, or the end."""
     return min([end, *(start for later, start in starts if later > epoch)])
 
 
@@ -97,19 +98,19 @@ class _Follower:
         self.synced = LogPoint(MessageOffset(0), ActionOffset(0))
         self.is_ready = False
         self.caught_up_ms = now_ms
-        """When it last had all that there was."""
+        """When it last had everything."""
         self.asked_ms = now_ms
         self.asked_at: LogPoint | None = None
-        """Where the leader's logs ended when it was heard of last; None if it never was."""
+        """The ends of the leader's logs at its last request; None before the first."""
 
 
 class InSync:
-    """Who is in sync with a leader, and what is confirmed by that.
+    """The in-sync set of a leader, and what is confirmed by it.
 
     Args:
-        leadership: As it was granted.
-        start: Where the logs were when it began.
-        lag_ms: Who has not caught up for so long is not in sync.
+        leadership: The granted leadership.
+        start: The ends of the logs when it began.
+        lag_ms: A follower that has not caught up for so long is not in sync.
         now_ms: The time.
     """
 
@@ -119,50 +120,50 @@ class InSync:
         self.leadership = leadership
         """As the meta servers know it."""
         self.confirmed = LogPoint(MessageOffset(0), ActionOffset(0))
-        """Everybody who is in sync has both logs up to here, on disk."""
+        """Every in-sync broker has both logs up to here on disk."""
         self._start = start
         self._lag_ms = lag_ms
         self._me = leadership.leader
         self._own = LogPoint(MessageOffset(0), ActionOffset(0))
         self._proposed: tuple[str, ...] | None = None
         self._is_unknown = False
-        """Nobody knows what became of what was proposed."""
+        """Whether the outcome of the proposal is unknown."""
         self.was_unknown = False
-        """Whether that was so for any proposal since the leadership last changed."""
+        """Whether any outcome was unknown since the leadership last changed."""
         self._followers = {
             each: _Follower(now_ms) for each in leadership.in_sync if each != self._me
         }
 
     @property
     def counted(self) -> set[str]:
-        """Who has to have what is confirmed, besides the leader."""
+        """The followers that must have a message before it is confirmed."""
         counted = {*self.leadership.in_sync, *(self._proposed or ())}
         return counted - {self._me}
 
     @property
     def is_short(self) -> bool:
-        """Whether too few are in sync for messages to be taken."""
+        """Whether too few brokers are in sync to take messages."""
         return len(self.leadership.in_sync) < self.leadership.min_in_sync
 
     @property
     def has_begun(self) -> bool:
-        """Whether all that there was when the leadership began is confirmed."""
+        """Whether everything from before the leadership is confirmed."""
         return self.confirmed.reaches(self._start)
 
     def synced(self, own: LogPoint) -> bool:
-        """Take in how far the leader's own disk is; say whether more is confirmed."""
+        """Record the leader's synced point; return whether more is confirmed."""
         self._own = own
         return self._advance()
 
     def heard(
         self, directory: str, synced: LogPoint, end: LogPoint, now_ms: int, *, is_ready: bool
     ) -> bool:
-        """Take in how far a follower is; say whether more is confirmed by that.
+        """Record a follower's progress; return whether more is confirmed.
 
         Args:
-            directory: Who it is.
-            synced: What it has on disk.
-            end: Where the leader's logs end.
+            directory: The id of its data directory.
+            synced: Up to where it has the logs on disk.
+            end: The ends of the leader's logs.
             now_ms: The time.
             is_ready: Whether it could lead.
         """
@@ -177,19 +178,19 @@ class InSync:
         return self._advance()
 
     def gone(self, directory: str) -> None:
-        """Take in that a follower begins anew: what it had does not count before it says so."""
+        """Record that a follower starts over: its progress counts when it reports again."""
         follower = self._followers.get(directory)
         if follower is not None:
             follower.synced = LogPoint(MessageOffset(0), ActionOffset(0))
             follower.is_ready, follower.asked_at = False, None
 
     def forget(self, directory: str) -> None:
-        """Take in that a follower is not connected any more; one that is in sync is waited for."""
+        """Record that a follower disconnected; the leader still waits for it if it is in sync."""
         if directory not in self.counted:
             self._followers.pop(directory, None)
 
     def lost(self, directory: str) -> None:
-        """Take in that a follower does not have what it had: it must not stay in sync."""
+        """Record that a follower has lost bytes: it must leave the in-sync set."""
         self.gone(directory)
         follower = self._followers.get(directory)
         if follower is not None:
@@ -197,7 +198,7 @@ class InSync:
             follower.caught_up_ms = -(10**15)
 
     def wish(self, now_ms: int) -> tuple[str, ...] | None:
-        """Return who should be in sync, if that is another set than the one that is."""
+        """Return the desired in-sync set, if it differs from the present one."""
         if self._proposed is not None:
             # Once more until somebody says what became of it: meanwhile both sets count.
             return self._proposed if self._is_unknown else None
@@ -207,23 +208,23 @@ class InSync:
         return tuple(sorted(wanted)) if wanted != known else None
 
     def propose(self, in_sync: tuple[str, ...]) -> None:
-        """Take in that a set was proposed to the meta servers: from now on both sets count."""
+        """Record that a set was proposed to the meta servers: from now on both sets count."""
         self._proposed, self._is_unknown = in_sync, False
 
     def unknown(self) -> None:
-        """Take in that nobody knows what became of the proposal: it may yet come true."""
+        """Record that the outcome of the proposal is unknown: it may still take effect."""
         self._is_unknown = self.was_unknown = True
 
     def decided(self, leadership: Leadership) -> bool:
-        """Take in the answer to the proposal; say whether more is confirmed."""
+        """Apply the answer to the proposal; return whether more is confirmed."""
         self._proposed, self._is_unknown = None, False
         self.was_unknown = False
         return self.changed(leadership)
 
     def changed(self, leadership: Leadership) -> bool:
-        """Take in a leadership as the meta servers know it; say whether more is confirmed.
+        """Apply the leadership as the meta servers know it; return whether more is confirmed.
 
-        That of another epoch is none of this leader's: it confirms nothing any more by it.
+        A leadership of another epoch is another leader's, and confirms nothing here.
         """
         if not self.is_mine(leadership) or leadership.version <= self.leadership.version:
             return False
@@ -234,22 +235,22 @@ class InSync:
         return self._advance()
 
     def is_mine(self, leadership: Leadership) -> bool:
-        """Whether a leadership is the one that this leader was granted."""
+        """Return whether a leadership is the one that this leader was granted."""
         mine = self.leadership
         return (leadership.epoch, leadership.token) == (mine.epoch, mine.token)
 
     def state_of(self, directory: str, now_ms: int) -> tuple[LogPoint, int] | None:
-        """Return how far a follower is, and for how long it has not caught up, in ms."""
+        """Return a follower's synced point, and for how long it has not caught up, in ms."""
         follower = self._followers.get(directory)
         return None if follower is None else (follower.synced, now_ms - follower.caught_up_ms)
 
     @property
     def followers(self) -> list[str]:
-        """All that were ever heard of."""
+        """All followers that ever connected."""
         return sorted(self._followers)
 
     def has_all(self, end: LogPoint) -> list[str]:
-        """Return which of those that are in sync have the logs up to a place."""
+        """Return the in-sync followers that have the logs up to a point."""
         return [
             each
             for each in self.leadership.in_sync
@@ -291,11 +292,11 @@ class InSync:
 
 
 class Tenancy:
-    """For how long a leader may be sure that nobody else leads.
+    """How long a leader can be sure that no other broker leads.
 
     Args:
-        lease_ms: For how long a meta server waits before it has another one elected, and a
-            follower before it leads, after it last asked its leader for more.
+        lease_ms: How long a meta server waits before it has another broker elected, and a
+            follower before it leads, after its last request to the leader.
     """
 
     def __init__(self, lease_ms: int) -> None:
@@ -304,19 +305,19 @@ class Tenancy:
         self._asked_ms: dict[str, int] = {}
 
     def heard(self, sent_ms: int) -> None:
-        """Take in that a meta server answered what was sent at a time."""
+        """Record that a meta server answered a request that was sent at this time."""
         self._heard_ms = max(sent_ms, self._heard_ms or sent_ms)
 
     def asked(self, directory: str, since_ms: int) -> None:
-        """Take in that a follower asked for more, not before a time."""
+        """Record that a follower sent a request, not before this time."""
         self._asked_ms[directory] = max(since_ms, self._asked_ms.get(directory, since_ms))
 
     def holds(self, now_ms: int, others: Iterable[str]) -> bool:
-        """Whether nobody else can lead now.
+        """Return whether no other broker can lead now.
 
         Args:
             now_ms: The time.
-            others: Who could be elected: all that are in sync, but the leader.
+            others: The brokers that could be elected: all in-sync ones, except the leader.
         """
         if self._heard_ms is not None and now_ms - self._heard_ms <= self._lease_ms:
             return True

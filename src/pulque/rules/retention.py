@@ -1,4 +1,4 @@
-"""Which segments may go: by age and by size, the oldest first, never the open one."""
+"""Which segments may be deleted: by age and by size, the oldest first, never the open one."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,17 +7,17 @@ __all__ = ["SegmentAge", "expired_segments"]
 
 
 class SegmentAge(NamedTuple):
-    """What retention looks at."""
+    """The age and size of a segment."""
 
     size: int
     ended_at_ms: int
-    """When its last batch was stored, at the latest."""
+    """The latest time at which its last batch was stored."""
 
 
 def expired_segments(
     sealed: Sequence[SegmentAge], *, now_ms: int, retention_ms: int, retention_bytes: int | None
 ) -> int:
-    """Return how many of the sealed segments may go, counted from the oldest."""
+    """Return how many of the sealed segments may be deleted, counted from the oldest."""
     total = sum(segment.size for segment in sealed)
     expired = 0
     for segment in sealed:

@@ -1,8 +1,8 @@
-"""What becomes of a message that a consumer could not process: another attempt, or the end.
+"""The consequence of a failed message: another attempt, or a dead letter.
 
-The policy of a group says how long to wait before each attempt and how many there are. There is
-no chance in it: what spreads the retries of a thousand messages that failed together is drawn
-from their ids.
+The policy of a group sets the back-off before each attempt and the number of attempts. It is
+deterministic: the jitter that spreads the retries of a thousand messages that failed together
+is computed from their ids.
 """
 
 from collections.abc import Iterable
@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 ORIGIN_HEADER = "pulque.origin"
-"""Which record this one follows: partition and sequence. Names a retry in the log."""
+"""The record that this one follows: partition and sequence. Identifies a retry in the log."""
 FIRST_HEADER = "pulque.first"
 """Where the message was stored first: partition and sequence."""
 REASON_HEADER = "pulque.reason"
@@ -58,13 +58,13 @@ UNREADABLE_HEADER = "pulque.unreadable"
 """On a dead letter whose body is a batch that cannot be decoded: the sequences of the messages
 that it stands for, in the partition of its origin."""
 UNREADABLE_COUNT_HEADER = "pulque.unreadable.count"
-"""How many messages those are."""
+"""The number of these messages."""
 UNREADABLE_BATCH_HEADER = "pulque.unreadable.batch"
 """Where the batch begins: partition and sequence."""
 UNREADABLE_SIZE_HEADER = "pulque.unreadable.size"
-"""How many bytes the batch has; the body has only the first of them if they are too many."""
+"""The size of the batch in bytes; a body that would be too large is cut."""
 UNREADABLE_BODY_HEADER = "pulque.unreadable.body"
-"""Which dead letter has the bytes, if this one is not the first of its batch."""
+"""The dead letter that has the bytes, if this one is not the first of its batch."""
 
 _SECOND = 1000
 _MINUTE = 60 * _SECOND
@@ -77,22 +77,22 @@ DEFAULT_DELAYS_MS = (
     *(1 * _MINUTE, 2 * _MINUTE, 3 * _MINUTE, 5 * _MINUTE, 10 * _MINUTE, 15 * _MINUTE),
     *(20 * _MINUTE, 30 * _MINUTE, 1 * _HOUR, 90 * _MINUTE, 2 * _HOUR),
 )
-"""How long to wait after the first failed attempt, after the second, and so on."""
+"""The back-off after the first failed attempt, after the second, and so on."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often a group tries, and how long it waits in between."""
+    """How often a group retries, with which back-off."""
 
     delays_ms: tuple[int, ...] = DEFAULT_DELAYS_MS
-    """After the first failed attempt, after the second …; the last one counts for all further."""
+    """After the first failed attempt, after the second …; the last one for all others."""
     jitter: float = 0.1
-    """A delay gets longer by up to this fraction of it, so that not all come at once."""
+    """Each delay is lengthened by up to this fraction, so that retries spread out."""
     max_attempts: int = 16
-    """How many attempts there are, the first one included."""
+    """The number of attempts, the first one included."""
 
     def delay_ms(self, attempt: int, message_id: bytes) -> int:
-        """Return how long to wait after an attempt failed."""
+        """Return the back-off after a failed attempt."""
         if not self.delays_ms:
             return 0
         delay = self.delays_ms[min(attempt, len(self.delays_ms)) - 1]
@@ -101,12 +101,12 @@ class RetryPolicy:
 
 
 class Failed(NamedTuple):
-    """What there is to know of the attempt that failed."""
+    """The failed attempt."""
 
     attempt: int
     message_id: bytes
     expires_at_ms: int
-    """When the message is not worth delivering any more; 0 for never."""
+    """When the message expires; 0 for never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class RetryNow:
 
 @dataclass(frozen=True, slots=True)
 class RetryAt:
-    """Let the message wait until it is due, then deliver it with this attempt number."""
+    """Keep the message until it is due, then deliver it with this attempt number."""
 
     attempt: int
     due_ms: int
@@ -135,10 +135,10 @@ Decision = RetryNow | RetryAt | DeadLetter
 
 
 def decide(redelivery: Redelivery, failed: Failed, policy: RetryPolicy, now_ms: int) -> Decision:
-    """Return what follows a failed attempt, or a message that was handed back.
+    """Return the consequence of a failed attempt, or of a message that was handed back.
 
-    A delay that the consumer asked for wins over the policy, and so does its wish that there be
-    no other attempt; the number of attempts and the expiry hold in any case. Times count from
+    A delay that the consumer asked for overrides the policy, and so does its reject;
+    the number of attempts and the expiry always apply. Times count from
     the failure, not from now: a broker that was down in between does not add to them.
     """
     attempt = failed.attempt
@@ -162,7 +162,7 @@ def decide(redelivery: Redelivery, failed: Failed, policy: RetryPolicy, now_ms: 
 
 
 def is_expired(expires_at_ms: int, at_ms: int) -> bool:
-    """Say whether a message is not worth delivering at an instant."""
+    """Return whether a message has expired at an instant."""
     return bool(expires_at_ms) and at_ms >= expires_at_ms
 
 
@@ -175,7 +175,7 @@ def parse_position(text: str) -> tuple[PartitionName, ConsumeSequence] | None:
 
 
 def show_sequences(sequences: Iterable[int]) -> str:
-    """Return ascending sequences as text: ``3-5,9``."""
+    """Format ascending sequences: ``3-5,9``."""
     runs: list[list[int]] = []
     for each in sequences:
         if runs and each == runs[-1][-1] + 1:
@@ -186,7 +186,7 @@ def show_sequences(sequences: Iterable[int]) -> str:
 
 
 def parse_sequences(text: str) -> list[ConsumeSequence]:
-    """Return the sequences that ``show_sequences`` wrote."""
+    """Parse the text of ``show_sequences``."""
     runs = (
         (first, last or first) for first, _, last in (r.partition("-") for r in text.split(","))
     )

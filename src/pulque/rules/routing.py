@@ -1,10 +1,10 @@
-"""Where subjects are placed, and what routes say about them.
+"""Place subjects on broker groups, and compute routes.
 
-A subject is placed once: one partition on each of two broker groups (on all there are, if fewer),
-those with the fewest partitions first. It stays there for ever; only a command gives it more.
-Each partition has a range of the 1024 slots, and together they have all of them: so an order key
-belongs to exactly one partition that takes messages. Those that were split or merged are closed:
-nobody sends to them, and consumers pull from them until they are empty.
+A subject is placed once: one partition on each of two broker groups (on all, if fewer),
+those with the fewest partitions first. It stays there; only a command gives it more.
+Each partition has a range of the 1024 slots, and together they cover all slots: so an order key
+belongs to exactly one partition that takes messages. Partitions that were split or merged are
+closed: producers do not send to them, and consumers pull from them until they are empty.
 """
 
 from collections import Counter
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 NO_SLOTS = Slots(0, 0)
-"""Of a partition that is closed: no order key belongs there."""
+"""The range of a closed partition: no order key belongs there."""
 
 
 def place(
@@ -43,8 +43,8 @@ def place(
     Args:
         subject: Its name, and that of its partitions.
         usable: The broker groups that take sends now.
-        partitions: How many partitions each broker group was given.
-        spread: On how many broker groups; on all there are, if fewer.
+        partitions: The number of partitions on each broker group.
+        spread: The number of broker groups; all of them, if there are fewer.
 
     Raises:
         UnavailableError: No broker group is usable.
@@ -61,10 +61,10 @@ def place(
 def fewest_first(
     subject: Subject, broker_groups: Iterable[str], partitions: Mapping[str, int]
 ) -> list[str]:
-    """Return broker groups in the order in which a subject goes to them.
+    """Return broker groups in the order of preference for a subject.
 
     Those with the fewest partitions come first. Among equals the subject's name decides, so that
-    meta servers that place subjects at the same time do not all take the same ones.
+    meta servers that place subjects at the same time do not all choose the same ones.
     """
     return sorted(
         broker_groups,
@@ -80,7 +80,7 @@ def place_on(subject: Subject, broker_groups: Sequence[str]) -> tuple[Placement,
         broker_groups: One for each partition; a group that is named twice gets two.
 
     Raises:
-        InvalidRequestError: There are none, or too many.
+        InvalidRequestError: There are no broker groups, or too many.
     """
     check_count(subject, len(broker_groups))
     placed: list[Placement] = []
@@ -106,18 +106,18 @@ def route_of_subject(  # noqa: PLR0913  # what a route follows from
     away: Mapping[str, Serving] | None = None,
     copied: Collection[str] = (),
 ) -> Route:
-    """Return who serves a subject now; broker groups that nobody reaches are left out.
+    """Return the route of a subject, without broker groups that are unreachable.
 
-    Not so where order is strict: there nobody else may take the messages of their order keys, so
-    they are named as ``away`` knows them, as taking none.
+    Under strict order no other broker may take the messages of their order keys, so the route
+    includes unreachable groups, at their last address (``away``) and as taking no messages.
 
     Args:
-        subject: Which one.
+        subject: The subject.
         placed: All its partitions.
-        serving: Who can be reached, by broker group.
-        is_read_only: Whether it takes no sends.
-        order: What a failure may do to its order.
-        away: Where broker groups were last.
+        serving: The reachable brokers, by broker group.
+        is_read_only: Whether the subject takes no sends.
+        order: Its order strategy.
+        away: The last addresses of broker groups.
         copied: The broker groups that have followers.
     """
     places = list(placed)
@@ -137,7 +137,7 @@ def route_of_subject(  # noqa: PLR0913  # what a route follows from
 
 
 def route_of_pattern(pattern: Pattern, serving: Mapping[str, Serving]) -> Route:
-    """Return who may have subjects of a pattern: every broker group, now or later."""
+    """Return the route of a pattern: every broker group, as any may get a subject of it."""
     return _route(pattern, _each(pattern, serving))
 
 
@@ -155,16 +155,16 @@ def route_of_placed(
 
 
 def route_of_delays(subject: Pattern, delays: Mapping[str, Serving]) -> Route:
-    """Return who takes sends that are due later: every delay server."""
+    """Return the route of delayed sends: every delay server."""
     return _route(subject, _each(subject, delays))
 
 
 def version_of(
     partitions: Iterable[PartitionRoute], order: OrderStrategy = OrderStrategy.BEST_EFFORT
 ) -> int:
-    """Return a number that differs when a route does: 0 if it is empty, else a hash of it.
+    """Return the version of a route: 0 if it is empty, else a hash of it.
 
-    Every meta server comes to the same number by itself.
+    All meta servers compute the same number.
     """
     routes = list(partitions)
     if not routes:
@@ -198,5 +198,5 @@ def _each(subject: Pattern, serving: Mapping[str, Serving]) -> list[PartitionRou
 
 
 def partitions_per_group(placements: Iterable[Iterable[Placement]]) -> Counter[str]:
-    """Return how many partitions each broker group was given."""
+    """Return the number of partitions on each broker group."""
     return Counter(each.broker_group for placed in placements for each in placed)

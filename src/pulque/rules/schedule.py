@@ -1,16 +1,16 @@
-"""What waits until when: a compact index from due times to messages.
+"""The due index: a compact index from due times to waiting messages.
 
-The messages themselves lie in waiting partitions; the index holds their sequences and nothing
-else, by partition and *tick*, a tenth of a second. A due time is rounded up to its tick, so that
-nothing is ever early::
+The messages themselves are in waiting partitions; the index holds only their sequences,
+by partition and *tick*, here 0.1 s. Due times are rounded up to their tick, so that
+no message is early::
 
     tick 17_000_000_123   partition 4   [881, 882, 907, …]   8 bytes each, ascending
     tick 17_000_000_123   partition 9   [12]
     tick 17_000_000_160   partition 4   [883, 884]
 
-It is derived: from the due times that waiting partitions are stored with, and from the records
-that say which of them are through. What is due stays in the index until such a record is in the
-log, so that a checkpoint in between forgets nothing.
+It is derived: from the due times in waiting partitions, and from the records
+that say which messages were forwarded. A due message stays in the index until such a record is in
+the log, so that a checkpoint in between loses nothing.
 """
 
 from array import array
@@ -32,7 +32,7 @@ _Key = tuple[PartitionId, int]
 
 
 class Due(NamedTuple):
-    """Messages of one partition whose time has come."""
+    """Due messages of one partition."""
 
     partition: PartitionId
     due_ms: int
@@ -42,34 +42,34 @@ class Due(NamedTuple):
 
 
 class Schedule:
-    """All that waits. Fed with every stored batch, live and in replay."""
+    """All waiting messages. Sees every stored batch, live and in replay."""
 
     def __init__(self) -> None:
         self._buckets: dict[_Key, array[int]] = {}
         self._counts: dict[PartitionId, int] = {}
         self._ticks: list[tuple[int, PartitionId]] = []
-        """A heap of what is not due yet."""
+        """A heap of ticks that are not due yet."""
         self._queued: set[tuple[int, PartitionId]] = set()
-        """What is in the heap; a bucket that is gone may still be."""
+        """The ticks in the heap; their buckets may already be gone."""
         self._ready: dict[PartitionId, list[int]] = {}
-        """Heaps of the ticks that are due. Partitions take turns, so that none waits for all."""
+        """Heaps of due ticks. Partitions take turns, so that none waits for all others."""
         self._postponed: list[tuple[int, PartitionId, int]] = []
-        """A heap of ticks that are due and wait nevertheless: until when, and which."""
+        """A heap of due ticks that are postponed: until when, and which."""
         self._passed: dict[_Key, ConsumeSequence] = {}
-        """Up to where the messages of a tick are passed over; the later ones go first."""
+        """Up to where the messages of a tick are postponed; the later ones go first."""
         self._changed: set[_Key] = set()
 
     def __len__(self) -> int:
         return sum(self._counts.values())
 
     def waiting_in(self, partition: PartitionId) -> int:
-        """Return how many messages of a partition wait."""
+        """Return the number of waiting messages of a partition."""
         return self._counts.get(partition, 0)
 
     def add(
         self, partition: PartitionId, first_sequence: ConsumeSequence, due_ms: Iterable[int]
     ) -> None:
-        """Take note of messages that follow each other in a partition, by their due times."""
+        """Add consecutive messages of a partition, with their due times."""
         changed: set[int] = set()
         sequence = int(first_sequence)
         for due in due_ms:
@@ -85,7 +85,7 @@ class Schedule:
     def extend(
         self, partition: PartitionId, due_ms: int, sequences: "Sequence[ConsumeSequence]"
     ) -> None:
-        """Take note of messages that are due at one time, in ascending order."""
+        """Add messages that are due at one time, in ascending order."""
         tick = _tick_of(due_ms)
         bucket = self._buckets.get((partition, tick))
         if bucket is None:
@@ -99,16 +99,16 @@ class Schedule:
         self._changed.add((partition, tick))
 
     def take(self, now_ms: int, most: int) -> Due | None:
-        """Return some messages whose time has come, as ``due`` does, and forget them."""
+        """Return some due messages, as ``due`` does, and remove them."""
         found = self.due(now_ms, most)
         if found is not None:
             self.remove(found.partition, found.due_ms, found.sequences)
         return found
 
     def due(self, now_ms: int, most: int) -> Due | None:
-        """Return some messages whose time has come, of one partition; None if there are none.
+        """Return some due messages of one partition; None if there are none.
 
-        The next call looks at the next partition first. Messages come until they are removed.
+        The next call begins with the next partition. Messages are returned until removed.
         """
         last = now_ms // TICK_MS
         while self._ticks and self._ticks[0][0] <= last:
@@ -134,9 +134,9 @@ class Schedule:
         return None
 
     def postpone(self, due: Due, until_ms: int) -> None:
-        """Postpone what is left of some messages, so that others of their partition go first.
+        """Postpone the rest of some messages, so that others of their partition go first.
 
-        The later ones that are due at the same time go first, and then wait, too, if any is left.
+        Later messages that are due at the same time go first, and are then postponed, too.
         """
         partition, tick = due.partition, _tick_of(due.due_ms)
         bucket = self._buckets.get((partition, tick))
@@ -153,7 +153,7 @@ class Schedule:
             heappush(self._postponed, (until_ms, partition, tick))
 
     def next_due_ms(self) -> int | None:
-        """Return when something is due next; it may be past."""
+        """Return the next due time; it may be in the past."""
         while self._ticks and self._ticks[0][::-1] not in self._buckets:
             self._queued.discard(heappop(self._ticks))
         while self._postponed and self._postponed[0][1:] not in self._buckets:
@@ -171,7 +171,7 @@ class Schedule:
     def remove(
         self, partition: PartitionId, due_ms: int, sequences: Sequence[ConsumeSequence]
     ) -> None:
-        """Take note that messages are through, which are due at the same time."""
+        """Remove forwarded messages that were due at the same time."""
         key = (partition, _tick_of(due_ms))
         bucket = self._buckets.get(key)
         if bucket is None:
@@ -185,10 +185,10 @@ class Schedule:
         self._shrunk(key, bucket, before)
 
     def clip(self, ends: Mapping[PartitionId, ConsumeSequence]) -> bool:
-        """Forget what lies beyond the recovered end of its partition, or in one that is gone.
+        """Drop state beyond the recovered end of its partition, or of a deleted partition.
 
         Returns:
-            Whether anything was forgotten.
+            Whether anything was dropped.
         """
         is_changed = False
         for key, bucket in list(self._buckets.items()):
@@ -200,7 +200,7 @@ class Schedule:
         return is_changed
 
     def encode_changes(self) -> dict[bytes, bytes | None]:
-        """Return what changed since the last call, for a checkpoint."""
+        """Return the changes since the last call, for a checkpoint."""
         changes: dict[bytes, bytes | None] = {}
         for key in self._changed:
             bucket = self._buckets.get(key)
@@ -209,7 +209,7 @@ class Schedule:
         return changes
 
     def load(self, state: Mapping[bytes, bytes]) -> None:
-        """Take in what a checkpoint holds."""
+        """Load the state of a checkpoint."""
         for name, value in state.items():
             if name[:1] == _PREFIX and len(name) == _KEY.size:
                 _, number, tick = _KEY.unpack(name)
@@ -219,7 +219,7 @@ class Schedule:
                 self._counts[partition] = self._counts.get(partition, 0) + len(bucket)
 
     def buckets(self) -> Iterator[Due]:
-        """Yield all that waits."""
+        """Yield all buckets of waiting messages."""
         for (partition, tick), bucket in self._buckets.items():
             yield Due(partition, tick * TICK_MS, [ConsumeSequence(s) for s in bucket])
 
@@ -238,7 +238,7 @@ class Schedule:
             self._counts[partition] = self._counts.get(partition, 0) + 1
 
     def _insert(self, partition: PartitionId, bucket: "array[int]", sequence: int) -> None:
-        """Add what does not come in order; what is there already is not added again."""
+        """Add out-of-order sequences, without duplicates."""
         at = bisect_left(bucket, sequence)
         if bucket[at] != sequence:
             bucket.insert(at, sequence)

@@ -1,7 +1,7 @@
-"""What one consumer of one group holds of one partition: its pull log and one settled position.
+"""A subscription: the pull log and the settled position of one consumer in one partition.
 
-Every delivery to the consumer has a pull sequence, 0, 1, 2 …; the pull log says which message
-of the partition it was. It is kept as ranges, and only as far as it is not settled, so that
+Every delivery to the consumer has a pull sequence, 0, 1, 2 …; the pull log maps it to a message
+of the partition. It consists of ranges, and only of those not yet settled, so that
 progress stays one number::
 
     settled = 4          next_pull = 9
@@ -9,9 +9,9 @@ progress stays one number::
          4   5   6   7   8           pull sequences
          11  12  13  30  31          consume sequences: two ranges
 
-Deliveries carry the tenure of the broker that handed them out. A settle counts only for
+Deliveries carry the tenure of the broker that made them. A settle counts only for
 deliveries that are held under exactly that tenure: a late ack can never settle a message that
-nobody processed.
+no consumer handled.
 """
 
 from collections import deque
@@ -28,18 +28,18 @@ __all__ = ["HeldRange", "Subscription"]
 
 
 class HeldRange(NamedTuple):
-    """Deliveries that follow each other in the pull log and in the partition."""
+    """Deliveries that are consecutive in the pull log and in the partition."""
 
     tenure: Tenure
     first_pull: PullSequence
     first_sequence: ConsumeSequence
     length: int
     matched: int
-    """How many of them count as held: a filter may have passed over the others."""
+    """How many of them count as held: a filter may have skipped the others."""
 
     @property
     def end_pull(self) -> PullSequence:
-        """The pull sequence after the last of them."""
+        """The pull sequence after the last delivery."""
         return PullSequence(self.first_pull + self.length)
 
     def part(self, start: int, end: int) -> "HeldRange":
@@ -98,22 +98,22 @@ class Subscription:
         self.held: deque[HeldRange] = deque()
         """The deliveries ``settled..next_pull``."""
         self.held_count = 0
-        """How many messages are not settled."""
+        """The number of unsettled messages."""
         self.since_ms = 0
-        """When the first of what is held became that."""
+        """When the oldest unsettled delivery was made."""
         self.lost_start = PullSequence(0)
         self.lost_end = PullSequence(0)
-        """The deliveries that were last taken away from the consumer."""
+        """The end of the deliveries that were last taken from the consumer."""
 
     def held_from(self, expected: int) -> Iterator[HeldRange]:
-        """Yield what is held from a pull sequence on."""
+        """Yield held deliveries from a pull sequence on."""
         for held in self.held:
             part = held.part(expected, self.next_pull)
             if part.length:
                 yield part
 
     def pull_of(self, sequence: ConsumeSequence) -> PullSequence:
-        """Return the pull sequence that the next new delivery gets, for a message."""
+        """Return the pull sequence of the next new delivery, which is of this message."""
         return PullSequence(sequence) if self.is_direct else self.next_pull
 
     def pulled(
@@ -134,11 +134,11 @@ class Subscription:
         """Return the first delivery that a settle of ``first..last`` would settle.
 
         Returns:
-            None if it repeats one that was settled before.
+            None if it repeats an earlier settle.
 
         Raises:
-            InvalidRequestError: The range, or the order of the nacked ones, cannot be.
-            StaleSettleError: It names deliveries that the consumer does not hold.
+            InvalidRequestError: The range, or the order of the nacked deliveries, is invalid.
+            StaleSettleError: The settle names deliveries that the consumer does not hold.
         """
         _check_range(first, last, nacked)
         if first < self.lost_end and last >= self.lost_start:
@@ -166,10 +166,10 @@ class Subscription:
         return self.settled
 
     def align(self, first_pull: PullSequence) -> None:
-        """Make ``first_pull`` the next delivery, as a fact says that it was.
+        """Make ``first_pull`` the next delivery, as a fact says it was.
 
-        It is, unless something is missing from the log: a recovery that set the consumer back
-        leaves no fact, and facts can be damaged. What nobody knows any more counts as settled.
+        It already is, unless a fact is missing: a recovery that set the consumer back
+        leaves no fact, and facts can be damaged. Unknown deliveries count as settled.
         """
         if first_pull < self.next_pull:
             self.rewind(first_pull)
@@ -196,7 +196,7 @@ class Subscription:
         self.settled = self.held[0].first_pull if self.held else self.next_pull
 
     def lose(self) -> None:
-        """Take everything away from the consumer."""
+        """Take all deliveries from the consumer."""
         self.lost_start, self.lost_end = self.settled, self.next_pull
         self.held.clear()
         self.held_count = 0
@@ -205,7 +205,7 @@ class Subscription:
     def sequences_of(
         self, nacked: tuple[NackedDelivery, ...]
     ) -> list[tuple[ConsumeSequence, NackedDelivery]]:
-        """Return which messages nacked deliveries are, in ascending order as they are."""
+        """Return the consume sequences of nacked deliveries; both ascend."""
         found = []
         ranges = iter(self.held)
         held = next(ranges, None)
@@ -218,7 +218,7 @@ class Subscription:
         return found
 
     def clip(self, end: ConsumeSequence) -> None:
-        """Forget deliveries of messages at or beyond ``end``, which a power cut took away."""
+        """Drop deliveries of messages at or beyond ``end``, which a power cut lost."""
         for held in self.held:
             length = max(end - held.first_sequence, 0)
             if length < held.length:
@@ -227,7 +227,7 @@ class Subscription:
                 return
 
     def rewind(self, next_pull: PullSequence) -> None:
-        """Forget the deliveries from ``next_pull`` on."""
+        """Drop the deliveries from ``next_pull`` on."""
         self.held = deque(part for h in self.held if (part := h.part(0, next_pull)).length)
         self.held_count = sum(held.matched for held in self.held)
         self.next_pull = max(next_pull, self.settled)

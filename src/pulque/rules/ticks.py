@@ -1,7 +1,7 @@
-"""Ticks: the hours, or parts of one, that delayed messages are kept by until they are due.
+"""Ticks: the hours, or parts of one, by which delayed messages are stored.
 
-A tick is named by the instant at which it begins, in milliseconds since 1970. They are of UTC and
-of one length: time zones and daylight saving time do not exist here.
+A tick is identified by its beginning, in milliseconds since 1970. Ticks are in UTC and
+of one length: time zones and daylight saving time do not affect them.
 """
 
 __all__ = ["HOUR_MS", "LONGEST_TICK_MS", "SHORTEST_TICK_MS", "most_ticks", "tick_of"]
@@ -12,10 +12,10 @@ SHORTEST_TICK_MS = 300_000
 
 
 def tick_of(due_ms: int, tick_ms: int) -> int:
-    """Return the tick that a due time lies in: when that begins."""
+    """Return the tick of a due time: the time at which it begins."""
     return due_ms - due_ms % tick_ms
 
 
 def most_ticks(longest_delay_ms: int, tick_ms: int) -> int:
-    """Return how many ticks there can be from now on: all of them with the one that has begun."""
+    """Return how many ticks there can be from now on, the present one included."""
     return -(-longest_delay_ms // tick_ms) + 1

@@ -1,9 +1,9 @@
-"""Whose turn it is in a pull: which partitions are looked at first.
+"""The order in which a pull visits partitions.
 
 Higher priorities come first. Among partitions of one priority, the one that was served longest
 ago comes first, so that none starves another. Every so many pulls of a group begin with another
-priority than the highest that waits: each that waits gets its turn, one after the other, so that
-every one of them goes on, however much waits above it.
+priority than the highest that waits: waiting priorities take turns, so that
+each makes progress, however large the backlog of higher ones.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,34 +19,34 @@ class Candidate(NamedTuple):
     """One partition that a pull wants."""
 
     place: int
-    """Where it stands in the request."""
+    """Its index in the request."""
     partition: PartitionId
     level: int
 
 
 class Turns:
-    """Who was served when, for all groups of one broker. Kept in memory only.
+    """When each partition was served last, for all groups of one broker. In memory only.
 
     Args:
-        low_share: Which share of a group's pulls begins with another level than the highest;
+        low_share: The share of a group's pulls that begin with another level than the highest;
             with 0, none does.
     """
 
     def __init__(self, low_share: float) -> None:
         self._every = round(1 / low_share) if low_share > 0 else 0
         self._since: dict[Group, int] = {}
-        """How many pulls of a group began with the highest level, since one did not."""
+        """How many pulls of a group in a row began with the highest level."""
         self._favoured: dict[Group, int] = {}
-        """The level that the last such pull began with."""
+        """The level with which the last other pull began."""
         self._served: dict[tuple[PartitionId, Group], int] = {}
         self._clock = 0
 
     def favoured(self, group: Group, waiting: Callable[[], Iterable[int]]) -> int | None:
-        """Return the level that a group's next pull begins with; None for the highest.
+        """Return the level with which a group's next pull begins; None for the highest.
 
         Args:
-            group: Whose pull.
-            waiting: Says which levels have messages.
+            group: The group.
+            waiting: Returns the levels that have messages.
         """
         if not self._every or self._since.get(group, 0) + 1 < self._every:
             return None
@@ -57,7 +57,7 @@ class Turns:
     def in_order(
         self, group: Group, candidates: Sequence[Candidate], favoured: int | None
     ) -> list[Candidate]:
-        """Return the partitions in the order in which a pull looks at them."""
+        """Return the partitions in the order in which a pull visits them."""
         if len(candidates) < 2:
             return list(candidates)
         served = self._served
@@ -74,7 +74,7 @@ class Turns:
     def served(
         self, group: Group, favoured: int | None, partitions: Iterable[PartitionId]
     ) -> None:
-        """Take note that a pull handed out new messages of these partitions."""
+        """Record that a pull delivered new messages of these partitions."""
         self._clock += 1
         for partition in partitions:
             self._served[partition, group] = self._clock

@@ -1,1 +1,1 @@
-"""Settings of servers: where they come from, what is allowed, and what a server logs."""
+"""Settings of servers: sources, validation, and logging."""

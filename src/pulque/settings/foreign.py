@@ -1,4 +1,4 @@
-"""Text that came from outside, made safe to print: no terminal acts upon it."""
+"""Escape untrusted text, so that a terminal prints it and does not interpret it."""
 
 import re
 
@@ -8,7 +8,7 @@ _PASSWORD = re.compile(r"(://[^/@:]*:).*(@)")
 
 
 def escaped(text: str) -> str:
-    """Write what a terminal would act upon, or not show, as an escape sequence."""
+    """Return text with control and invisible characters as escape sequences."""
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else _escape_of(each) for each in text)

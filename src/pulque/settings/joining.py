@@ -1,4 +1,4 @@
-"""What servers that join a cluster are told: where its meta servers are, and who they are."""
+"""Settings of servers that join a cluster: addresses of meta servers, and the server's name."""
 
 from pydantic import field_validator
 
@@ -11,14 +11,14 @@ __all__ = ["JoinSection"]
 
 
 class JoinSection(Section):
-    """Which cluster a server belongs to; each kind of server says what that means for it."""
+    """The cluster of a server; each kind of server extends it."""
 
     meta: Listed = ()
     advertise: str = ""
 
     @property
     def meta_addresses(self) -> tuple[Address, ...]:
-        """Where the meta servers listen."""
+        """The addresses of the meta servers."""
         return tuple(map(_address, self.meta))
 
     @field_validator("meta")

@@ -1,8 +1,8 @@
-"""What a server says about itself: one event per line, on stderr.
+"""Logging of servers: one event per line, on stderr.
 
-Text (``key=value``) for people at a terminal, JSON for everything else. Lines of libraries that
-use ``logging`` take the same way. Values that came from outside cannot steer a terminal, and
-fields that may hold a secret are never written.
+Text (``key=value``) on a terminal, JSON everywhere else. Libraries that use ``logging`` have
+their lines formatted the same way. Untrusted values are escaped, and fields that may hold a
+secret are never written.
 """
 
 import logging
@@ -28,7 +28,7 @@ _Fields = MutableMapping[str, Any]
 
 
 def configure_logging(section: LogSection, stream: IO[str] | None = None) -> None:
-    """Send all log lines of this process to ``stream``, which is stderr if not given."""
+    """Send all log lines of this process to ``stream``, by default stderr."""
     target = sys.stderr if stream is None else stream
     level = logging.getLevelNamesMapping()[section.level.upper()]
     last = _last_processors(section, target)
@@ -58,7 +58,7 @@ def configure_logging(section: LogSection, stream: IO[str] | None = None) -> Non
 
 
 class _LineLogger:
-    """Writes lines. A stream that cannot be written to is no reason for a server to stop."""
+    """Writes lines, and ignores write errors: a closed stderr must not stop a server."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
@@ -74,7 +74,7 @@ class _LineLogger:
 
 
 class _QuietHandler(logging.StreamHandler[IO[str]]):
-    """Says nothing when its stream is gone."""
+    """A handler that ignores write errors."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # its base has it so
         """Drop the line."""

@@ -1,7 +1,7 @@
-"""Looks whether the world is as the settings need it, before any data is opened.
+"""Check directory and port before the server opens any data.
 
-What fails here is a matter of settings: the error names the setting and where it came from. The
-server would notice all of it too, only later and with less to say.
+An error here names the setting and its source. The server would fail later, too, but with a
+less helpful error.
 """
 
 import errno
@@ -18,10 +18,10 @@ __all__ = ["check_world"]
 
 
 def check_world(loaded: LoadedSettings[Any]) -> None:
-    """Look at the directory and the port.
+    """Check the directory and the port.
 
     Raises:
-        ConfigError: One of them cannot be used; every problem is a line of its text.
+        ConfigError: One of them is unusable; every problem is a line of its text.
     """
     settings = loaded.settings
     directory, listen = settings.storage.directory, settings.listen

@@ -1,7 +1,7 @@
-"""The list of all settings, read off the models: keys, kinds, limits, defaults, descriptions.
+"""The list of all settings, derived from the models: keys, kinds, limits, defaults, descriptions.
 
-The loader names allowed keys with it, ``pulque config show`` prints in its order, and the
-reference page is made from it; so none of them can forget a setting.
+The loader's error texts, ``pulque config show`` and the reference page use it, so none of them
+can miss a setting.
 """
 
 from collections.abc import Iterator
@@ -45,14 +45,14 @@ _KINDS: dict[Any, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting and all that can be said about it."""
+    """The description of one setting."""
 
     key: str
     """With dots: ``storage.retention``."""
     kind: str
-    """What a value is, in words."""
+    """The type of a value, in words."""
     allowed: str
-    """The limits, in words; empty where there are none."""
+    """The limits, in words; empty if there are none."""
     default: Value
     is_required: bool
     description: str
@@ -70,12 +70,12 @@ def settings_of(model: type[ServerSettings]) -> dict[str, Setting]:
 
 
 def environment_prefix(model: type[ServerSettings]) -> str:
-    """Return how the variables of a server begin."""
+    """Return the prefix of a server's environment variables."""
     return f"PULQUE_{model.server.upper()}__"
 
 
 def environment_name(model: type[ServerSettings], key: str) -> str:
-    """Return the variable that sets a key."""
+    """Return the environment variable that sets a key."""
     return environment_prefix(model) + key.replace(".", "__").upper()
 
 
@@ -91,7 +91,7 @@ def values_of(settings: ServerSettings) -> dict[str, Value]:
 
 
 def show_value(value: object) -> str:
-    """Write a value as one would in a file of settings, without quotes."""
+    """Format a value as in a settings file, without quotes."""
     match value:
         case None:
             return ""
@@ -128,7 +128,7 @@ def _setting(key: str, field: FieldInfo) -> Setting:
 
 
 def _unwrapped(kind: Any) -> tuple[Any, list[object]]:
-    """Look inside ``… | None`` and ``Annotated``."""
+    """Return the inner type of ``… | None`` and ``Annotated``."""
     metadata: list[object] = []
     if get_origin(kind) in (Union, UnionType):
         kind = next(each for each in get_args(kind) if each is not type(None))

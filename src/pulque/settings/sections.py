@@ -1,4 +1,4 @@
-"""What the settings of all servers have in common."""
+"""Settings that all servers share."""
 
 from ipaddress import ip_address
 from typing import Annotated, ClassVar, Literal, Self
@@ -15,7 +15,7 @@ class Section(BaseModel):
 
 
 class ListenSection(Section):
-    """Where a server can be reached."""
+    """The address of a server."""
 
     host: str = Field(
         default="127.0.0.1",
@@ -70,7 +70,7 @@ class BatchLimitsSection(Section):
 
 
 class LogSection(Section):
-    """What a server says about itself, on stderr."""
+    """Logging to stderr."""
 
     level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="Lines below this level are left out."
@@ -83,7 +83,7 @@ class LogSection(Section):
 
 
 class ServerSettings(Section):
-    """All that a server can be told."""
+    """The settings of a server."""
 
     server: ClassVar[str]
-    """Which one: the word in its variables, ``PULQUE_<server>__…``."""
+    """The server's word in its environment variables, ``PULQUE_<server>__…``."""

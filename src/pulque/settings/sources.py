@@ -1,8 +1,8 @@
-"""Settings out of a file, the environment and flags, with the origin of every value.
+"""Load settings from a file, the environment and flags, with the source of every value.
 
 From the weakest to the strongest: the default, the TOML file, ``PULQUE_<SERVER>__SECTION__KEY``
-in the environment, a flag. Nothing is guessed: a key that does not exist is refused, with the
-place where it stands and the one that was probably meant. All problems are told at once.
+in the environment, a flag. An unknown key is an error that names its place and the key that was
+probably meant. One error lists all problems.
 """
 
 import difflib
@@ -30,7 +30,7 @@ _KEY = re.compile(r"\s*([A-Za-z0-9_.\" '-]+?)\s*=")
 
 
 class Given(NamedTuple):
-    """A value that somebody gave, and where."""
+    """A value and its source."""
 
     value: object
     origin: str
@@ -38,7 +38,7 @@ class Given(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LoadedSettings(Generic[SettingsT]):
-    """Settings that are complete and allowed."""
+    """Complete and valid settings."""
 
     settings: SettingsT
     origins: dict[str, str]
@@ -53,17 +53,17 @@ def load_settings(
     flags: Mapping[str, Given],
     fallbacks: Mapping[str, object] | None = None,
 ) -> LoadedSettings[SettingsT]:
-    """Put the settings together.
+    """Load and validate settings.
 
     Args:
-        model: Whose settings they are.
+        model: The settings class of the server.
         file: A TOML file.
-        environ: The variables; only those of this server count (``PULQUE_BROKER__…``).
-        flags: What was given on the command line, by key.
+        environ: The environment; only this server's variables count (``PULQUE_BROKER__…``).
+        flags: Values from the command line, by key.
         fallbacks: The command's own defaults for keys that have none.
 
     Raises:
-        ConfigError: Something is not allowed; every problem is a line of its text.
+        ConfigError: A value is not allowed; every problem is a line of its text.
     """
     given = {key: Given(value, DEFAULT) for key, value in (fallbacks or {}).items()}
     if file is not None:
@@ -122,7 +122,7 @@ def _flat(table: Mapping[str, object], prefix: str = "") -> Iterable[tuple[str, 
 
 
 def _lines_of(text: str) -> dict[str, int]:
-    """Return the line of every key, as far as it can be seen without a parser."""
+    """Return the line of every key, as far as a line scan without a parser finds it."""
     lines: dict[str, int] = {}
     section = ""
     for number, line in enumerate(text.split("\n"), start=1):

@@ -1,7 +1,7 @@
-"""Durations and sizes as people write them: ``7d``, ``1h30m``, ``500ms``, ``64MiB``.
+"""Parse and format durations and sizes: ``7d``, ``1h30m``, ``500ms``, ``64MiB``.
 
-A duration is also taken in ISO 8601 (``P7D``, ``PT1H30M``). A bare number is refused: nobody
-remembers whether it meant seconds or milliseconds.
+ISO 8601 durations (``P7D``, ``PT1H30M``) are allowed, too. A bare number is refused: it could
+mean seconds or milliseconds.
 """
 
 import re
@@ -57,7 +57,7 @@ _SIZE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def parse_duration(value: object) -> timedelta:
-    """Read a duration, or raise ``ValueError`` with what is allowed."""
+    """Parse a duration, or raise ``ValueError`` with the allowed forms."""
     if isinstance(value, timedelta):
         return value
     text = value.strip() if isinstance(value, str) else ""
@@ -71,28 +71,28 @@ def parse_duration(value: object) -> timedelta:
 
 
 def parse_size(value: object) -> int | str:
-    """Refuse what is no size; the type itself reads the units."""
+    """Raise ``ValueError`` for a value that is not a size; the type itself parses the units."""
     if isinstance(value, int | str) and not isinstance(value, bool):
         return value
     raise ValueError("a size is written like 64MiB, or as a whole number of bytes")
 
 
 def parse_number(value: object) -> int | str:
-    """Refuse what is no whole number; ``true`` is not 1 here."""
+    """Raise ``ValueError`` for a value that is not a whole number; ``true`` is not 1 here."""
     if isinstance(value, int | str) and not isinstance(value, bool):
         return value
     raise ValueError("a whole number is wanted")
 
 
 def parse_share(value: object) -> float | str:
-    """Refuse what is no number; ``true`` is not 1 here."""
+    """Raise ``ValueError`` for a value that is not a number; ``true`` is not 1 here."""
     if isinstance(value, int | float | str) and not isinstance(value, bool):
         return value
     raise ValueError("a number is wanted, such as 0.1")
 
 
 def parse_listed(value: object) -> tuple[str, ...]:
-    """Read a list of texts: a list in a file, or one text parted by commas or spaces."""
+    """Parse a list of texts: a list, or one text separated by commas or spaces."""
     if isinstance(value, str):
         return tuple(value.replace(",", " ").split())
     if isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
@@ -116,7 +116,7 @@ def _iso_parts(text: str) -> list[tuple[str, str]]:
 
 
 def show_duration(duration: timedelta) -> str:
-    """Write a duration so that ``parse_duration`` reads the same back."""
+    """Format a duration so that ``parse_duration`` returns the same."""
     left = round(duration / timedelta(milliseconds=1))
     parts = []
     for unit, milliseconds in _UNITS_MS.items():
@@ -127,7 +127,7 @@ def show_duration(duration: timedelta) -> str:
 
 
 def show_size(size: int) -> str:
-    """Write a size in the largest unit that divides it."""
+    """Format a size in the largest unit that divides it."""
     number, unit = size, 0
     while number and number % 1024 == 0 and unit < len(_SIZE_UNITS) - 1:
         number, unit = number // 1024, unit + 1

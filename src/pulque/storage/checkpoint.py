@@ -1,9 +1,9 @@
 """Checkpoints: derived state, and the offsets to replay from.
 
-State is kept as named values. The servers hand over only what changed since the last checkpoint;
-the whole is put together and written here, off the event loop. A checkpoint is a file of its
-own: written aside, synced, renamed, and its directory synced; the last two are kept. If the
-newest is damaged the one before serves, and if none is whole the logs alone do.
+State consists of named values. The servers pass only the changes since the last checkpoint;
+this module merges and writes them, off the event loop. A checkpoint is a file of its
+own: written to a temporary name, synced, renamed, and its directory synced; the last two are kept.
+If the newest is damaged, recovery uses the one before, and if none is intact, the logs alone.
 
 ::
 
@@ -86,7 +86,7 @@ class Checkpoints:
         self._listener = listener
         self._number = 0
         self.newest = 0
-        """The number of the newest one that is whole and durable; 0 if there is none."""
+        """The number of the newest intact and durable checkpoint; 0 if there is none."""
         self._state: dict[bytes, bytes] = {}
         files.make_directory(DIRECTORY)
         for name in files.list(DIRECTORY):
@@ -94,7 +94,7 @@ class Checkpoints:
                 files.remove(f"{DIRECTORY}/{name}")
 
     def load(self) -> dict[bytes, bytes]:
-        """Return the newest state that is whole; empty if there is none."""
+        """Return the newest intact state; empty if there is none."""
         for name in reversed(self._names()):
             self._number = max(self._number, base_of(name, "checkpoint") or 0)
             found = read_checkpoint(self._files, f"{DIRECTORY}/{name}")
@@ -107,7 +107,7 @@ class Checkpoints:
         return {}
 
     def update(self, changes: Mapping[bytes, bytes | None]) -> None:
-        """Take in what changed since the last checkpoint; None removes a value."""
+        """Apply changes since the last checkpoint; None removes a value."""
         # In order, so that the same history makes the same file.
         for key, value in sorted(changes.items()):
             if value is None:
@@ -116,7 +116,7 @@ class Checkpoints:
                 self._state[key] = value
 
     def write(self) -> None:
-        """Write a checkpoint of all that was taken in."""
+        """Write a checkpoint of the present state."""
         self._number += 1
         path = checkpoint_path(self._number)
         parts: list[bytes] = []
@@ -143,7 +143,7 @@ def checkpoint_path(number: int) -> str:
 
 
 def read_checkpoint(files: FileSystem, path: str) -> dict[bytes, bytes] | str:
-    """Return the state in a checkpoint's file, or in words what is wrong with it."""
+    """Read a checkpoint's file; return a text that describes the damage if there is any."""
     file = files.open(path, writable=False)
     try:
         data = file.read(file.size(), 0)
@@ -153,7 +153,7 @@ def read_checkpoint(files: FileSystem, path: str) -> dict[bytes, bytes] | str:
 
 
 def decode_checkpoint(data: bytes) -> dict[bytes, bytes] | str:
-    """Return the state that a checkpoint's bytes hold, or in words what is wrong with them."""
+    """Decode a checkpoint; return a text that describes the damage if there is any."""
     if len(data) < _HEAD.size:
         return "it has no header"
     magic, version, crc, count = _HEAD.unpack_from(data)

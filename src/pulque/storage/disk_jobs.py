@@ -1,7 +1,7 @@
-"""Work that waits for the disk, to be done by any thread.
+"""Jobs that wait for the disk, to be run by any thread.
 
-The engine hands a job out (``begin_…``) and is told when it is done (``finish_…``). In between,
-``run`` may be called from any thread while the engine goes on.
+The engine makes a job (``begin_…``) and is told when it is done (``finish_…``). In between,
+``run`` may be called from any thread while the engine continues.
 """
 
 from collections.abc import Callable, Iterable
@@ -28,14 +28,14 @@ __all__ = [
 
 Step = Callable[[], None]
 SyncPoint = tuple[tuple[MessageOffset, int], tuple[ActionOffset, int] | None]
-"""How far the two logs went when the steps of a sync were made."""
+"""The ends of the two logs when the steps of a sync were made."""
 
 
 class Health:
     """Whether the disk can still be trusted with the logs.
 
-    A failed write or sync is final. The system forgets pages that it could not write, so that
-    the next sync would succeed and mean nothing: whatever was confirmed after it could be lost.
+    A failed write or sync is final. The kernel drops pages that it could not write, so
+    the next sync would succeed without effect: messages confirmed after it could be lost.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Health:
         """Raise if the disk failed before.
 
         Raises:
-            StorageError: It did; only a restart tells what is left.
+            StorageError: It failed before; only a restart shows what is left.
         """
         if self.failure is not None:
             raise StorageError(
@@ -53,7 +53,7 @@ class Health:
             )
 
     def note(self, problem: StorageError) -> None:
-        """Take note of a failure; a full disk is none."""
+        """Record a failure; a full disk does not count."""
         if self.failure is None and not isinstance(problem, StorageFullError):
             self.failure = problem
 
@@ -61,7 +61,7 @@ class Health:
         """Run the syncs of logs, one after the other.
 
         Raises:
-            StorageError: One failed. That is final: what was written may be gone.
+            StorageError: A sync failed. That is final: written data may be lost.
         """
         self.check()
         try:
@@ -87,7 +87,7 @@ class SyncJob:
         """Wait for the disk.
 
         Raises:
-            StorageError: It failed. That is final: what was written may be gone.
+            StorageError: The sync failed. That is final: written data may be lost.
         """
         self._health.run(self._steps)
         self.is_done = True
@@ -106,7 +106,7 @@ class CheckpointJob:
         """Sync both logs, then the index entries, then write the checkpoint.
 
         Raises:
-            StorageFullError: There is no room for it; the logs are as they were.
+            StorageFullError: There is no room for it; the logs are unchanged.
             StorageError: The disk failed.
         """
         self._first()
@@ -133,7 +133,7 @@ class IndexJob:
         self._listener = listener
 
     def run(self) -> None:
-        """Write the file; without entries in memory, they are made from the segment."""
+        """Write the file; if the entries are not in memory, read them from the segment."""
         index = self._index
         if index is None:
             index = entries_of(self.segment, self.segment.end, self._listener)
@@ -148,10 +148,10 @@ class IndexJob:
 
 
 class RemovalJob:
-    """Removes the files of a segment that was forgotten; ``run`` may be called from any thread.
+    """Removes the files of a dropped segment; ``run`` may be called from any thread.
 
-    The log goes last, so that no file is left without its log. Whoever still reads has the file
-    open and goes on reading. Jobs run in the order they were given out.
+    The log is removed last, so that no file is left without its log. Readers have the file
+    open and continue. Jobs run in the order in which they were made.
     """
 
     def __init__(self, files: FileSystem, segment: Segment, oldest: int, sync: SyncJob) -> None:
@@ -161,7 +161,7 @@ class RemovalJob:
         self._sync = sync
 
     def run(self) -> None:
-        """Sync what follows, write down which segment is the oldest now, and remove the files."""
+        """Sync later segments, record the oldest one, and remove the files."""
         self._sync.run()
         is_noted = self._note_oldest()
         for suffix in ("index", "keys", "open", "log"):

@@ -1,10 +1,10 @@
-"""The storage engine: what servers use to keep messages and facts.
+"""The storage engine: stores messages and facts for servers.
 
-It puts the parts together and holds the order between them: a batch is queued, written, indexed,
+It combines the logs and indexes and keeps their order: a batch is queued, written, indexed,
 then confirmed; the message log is synced before any fact that names its messages.
 
-All methods belong to one thread, except those that say otherwise. Work that waits for the disk
-is handed out as a job: ``begin_…`` here, ``run`` in any thread, ``finish_…`` here.
+Call all methods from one thread, except where stated. Work that waits for the disk
+is a job: ``begin_…`` here, ``run`` in any thread, ``finish_…`` here.
 """
 
 from collections import deque
@@ -43,7 +43,7 @@ __all__ = ["Engine"]
 
 
 class Engine(Copyable):
-    """Keeps messages and facts in one data directory."""
+    """Stores messages and facts in one data directory."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Engine(Copyable):
         for directory in DIRECTORIES:
             files.make_directory(directory)
         self.start_count: StartCount = self.identity.count_start(files)
-        """How often this directory was opened, this time included."""
+        """The number of starts on this directory, this one included."""
         self.partitions = Partitions()
         self._checkpoints = Checkpoints(files, listener)
         state = self._checkpoints.load()
@@ -75,11 +75,11 @@ class Engine(Copyable):
         self.damages = Damages(files, self.partitions, listener, has_copies=options.is_replicated)
         self._reader = RecordReader(self._log, self.damages)
         self.search = Search(self._consume_logs, self._log, self.damages)
-        """Looks for messages by their tags."""
+        """Searches messages by tag."""
         self.actions = ActionLog.open(files, options, listener, self._mark.action_offset)
         self._unconfirmed: deque[tuple[MessageOffset, Partition, ConsumeSequence]] = deque()
         self._confirmed: list[Partition] = []
-        """Have new confirmed messages that ``write`` has not told of."""
+        """Partitions with new confirmed messages that ``write`` has not returned yet."""
         self.records_since_checkpoint = 0
         self._open_file = OpenFile(files)
         self._begin(recovered, now_ms)
@@ -87,16 +87,16 @@ class Engine(Copyable):
     # -- appending ---------------------------------------------------------------------------
 
     def partition(self, name: str) -> Partition | None:
-        """Return a partition that exists."""
+        """Return an existing partition."""
         return self.partitions.by_name.get(name)
 
     def create_partition(
         self, name: PartitionName, now_ms: int, *, from_reserve: bool = False
     ) -> Partition:
-        """Return a partition, which is made if need be.
+        """Return a partition; create it if it does not exist.
 
         Raises:
-            StorageError: It cannot be written down.
+            StorageError: It could not be written.
         """
         found = self.partitions.by_name.get(name)
         if found is not None:
@@ -123,15 +123,15 @@ class Engine(Copyable):
         """Queue a batch; it is in the log once ``write`` has been called.
 
         Args:
-            partition: Where to.
-            batch: As packed, and verified by the caller.
+            partition: The partition.
+            batch: The batch, verified by the caller.
             header: Its header.
             now_ms: The time.
             wants_disk: Whether it is confirmed only when it is synced.
-            from_reserve: Whether it may use the last room on the disk, as retries may.
+            from_reserve: Whether it may use the reserve of the disk, as retries may.
 
         Raises:
-            StorageError: It cannot be stored.
+            StorageError: The batch cannot be stored.
         """
         self._health.check()
         size = ENVELOPE_SIZE + len(batch)
@@ -146,10 +146,10 @@ class Engine(Copyable):
         )
 
     def write(self) -> list[Partition]:
-        """Write what is queued; return the partitions that have new confirmed messages.
+        """Write queued batches; return the partitions with new confirmed messages.
 
         Raises:
-            StorageError: Nothing that was queued is stored.
+            StorageError: None of the queued batches is stored.
         """
         self._write_pending()
         confirmed, self._confirmed = self._confirmed, []
@@ -179,7 +179,7 @@ class Engine(Copyable):
                 self._confirmed.append(partition)
 
     def _hold(self, written: list[Appended]) -> None:
-        """Let batches wait for all that are in sync."""
+        """Hold batches back until every in-sync broker has them."""
         for appended in written:
             partition, entry = appended.partition, appended.entry
             self.partitions.changed.add(partition.id)
@@ -190,7 +190,7 @@ class Engine(Copyable):
         """Append a fact.
 
         Raises:
-            StorageError: It is not in the log, so it did not happen.
+            StorageError: The fact is not in the log, so it did not happen.
         """
         self._health.check()
         try:
@@ -204,24 +204,24 @@ class Engine(Copyable):
         self.records_since_checkpoint += 1
 
     def check_room(self) -> None:
-        """Look how much room there is, and refuse or accept sends accordingly."""
+        """Check the free space, and refuse or accept sends accordingly."""
         self._room.check()
 
     def promise_room(self, size: int) -> None:
-        """Keep room for bytes that will be written elsewhere for what is stored already."""
+        """Reserve space for bytes that will be written elsewhere for stored messages."""
         self._room.promised = size
 
     @property
     def is_full(self) -> bool:
-        """Whether sends are refused for want of room."""
+        """Whether sends are refused because the disk is full."""
         return self._room.is_full
 
     # -- syncing -----------------------------------------------------------------------------
 
     def begin_sync(self, *, actions: bool) -> SyncJob | None:
-        """Return the work that makes written batches durable, and facts after them if asked.
+        """Return a job that makes written batches durable, and facts after them if asked.
 
-        Several jobs may be under way: each makes durable all that was written when it began.
+        Several jobs may run at once: each makes durable what was written when it began.
         """
         self._health.check()
         steps = self._log.sync_steps()
@@ -230,7 +230,7 @@ class Engine(Copyable):
         return self._sync_job(steps, actions=actions) if steps else None
 
     def finish_sync(self, job: SyncJob) -> list[Partition]:
-        """Take note of a sync that ran; return the partitions that have new confirmed messages."""
+        """Record a finished sync; return the partitions with new confirmed messages."""
         if not job.is_done:
             raise UsageError("the sync has not run to its end, so it confirms nothing")
         self._log.finish_sync(job.point[0])
@@ -239,9 +239,9 @@ class Engine(Copyable):
         return [] if self._options.is_replicated else self.confirm(job.end)
 
     def confirm(self, messages: MessageOffset) -> list[Partition]:
-        """Confirm what lies before an offset; return the partitions that have new messages.
+        """Confirm everything before an offset; return the partitions with new messages.
 
-        For logs that others copy: all that are in sync have the message log up to there.
+        For replicated logs: every in-sync broker has the message log up to there.
         """
         confirmed = []
         unconfirmed = self._unconfirmed
@@ -273,7 +273,7 @@ class Engine(Copyable):
         end: ConsumeSequence | None = None,
         may_block: bool = True,
     ) -> Span:
-        """Return which confirmed messages follow from ``sequence`` on, within the limits.
+        """Return the confirmed messages from ``sequence`` on, within the limits.
 
         May be called from any thread.
 
@@ -291,14 +291,14 @@ class Engine(Copyable):
         )
 
     def read(self, partition: Partition, span: Span, *, may_block: bool = True) -> list[Buffer]:
-        """Return the records of a span, verified, as buffers that follow each other.
+        """Return the records of a span, verified, as consecutive buffers.
 
-        Damaged batches are reported and left out, if no other broker has a copy of them. May be
+        Damaged batches are reported and left out if no other broker has a copy of them. May be
         called from any thread.
 
         Raises:
             WouldBlockError: Not ``may_block``, and the disk would have to be asked.
-            CorruptionError: Some of it is damaged, and others have copies.
+            CorruptionError: Some batches are damaged, and other brokers have copies.
         """
         return self._reader.read(partition, span, may_block=may_block)
 
@@ -330,7 +330,7 @@ class Engine(Copyable):
         return self._log.batches
 
     def begin_index(self) -> IndexJob | None:
-        """Return the work of indexing a sealed segment, if there is one without index."""
+        """Return a job that indexes a sealed segment, if one has no index."""
         found = self._consume_logs.unwritten()
         if found is None:
             return None
@@ -343,10 +343,10 @@ class Engine(Copyable):
         self._consume_logs.forget(job.segment.base)
 
     def remove_oldest(self) -> RemovalJob:
-        """Forget the oldest segment; its messages are gone. The files go when the job runs.
+        """Drop the oldest segment and its messages; return the job that removes the files.
 
         Raises:
-            UsageError: It is the open one.
+            UsageError: The oldest segment is the open one.
         """
         if len(self._log.segments) < 2:
             raise UsageError("the open segment cannot be removed")
@@ -361,7 +361,7 @@ class Engine(Copyable):
 
     @property
     def removable_segments(self) -> int:
-        """How many segments, from the oldest on, may go as far as the archive is concerned."""
+        """How many segments, from the oldest on, the archive allows to remove."""
         sealed = self._log.segments[:-1]
         if not self._options.keeps_for_archive:
             return len(sealed)
@@ -375,10 +375,10 @@ class Engine(Copyable):
         return self.actions.replay(ActionOffset(self._mark.action_offset))
 
     def begin_checkpoint(self, changes: dict[bytes, bytes | None]) -> CheckpointJob:
-        """Return the work of writing a checkpoint of now.
+        """Return a job that writes a checkpoint of the present state.
 
         Args:
-            changes: What of the caller's own state changed since the last one.
+            changes: Changes of the caller's own state since the last one.
         """
         self._write_pending()
         segment = self._log.open_segment
@@ -404,11 +404,11 @@ class Engine(Copyable):
         return CheckpointJob(first, sync, [saving.step, self._checkpoints.write], mark)
 
     def abandon_checkpoint(self) -> None:
-        """Take note that a checkpoint could not be written, for want of room."""
+        """Record that a checkpoint could not be written because the disk is full."""
         self._open_file.begin()
 
     def finish_checkpoint(self, job: CheckpointJob) -> None:
-        """Drop what only an older checkpoint needed."""
+        """Remove files that only older checkpoints needed."""
         before, self._previous_mark = self._previous_mark, job.mark
         unneeded = before.action_offset
         if self._options.keeps_for_archive:
@@ -434,7 +434,7 @@ class Engine(Copyable):
             raise CorruptionError(CHECKPOINTS, 0, str(problem)) from None
 
     def _start_segment(self, now_ms: int) -> None:
-        """Begin a segment at the end of the log."""
+        """Start a segment at the end of the log."""
         index = OpenIndex({p.id: p.end for p in self.partitions.by_id.values()})
         # The index comes before its segment: a reader in another thread must find it.
         base = self._log.end
@@ -449,7 +449,7 @@ class Engine(Copyable):
         self._open_file.begin()
 
     def _go_on(self, recovered: RecoveredLog) -> None:
-        """Use the last segment that was recovered."""
+        """Continue with the last recovered segment."""
         index = recovered.indexes[self._log.open_segment.base]
         self._consume_logs.open_index = index
         self._log.batches = len(index)
@@ -457,7 +457,7 @@ class Engine(Copyable):
             self._open_file.resume(self._mark)
 
     def _begin(self, recovered: RecoveredLog, now_ms: int) -> None:
-        """Open a segment, and sync what was recovered: a killed process may not have done so."""
+        """Open a segment, and sync recovered data: a killed process may not have done so."""
         if recovered.is_open:
             self._go_on(recovered)
         else:
@@ -474,7 +474,7 @@ class Engine(Copyable):
         self.check_room()
 
     def _raise_starts(self, oldest: Segment) -> None:
-        """Let partitions begin where the oldest segment does."""
+        """Raise the starts of partitions to the oldest segment."""
         self.partitions.raise_starts(self._consume_logs.starts(oldest, self.partitions.by_id))
 
     def _write_log(self) -> list[Appended]:

@@ -1,6 +1,6 @@
-"""What happened in storage, for whoever logs and counts.
+"""Events of storage, for logging and counting.
 
-Storage neither logs nor counts; it tells its listener, which must not fail and not wait.
+Storage itself neither logs nor counts; it calls its listener, which must not fail and not block.
 """
 
 from typing import Protocol
@@ -9,7 +9,7 @@ __all__ = ["Listener", "SilentListener"]
 
 
 class Listener(Protocol):
-    """Hears what happened."""
+    """The interface of listeners."""
 
     def segment_sealed(self, path: str, size: int) -> None:
         """A segment of the message log is complete."""
@@ -18,23 +18,23 @@ class Listener(Protocol):
         """Retention dropped a segment."""
 
     def tail_cut(self, path: str, offset: int, size: int) -> None:
-        """Recovery cut a torn tail that nobody had been promised."""
+        """Recovery cut a torn, never confirmed tail."""
 
     def corruption_found(self, path: str, offset: int, size: int, reason: str) -> None:
-        """Bytes that had been durable are damaged; the range is quarantined."""
+        """Durable bytes are damaged; the range is quarantined."""
 
     def index_rebuilt(self, path: str, entries: int) -> None:
-        """A missing or damaged index was made again from the log."""
+        """A missing or damaged index was rebuilt from the log."""
 
     def checkpoint_written(self, path: str, size: int) -> None:
         """A checkpoint is durable."""
 
     def checkpoint_refused(self, path: str, reason: str) -> None:
-        """A checkpoint cannot be used; an older one, or the logs alone, serve instead."""
+        """A checkpoint is unusable; recovery used an older one, or the logs alone."""
 
 
 class SilentListener:
-    """Hears nothing."""
+    """Ignores all events."""
 
     def segment_sealed(self, path: str, size: int) -> None: ...
 

@@ -1,7 +1,7 @@
-"""The file system as storage sees it: a small port, and the real one behind it.
+"""The file system port of storage, and its real implementation.
 
-Storage touches the disk only through this port, so that a test can cut the power at any point
-(``pulque.testing.files``). What a power cut does to calls that were not followed by a sync is
+Storage accesses the disk only through this port, so that a test can cut the power at any point
+(``pulque.testing.files``). The effect of a power cut on unsynced calls is
 part of the contract:
 
 - ``File.write`` may be lost, or reach the disk in part, or leave zeros; ``File.sync`` makes all
@@ -9,8 +9,8 @@ part of the contract:
 - A new, renamed or removed name may be lost or come back; ``sync_directory`` makes it durable.
   ``rename`` replaces its target in one step, whatever happens.
 
-A disk that is in trouble (full, failed, read-only) raises ``StorageError`` wherever it says so;
-what is wrong with the call itself stays an ``OSError``.
+A disk that is full, failed or read-only raises ``StorageError``;
+an error of the call itself stays an ``OSError``.
 """
 
 import ctypes
@@ -57,9 +57,9 @@ _TROUBLE = (
     errno.ESTALE,
 )
 _MANY_FILES = 64
-"""More than these are not synced one by one: each of them would wait for the disk."""
+"""More files than this are not synced one by one: each sync would wait for the disk."""
 _TELLS_FAILURES = (5, 8)
-"""Linux tells of failed writes when a whole file system is synced, since this release."""
+"""The first Linux release whose ``syncfs`` reports failed writes."""
 READ_BLOCK = 4096
 """Reads around the page cache begin and end at multiples of it."""
 _opening = Lock()
@@ -73,8 +73,8 @@ class WouldBlockError(Exception):
 class File(Protocol):
     """One open file. Reads may come from several threads, writes from one.
 
-    Whoever shares a file with other threads lets go of it instead of closing it: it is closed
-    when the last of them does. A closed descriptor may become another file's in between.
+    A file shared with other threads is dropped, not closed: it is closed with the last
+    reference. A descriptor that is closed early may be reused for another file.
     """
 
     def write(self, buffers: Sequence[Buffer], offset: int) -> int:
@@ -124,7 +124,7 @@ class FileSystem(Protocol):
         """Open a file.
 
         Raises:
-            FileNotFoundError: It is not there, and not to be created.
+            FileNotFoundError: The file does not exist, and is not to be created.
         """
 
     def make_directory(self, path: str) -> None:
@@ -146,7 +146,7 @@ class FileSystem(Protocol):
         """Make all writes to files durable, as ``File.sync`` does; many of them at once."""
 
     def free_bytes(self) -> int:
-        """Return how much room there is for more."""
+        """Return the free space in bytes."""
 
     def random_bytes(self, count: int) -> bytes:
         """Return random bytes, for ids; a simulation returns them from its seed."""
@@ -174,7 +174,7 @@ class _OsFile:
         self._path = path
         self._may_ask_without_waiting = hasattr(os, "RWF_NOWAIT")
         self._direct = -1
-        """Reads around the page cache; the other descriptor if there is no way to."""
+        """A descriptor with ``O_DIRECT``; the other descriptor if that is unsupported."""
 
     def write(self, buffers: Sequence[Buffer], offset: int) -> int:
         written = 0
@@ -245,7 +245,7 @@ class _OsFile:
         self.close()
 
     def _around_cache(self) -> int:
-        """Return a descriptor that reads around the page cache, or the usual one."""
+        """Return a descriptor that bypasses the page cache, or the usual one."""
         if self._direct < 0:
             with _opening:
                 if self._direct < 0:
@@ -296,7 +296,7 @@ _LARGEST_SPARE = 8 * 1024 * 1024
 
 @contextmanager
 def _scratch(size: int) -> Iterator[memoryview]:
-    """Lend a buffer to read into. A new one each time would cost more than the reading."""
+    """Lend a reusable buffer: allocating one for each read would cost more than the read."""
     # Lists are safe between threads: each of them takes another one.
     try:
         buffer = _spare.pop()
@@ -317,7 +317,7 @@ def open_directory(path: Path) -> "OsFileSystem":
 
 
 class OsFileSystem:
-    """A directory of the operating system. Nobody else may read what it makes."""
+    """A directory of the operating system. Other users cannot read its files."""
 
     def __init__(self, root: str) -> None:
         self.root = os.path.abspath(root)
@@ -373,7 +373,7 @@ class OsFileSystem:
                 file.close()
 
     def _sync_all(self) -> bool:
-        """Sync the whole file system; say whether this system can, and tells of failures."""
+        """Sync the whole file system; return False if the kernel does not report failures."""
         call = _syncfs()
         if call is None:
             return False
@@ -395,7 +395,7 @@ class OsFileSystem:
         return os.urandom(count)
 
     def lock(self) -> None:
-        """Take the directory for this process, as long as it lives.
+        """Lock the directory for the lifetime of this process.
 
         Raises:
             DataDirectoryError: Another process has it, or it belongs to another user.
@@ -422,7 +422,7 @@ class OsFileSystem:
         self._lock = descriptor
 
     def unlock(self) -> None:
-        """Give the directory back."""
+        """Unlock the directory."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -434,18 +434,18 @@ class OsFileSystem:
 def replace(
     files: FileSystem, path: str, buffers: Sequence[Buffer], *, is_synced: bool = True
 ) -> None:
-    """Give a file new contents in one step: written aside, synced, renamed.
+    """Replace a file atomically: write to a temporary name, sync, rename.
 
     Its name is durable only once the directory is synced.
 
     Args:
-        files: Where.
+        files: The file system.
         path: The file; it may exist.
-        buffers: All that it is to hold.
+        buffers: Its new contents.
         is_synced: Whether the contents must be whole after a power cut.
 
     Raises:
-        StorageError: The file is as it was.
+        StorageError: The write failed; the file is unchanged.
     """
     temporary = f"{path}.tmp"
     file = files.open(temporary, create=True)
@@ -466,7 +466,7 @@ def replace(
 
 @cache
 def _syncfs() -> Callable[[int], int] | None:
-    """Return the system's call that syncs a file system, if it reports what went wrong."""
+    """Return the ``syncfs`` call, if it reports failures."""
     release = platform.release().split(".")
     if not sys.platform.startswith("linux") or not all(part.isdigit() for part in release[:2]):
         return None
@@ -487,7 +487,7 @@ def _translating(path: str) -> Iterator[None]:
 
 
 def _raise_trouble(error: OSError, path: str) -> None:
-    """Raise our own error if the disk or the system is in trouble; else it is the caller's."""
+    """Raise ``StorageError`` if disk or system failed; else let the ``OSError`` pass."""
     if error.errno in _TROUBLE:
         raise _translated(error, path) from error
 

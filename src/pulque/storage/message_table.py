@@ -1,7 +1,7 @@
 """Messages of many batches as one table of columns, to be sorted, cut and packed again.
 
-What is done here is done to whole columns: there is no work per message, but for the bytes of
-those that do not lie beside each other. A table holds messages of one partition.
+All operations work on whole columns: there is no work per message, except for copying the bytes
+of messages that are not adjacent. A table holds messages of one partition.
 """
 
 from collections.abc import Sequence
@@ -52,15 +52,15 @@ _TYPES: dict[str, np.dtype[Any]] = {
 _CRC = Struct("<I")
 _ALIGNED = 64
 _WIDTH = 64
-"""About what the columns of a message take."""
+"""About the bytes of a message's columns."""
 _DEFAULTS = {"key_hash": google_crc32c.value(b""), "attempt": 1}
 
 
 class Scratch:
-    """Memory that is used again and again: fresh memory costs more than what is done in it.
+    """Reusable memory: allocating memory costs more than the work done in it.
 
     Args:
-        size: How much of it is kept. What goes beyond that is fresh, and given back.
+        size: The bytes to keep. Larger requests are allocated, and freed.
     """
 
     def __init__(self, size: int) -> None:
@@ -69,7 +69,7 @@ class Scratch:
         self._used = 0
 
     def lend(self, count: int, dtype: np.dtype[Any]) -> _Ints:
-        """Return room for numbers, with anything in it."""
+        """Return an uninitialised array of numbers."""
         start, end = self._used, self._used + count * dtype.itemsize
         if end > self._size:
             return np.empty(count, dtype)
@@ -79,7 +79,7 @@ class Scratch:
         return self._room[start:end].view(dtype)
 
     def clear(self) -> None:
-        """Take back all that was lent."""
+        """Reclaim all lent memory."""
         self._used = 0
 
 

@@ -1,4 +1,4 @@
-"""What the storage engine must be told."""
+"""Options of the storage engine."""
 
 from dataclasses import dataclass
 
@@ -24,12 +24,12 @@ class StorageOptions:
     tail_cache_bytes: int = 16 * 1024**2
     """The newest batches that are kept in memory, so that a consumer at the tail reads no file."""
     reserve_bytes: int = 64 * 1024**2
-    """Sends are refused when less room than this is left, so that settling can go on."""
+    """Sends are refused when less space than this is free, so that settling can go on."""
     ballast_bytes: int = 0
-    """Room that is taken up in advance, for settling when somebody else filled the disk."""
+    """Space occupied in advance, for settling when other programs filled the disk."""
     keeps_for_archive: bool = False
-    """Whether what is not archived yet must be kept, whatever its age."""
+    """Whether unarchived segments are kept, whatever their age."""
     epoch: Epoch = _ALONE
-    """The leadership that records are written under; 0 where there is no authority to ask."""
+    """The epoch of new records; 0 without meta servers."""
     is_replicated: bool = False
-    """Whether others copy the logs: then only ``Engine.confirm`` confirms messages."""
+    """Whether followers copy the logs: then only ``Engine.confirm`` confirms messages."""

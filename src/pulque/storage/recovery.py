@@ -1,15 +1,16 @@
-"""From files to a log that can be appended to: cut the torn tail, replay, verify.
+"""Recover the message log: cut the torn tail, replay, verify.
 
 The walk begins at the checkpoint's offset and ends at the end of the last segment. Bytes that
-are no record are one of two things:
+are not a record are one of two things:
 
-- a *torn tail*: they were never promised to anybody. The log is cut there.
-- *corruption*: the checkpoint, or a record after them, says that the log was synced beyond them.
-  The range is reported and passed over; everything before and after stays readable, and
-  numbering goes on.
+- a *torn tail*: they were never confirmed. The log is cut there.
+- *corruption*: the checkpoint, or a record after them, shows that the log was synced beyond them.
+  The range is reported and skipped; everything before and after stays readable, and
+  numbering continues.
 
-The same judgement serves every segment, as a later segment is always synced after an earlier.
-A segment whose beginning is torn goes as a whole, so that every segment begins with its table.
+The same rule holds for every segment, as a later segment is always synced after an earlier.
+A segment whose beginning is torn is dropped as a whole, so that every segment begins with its
+table.
 """
 
 from collections.abc import Iterator
@@ -45,14 +46,14 @@ class Observer(Protocol):
     """Sees the checkpoint, then every batch that was stored since, in order."""
 
     def checkpoint_loaded(self, state: dict[bytes, bytes]) -> None:
-        """Take in the state that the replay starts from; empty if there is no checkpoint."""
+        """Load the state that the replay starts from; empty if there is no checkpoint."""
 
     def batch_stored(self, partition: Partition, entry: Entry, batch: bytes) -> None:
-        """Take in one batch, as after a live append."""
+        """Apply one batch, as after a live append."""
 
 
 class RecoveredLog(NamedTuple):
-    """What recovery found."""
+    """The recovered log."""
 
     segments: list[Segment]
     end: MessageOffset
@@ -73,7 +74,7 @@ def recover_message_log(
     mark: Mark,
     observer: Observer,
 ) -> RecoveredLog:
-    """Bring the message log into a state that can be appended to and read."""
+    """Recover the message log, so that it can be appended to and read."""
     return _Recovery(files, listener, partitions, mark, observer).run()
 
 
@@ -148,7 +149,7 @@ class _Recovery:
                     self._files.remove(f"{MESSAGES}/{name}")
 
     def _check_seams(self) -> None:
-        """Report what is missing below the mark: before, between and behind segments."""
+        """Report missing bytes below the mark: before, between and after segments."""
         oldest = read_oldest(self._files)
         if self._segments and oldest is not None and oldest < self._segments[0].base:
             first = self._segments[0]
@@ -163,7 +164,7 @@ class _Recovery:
                 self._report([before], before.end, size, "the log ends before its time")
 
     def _is_below_mark(self, at: int) -> bool:
-        """Say whether a segment was sealed when the checkpoint was written."""
+        """Return whether a segment was sealed when the checkpoint was written."""
         following = self._segments[at + 1 : at + 2]
         return bool(following) and following[0].base <= self._mark.message_offset
 
@@ -180,7 +181,7 @@ class _Recovery:
             self._indexes[segment.base] = index
 
     def _replay(self, at: int, start: int, index: OpenIndex) -> bool:
-        """Apply a segment's records; say whether anything is left of it."""
+        """Apply a segment's records; return whether anything is left of it."""
         segment = self._segments[at]
         for item in walk(segment, MessageOffset(start)):
             if isinstance(item, Damage):
@@ -199,7 +200,7 @@ class _Recovery:
         return self._check_end(at)
 
     def _check_end(self, at: int) -> bool:
-        """Look whether a segment reaches to the next one; say whether anything is left of it."""
+        """Check that a segment reaches to the next one; return whether anything is left of it."""
         segment = self._segments[at]
         following = self._segments[at + 1 : at + 2]
         missing = following[0].base - segment.end if following else 0
@@ -211,7 +212,7 @@ class _Recovery:
         return True
 
     def _apply(self, envelope: Envelope, content: bytes, index: OpenIndex) -> str | None:
-        """Take in one record; return what is wrong with it, if anything."""
+        """Apply one record; return a text if it is damaged."""
         if envelope.type is RecordType.PARTITION_TABLE:
             rows = decode_table(content)
             if rows is None:
@@ -262,7 +263,7 @@ class _Recovery:
     # -- judging -----------------------------------------------------------------------------
 
     def _was_durable(self, at: int, offset: int) -> bool:
-        """Say whether damage at ``offset`` is corruption, and not a torn tail."""
+        """Return whether damage at ``offset`` is corruption, and not a torn tail."""
         if self._durable is None:
             self._durable = max(
                 (synced for synced in self._synced_from(at, offset)),
@@ -280,7 +281,7 @@ class _Recovery:
                     yield item[0].synced
 
     def _cut(self, at: int, offset: MessageOffset) -> bool:
-        """Cut the log; say whether anything is left of the segment."""
+        """Cut the log; return whether anything is left of the segment."""
         segment = self._segments[at]
         lost = self._segments[-1].end - offset
         kept = at + 1 if offset > segment.base else at
@@ -338,7 +339,7 @@ class _Recovery:
         return entries if google_crc32c.value(entries) == mark.index_crc else None
 
     def _store_indexes(self) -> None:
-        """Write the index files of segments that are complete, to have the memory back."""
+        """Write the index files of complete segments, to free their memory."""
         for segment in self._segments:
             index = self._indexes.get(segment.base)
             if index is None:
@@ -361,7 +362,7 @@ class _Recovery:
 
 
 def _problem_of(envelope: Envelope, batch: bytes, partition: Partition) -> str | None:
-    """Return what is wrong with a stored batch, if anything."""
+    """Return a text that describes the damage of a stored batch, or None."""
     if len(batch) < HEADER.size or not verify_crc(batch, partition.seed):
         return "the batch's crc does not match"
     if not partition.end <= envelope.first_sequence <= LARGEST:

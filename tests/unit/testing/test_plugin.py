@@ -17,18 +17,26 @@ def no_other_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
 
 
-def test_the_example_of_the_guide_runs(pytester: pytest.Pytester) -> None:
-    files = dict(_FILE.findall((DOCS / "guide" / "testing.md").read_text(encoding="utf-8")))
-    assert sorted(files) == ["shop.py", "test_reminders.py", "test_shop.py"]
-    for name, text in files.items():
-        (pytester.path / name).write_text(text, encoding="utf-8")
+@pytest.mark.parametrize(
+    ("page", "tests"), [("testing", 8), ("asyncio", 8)], ids=["testing", "asyncio"]
+)
+def test_the_examples_of_the_guide_run(pytester: pytest.Pytester, page: str, tests: int) -> None:
+    text = (DOCS / "guide" / f"{page}.md").read_text(encoding="utf-8")
+    for name, program in _FILE.findall(text):
+        (pytester.path / name).write_text(program, encoding="utf-8")
 
     scope = "asyncio_default_fixture_loop_scope=function"
     result = pytester.runpytest_subprocess(
         "-p", "pytest_asyncio.plugin", *_PLUGIN, "--asyncio-mode=auto", "-o", scope, "-W", "error"
     )
 
-    result.assert_outcomes(passed=8)
+    result.assert_outcomes(passed=tests)
+
+
+def test_all_code_of_the_asyncio_page_is_run() -> None:
+    text = (DOCS / "guide" / "asyncio.md").read_text(encoding="utf-8")
+
+    assert len(_FILE.findall(text)) == text.count("```python") == 6
 
 
 def test_the_program_under_test_finds_the_broker_by_itself(pytester: pytest.Pytester) -> None:

@@ -1,4 +1,4 @@
-"""Messages that come back to one group only: a broker adopts each of them, once."""
+"""Deliver messages to one group only: a broker adopts each of them, once."""
 
 from hashlib import blake2b
 
@@ -17,13 +17,13 @@ _REASON = "it was to be retried at this time"
 
 
 def adoption_of(batch: bytes, partition: PartitionName, due_ms: int, server: str) -> Adopt:
-    """Return the request that puts a message into the retries of its group.
+    """Return the request that adds a message to the retries of its group.
 
     Args:
-        batch: The message alone, as it waited.
-        partition: The retry partition of a group that it waited for.
+        batch: A batch of the message alone.
+        partition: The retry partition of its group.
         due_ms: When it was due.
-        server: The delay server's name: whom it comes from, if it does not say so itself.
+        server: The delay server's name, as the origin if the message has none.
     """
     stored = StoredBatch(
         batch, partition=partition, first_sequence=ConsumeSequence(0), stored_at_ms=0
@@ -45,7 +45,7 @@ def adoption_of(batch: bytes, partition: PartitionName, due_ms: int, server: str
 
 
 def _sequence_of(message: Message, due_ms: int) -> ConsumeSequence:
-    """Return a number that no other message of this server has."""
+    """Return a number that is unique among the messages of this server."""
     named = f"{message.id} {due_ms}".encode()
     return ConsumeSequence(int.from_bytes(blake2b(named, digest_size=7).digest(), "little"))
 

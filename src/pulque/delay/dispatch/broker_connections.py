@@ -1,4 +1,4 @@
-"""The brokers as a delay server sees them: who serves a subject, and a connection to each."""
+"""The brokers of a delay server: routes of subjects, and connections."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -34,35 +34,35 @@ _MOST_ROUTES = 50_000
 
 
 class Taker(Protocol):
-    """Who takes messages that are due."""
+    """The interface to brokers that take due messages."""
 
     async def route(self, subject: Subject) -> Route:
-        """Return who serves a subject."""
+        """Return the route of a subject."""
 
     def forget(self, subject: Subject) -> None:
-        """Ask anew when the route of a subject is wanted next."""
+        """Drop a route, so that the next use asks a meta server again."""
 
     async def reach(self, target: PartitionRoute) -> None:
-        """Connect to a broker, if that is not done."""
+        """Connect to a broker, unless connected."""
 
     async def send(self, target: PartitionRoute, partition: str, batch: bytes) -> None:
-        """Have a broker store a batch on its disk."""
+        """Send a batch to a broker with ``acks="disk"``."""
 
     async def adopt(self, target: PartitionRoute, request: Adopt) -> None:
-        """Have a broker put a message into the retries of one group."""
+        """Ask a broker to adopt a message for one group."""
 
     async def close(self) -> None:
         """Close all connections."""
 
 
 class Brokers:
-    """Asks meta servers for routes, and brokers to take messages.
+    """Asks meta servers for routes, and sends messages to brokers.
 
     Args:
         links: The meta servers.
-        name: What the delay server calls itself.
+        name: The delay server's name.
         clock: The time.
-        timeout_s: How long a broker may take to answer.
+        timeout_s: The time-out of a request to a broker.
     """
 
     def __init__(
@@ -78,10 +78,10 @@ class Brokers:
         self._next = 0
 
     async def route(self, subject: Subject) -> Route:
-        """Return who serves a subject; as heard last, if nobody can be asked.
+        """Return the route of a subject; the last known one if no meta server answers.
 
         Raises:
-            PulqueError: Nobody can tell, or the subject may not be.
+            PulqueError: The route is unknown, or the subject may not be created.
         """
         found = self._routes.get(subject)
         now_ms = self._clock.monotonic_ms()
@@ -99,16 +99,16 @@ class Brokers:
         return route
 
     def forget(self, subject: Subject) -> None:
-        """Ask anew when the route of a subject is wanted next."""
+        """Drop a route, so that the next use asks a meta server again."""
         found = self._routes.get(subject)
         if found is not None:
             self._routes[subject] = (found[0] - _FRESH_MS, found[1])
 
     async def send(self, target: PartitionRoute, partition: str, batch: bytes) -> None:
-        """Have a broker store a batch on its disk.
+        """Send a batch to a broker with ``acks="disk"``.
 
         Raises:
-            PulqueError: It did not, or nobody knows.
+            PulqueError: The broker refused, or the outcome is unknown.
         """
         line = await self.line(target)
         request = Send(Acks.DISK, int(self._timeout_s * 1000), ((partition, batch),))
@@ -117,19 +117,19 @@ class Brokers:
             raise error_from_wire(outcome.code, outcome.text)
 
     async def adopt(self, target: PartitionRoute, request: Adopt) -> None:
-        """Have a broker put a message into the retries of one group.
+        """Ask a broker to adopt a message for one group.
 
         Raises:
-            PulqueError: It did not, or nobody knows.
+            PulqueError: The broker refused, or the outcome is unknown.
         """
         line = await self.line(target)
         await line.request(request, self._timeout_s, _adopted)
 
     async def reach(self, target: PartitionRoute) -> None:
-        """Connect to a broker, if that is not done.
+        """Connect to a broker, unless connected.
 
         Raises:
-            DisconnectedError: It cannot be reached: nothing was sent.
+            DisconnectedError: The broker is unreachable: nothing was sent.
         """
         await self.line(target)
 
@@ -137,7 +137,7 @@ class Brokers:
         """Return an open connection to a broker.
 
         Raises:
-            DisconnectedError: It cannot be reached: nothing was sent.
+            DisconnectedError: The broker is unreachable: nothing was sent.
         """
         address = Address(target.host, target.port)
         lock = self._opening.setdefault(address, asyncio.Lock())

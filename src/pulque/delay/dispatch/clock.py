@@ -36,12 +36,12 @@ class Lateness:
         self._counts = np.zeros(len(EDGES_MS) + 1, np.int64)
 
     def add(self, late_ms: npt.NDArray[Any]) -> None:
-        """Take in messages that were accepted."""
+        """Count accepted messages."""
         found = np.searchsorted(EDGES_MS, late_ms)
         self._counts += np.bincount(found, minlength=len(self._counts))
 
     def report(self) -> dict[str, int]:
-        """Return how many were at most so late, by milliseconds; those beyond under ``more``."""
+        """Return the counts by upper edge in ms; later messages under ``more``."""
         names = [*map(str, EDGES_MS), "more"]
         pairs = zip(names, self._counts.tolist(), strict=True)
         return {name: count for name, count in pairs if count}

@@ -1,7 +1,7 @@
-"""Due → a broker.
+"""Send due messages to brokers.
 
-The indexes of ticks that have begun, or are about to, are in memory. What is due is taken out of
-them, read from the schedule logs, and sent in batches: partitions side by side, the batches of one
+The indexes of ticks that have begun, or begin soon, are in memory. Due messages are taken from
+them, read from the schedule logs, and sent in batches: partitions concurrently, the batches of one
 partition one after the other, in the order of due times.
 
 Every batch is numbered. Its number, its broker and its messages are written to the dispatch log
@@ -55,25 +55,25 @@ __all__ = ["Dispatcher"]
 
 _NEAR_MS = 10_000
 _LOOK_MS = 2000
-"""So often what is due soon goes into the wheels."""
+"""The interval at which messages that are due soon are put into the wheels."""
 _LONGEST_SLEEP_S = 0.05
-"""So often the clock is looked at: somebody may have set it."""
+"""The interval at which the clock is checked: it may have been set."""
 _MOST_TAKEN = 16 * 1024 * 1024
-"""Bytes of messages that are in memory at once, for each partition."""
+"""Bytes of messages in memory at once, per partition."""
 _AT_ONCE = 64
 _MOST_ADOPTED = 100
 _FIRST_WAIT_S = 0.1
 _LONGEST_WAIT_S = 5.0
 _INCARNATION = 1
 _MOST_REFUSALS = 3
-"""A piece that was refused for good so often is put aside."""
+"""A piece that was refused for good so often is set aside."""
 _OF_ONE = (MessageTooLargeError, InvalidBatchError)
-"""What may be wrong with a single message of a piece."""
+"""Errors that concern a single message of a piece."""
 _ORDER_KEYS = int(Flag.ORDER_KEYS)
 
 
 class Dispatcher:
-    """Sends what is due."""
+    """Sends due messages."""
 
     def __init__(  # noqa: PLR0913  # what it needs, and nothing else
         self,
@@ -139,7 +139,7 @@ class Dispatcher:
                 pass
 
     def _take(self, now_ms: int) -> None:
-        """Put on its way what is due."""
+        """Take due messages, and start to send them."""
         for tick in sorted(self.live.indexes):
             index = self.live.indexes[tick]
             while (found := index.take(now_ms)) is not None:
@@ -152,7 +152,7 @@ class Dispatcher:
 
     @property
     def is_idle(self) -> bool:
-        """Whether all that has begun is loaded, and nothing of it is on its way."""
+        """Whether all begun ticks are loaded, and no batch is in flight."""
         now_ms = self._clock.now_ms()
         ticks = list(self._store.ticks)
         is_loaded = all(tick in self.live.indexes for tick in ticks if tick <= now_ms)
@@ -160,7 +160,7 @@ class Dispatcher:
 
     @property
     def has_due(self) -> bool:
-        """Whether a message is due that no broker has yet; what brokers refuse does not count."""
+        """Whether a due message is not at a broker yet; refused ones do not count."""
         now_ms = self._clock.now_ms()
         last_ms = now_ms // TICK_MS * TICK_MS
         if any(tick <= now_ms and tick not in self.live.indexes for tick in self._store.ticks):
@@ -168,17 +168,17 @@ class Dispatcher:
         return any(index.is_coming_by(last_ms) for index in self.live.indexes.values())
 
     def wake(self) -> None:
-        """Look at the clock now, as somebody has turned it."""
+        """Check the clock now, as it was set."""
         self._wake.set()
 
     async def close(self) -> None:
-        """Give up what is under way; it goes on after a restart."""
+        """Cancel sends in flight; they continue after a restart."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def extend(self, added: Mapping[int, Block | None]) -> None:
-        """Take in what was added to schedule logs."""
+        """Add new entries of schedule logs to the indexes."""
         is_soon, is_missing = self.live.extend(added, self._clock.now_ms())
         if is_missing and not self._is_loading:
             self._looked_ms = 0
@@ -194,7 +194,7 @@ class Dispatcher:
             self._warn("clock_stepped", by_ms=step_ms, now_ms=now_ms)
 
     def _look(self, now_ms: int) -> None:
-        """Load the ticks that have begun or are about to, and fill the wheels."""
+        """Load the ticks that have begun or begin soon, and fill the wheels."""
         steady_ms = self._clock.monotonic_ms()
         if self._looked_ms and steady_ms - self._looked_ms < _LOOK_MS:
             return
@@ -212,12 +212,12 @@ class Dispatcher:
             self._start(self._shelf.fill(index, now_ms))
 
     def forget(self, tick: int) -> None:
-        """Take note that a tick is gone."""
+        """Drop a removed tick."""
         self.live.forget(tick)
         self._shelf.forget(tick)
 
     async def _load(self) -> None:
-        """Load ticks until none is wanted any more; others are dispatched meanwhile."""
+        """Load the wanted ticks; others are dispatched meanwhile."""
         try:
             while (tick := self.live.wanted(self._clock.now_ms())) is not None:
                 index, noted = await self.live.load(tick)
@@ -229,7 +229,7 @@ class Dispatcher:
             self._looked_ms = 0  # some of it should be read ahead
 
     def _resume(self, index: TickIndex, noted: Noted) -> None:
-        """Send again what was on its way when the server stopped."""
+        """Resend batches that were in flight when the server stopped."""
         self._numbers[index.tick] = noted.last_number
         for intent in open_intents(noted):
             rows = index.rows_of(intent.runs)
@@ -279,7 +279,7 @@ class Dispatcher:
             await self._deliver_all(lane, item, found.table)
 
     async def _without_damaged(self, lane: Lane, item: Item, damaged: Sequence[int]) -> None:
-        """Go on with what is not in damaged entries."""
+        """Continue with messages that are not in damaged entries."""
         is_lost = np.isin(item.index.offsets_of(item.rows), damaged)
         lost = item.rows[is_lost]
         item.index.mark(lost, RowState.LOST)
@@ -311,7 +311,7 @@ class Dispatcher:
     async def _grouped(
         self, lane: Lane, item: Item, table: MessageTable
     ) -> tuple[Item, MessageTable]:
-        """Put together what goes to one partition; messages of one key stay in their order."""
+        """Group messages by target partition; messages of one key stay in order."""
         try:
             partitions = (await self._brokers.route(lane.subject)).partitions
         except PulqueError:
@@ -324,7 +324,7 @@ class Dispatcher:
     async def _deliver(
         self, lane: Lane, item: Item, table: MessageTable, start: int, end: int
     ) -> None:
-        """Send a piece; what brokers refuse for good is put aside, and the rest goes on."""
+        """Send a piece; set aside messages that brokers refuse for good, and send the rest."""
         wait_s = _FIRST_WAIT_S
         refusals = 0
         while start < end:
@@ -355,7 +355,7 @@ class Dispatcher:
         """Send a piece, or as much of it as goes to one broker.
 
         Returns:
-            What comes next, and why it was not accepted.
+            The next step, and the error if it was not accepted.
         """
         try:
             target, stop = await self._target(lane, table, start, end)
@@ -383,12 +383,12 @@ class Dispatcher:
     async def _send(
         self, lane: Lane, parcel: Parcel, target: PartitionRoute | None
     ) -> PulqueError | None:
-        """Send a batch until its outcome is known; return why it was not accepted.
+        """Send a batch until its outcome is known; return the error if it was not accepted.
 
         Args:
-            lane: What it belongs to.
+            lane: Its lane.
             parcel: The batch.
-            target: Where to; None if it may have been sent before, to wherever its broker is now.
+            target: The target; None for a resend, which goes to the same broker.
         """
         intent = parcel.intent
         was_sent = target is None
@@ -447,7 +447,7 @@ class Dispatcher:
         await self._brokers.send(target, intent.partition, batch)
 
     def _adoption(self, lane: Lane, table: MessageTable, row: int) -> Adopt:
-        """Return what puts a message into the retries of one group, once."""
+        """Return the request that adds a message to the retries of one group, once."""
         batch = table.packed(row, row + 1, seed=seed_of(lane.partition), has_due=False)
         due_ms = int(table.columns["due_at_ms"][row])
         return adoption_of(batch, lane.partition, due_ms, self._delivery.name)
@@ -460,10 +460,10 @@ class Dispatcher:
         self.lateness.add(self._clock.now_ms() - index.due_ms[rows])
 
     async def _abandon(self, index: TickIndex, intent: Intent) -> None:
-        """Write down that a batch was not stored, before any later batch is sent.
+        """Record that a batch was not stored, before any later batch is sent.
 
-        After a power cut it would go under its old number: a broker that stored 64 batches since
-        takes that for one that it has.
+        Else a restart after a power cut would resend it under its old number, and a broker that
+        has stored 64 batches since would take it for a duplicate.
         """
         await self._notebook.note(index.tick, encode_note(Kind.ABANDONED, intent.number))
 
@@ -472,7 +472,7 @@ class Dispatcher:
     async def _target(
         self, lane: Lane, table: MessageTable, start: int, end: int
     ) -> tuple[PartitionRoute, int]:
-        """Return where the next messages go, and how many of them go there."""
+        """Return the target of the next messages, and how many of them go there."""
         route = await self._brokers.route(lane.subject)
         writable = [each for each in route.partitions if each.is_writable]
         if not writable:
@@ -483,7 +483,7 @@ class Dispatcher:
         return writable[lane.turn % len(writable)], end
 
     async def _target_named(self, lane: Lane, intent: Intent) -> PartitionRoute:
-        """Return where the broker is that a batch was sent to."""
+        """Return the address of the broker that a batch was sent to."""
         route = await self._brokers.route(lane.subject)
         for each in route.partitions:
             if each.broker_group == intent.broker_group:
@@ -495,7 +495,7 @@ class Dispatcher:
         self._warn("dispatch_delayed", partition=lane.partition, reason=str(error))
 
     async def _back_off(self, wait_s: float) -> float:
-        """Let others have their turn for a while; return how long to wait the next time."""
+        """Wait, so that others get a turn; return the next back-off."""
         self._slots.release()
         try:
             await asyncio.sleep(wait_s)

@@ -1,4 +1,4 @@
-"""What goes to brokers: messages that are due, the batches made of them, and the way they take."""
+"""Due messages, the batches made of them, and the lanes in which they wait."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ __all__ = ["Delivery", "Item", "Lane", "Parcel"]
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """How messages go to brokers."""
+    """The options of delivery to brokers."""
 
     name: str
-    """The delay server's."""
+    """The delay server's name."""
     producer_id: int
-    """What brokers know it by."""
+    """The producer id by which brokers deduplicate it."""
     batch_messages: int
     batch_bytes: int
     patience_ms: int
@@ -29,21 +29,21 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """Messages of one tick that are due."""
+    """Due messages of one tick."""
 
     index: TickIndex
     rows: Rows
     intent: Intent | None = None
-    """If they were on their way when the server stopped."""
+    """The intent, if they were in flight when the server stopped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """One batch that is written down, and may be sent."""
+    """One batch whose intent is recorded, and which may be sent."""
 
     index: TickIndex
     rows: Rows
-    """What is in it."""
+    """Its messages."""
     table: MessageTable
     start: int
     end: int
@@ -52,7 +52,7 @@ class Parcel:
 
 
 class Lane(Way):
-    """All that goes to one partition, in order."""
+    """The due messages of one partition, in order."""
 
     def __init__(self, partition: PartitionName) -> None:
         super().__init__(partition)
@@ -61,7 +61,7 @@ class Lane(Way):
         self.turn = 0
 
     def next_item(self, most_bytes: int) -> Item:
-        """Take out what comes next: of one tick, and together if much has become due."""
+        """Remove and return the next item: of one tick, and merged if many are due."""
         first = self.items.popleft()
         if first.intent is not None:
             return first

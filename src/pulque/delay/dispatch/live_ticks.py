@@ -1,4 +1,4 @@
-"""The ticks that have begun, or are about to: their indexes are in memory, and grow as they do."""
+"""The indexes of ticks that have begun, or begin soon: kept in memory and updated."""
 
 import asyncio
 from collections.abc import Iterable, Mapping
@@ -14,17 +14,17 @@ __all__ = ["LiveTicks"]
 _LEAD_MS = 60_000
 """The index of a tick is loaded this long before it begins."""
 _MOST_COMING = 4_000_000
-"""Of all ticks in memory, before another one is loaded: many may be overdue."""
+"""The most messages in memory before another tick is loaded: many may be overdue."""
 
 
 class LiveTicks:
     """Indexes of ticks, by tick.
 
     Args:
-        store: Has the ticks.
-        notebook: Writes down what becomes of messages.
-        around: What is at hand.
-        unresumed: Ticks that have batches whose outcome is not known: these come first.
+        store: The ticks on disk.
+        notebook: Writes the dispatch logs.
+        around: Clock, threads and locks.
+        unresumed: Ticks with batches of unknown outcome: these come first.
     """
 
     def __init__(
@@ -35,15 +35,15 @@ class LiveTicks:
         self._around = around
         self.indexes: dict[int, TickIndex] = {}
         self.moving: dict[int, set[int]] = {}
-        """Places in ticks whose messages are being moved, which no log says yet."""
+        """Places of messages that are being rescheduled, which no log has yet."""
         self.loading: dict[int, set[int]] = {}
-        """The tick that is being loaded, with the places that were cancelled meanwhile."""
+        """The tick that is being loaded, with places cancelled meanwhile."""
         self.unresumed = set(unresumed)
-        """Nothing is sent before these are here: a broker knows only the last numbers that it
-        stored, and takes one that is much older for a number that it has."""
+        """Nothing is sent before these are loaded: a broker knows only the last numbers that it
+        stored, and takes a much older one for a duplicate."""
 
     def wanted(self, now_ms: int) -> int | None:
-        """Return the first tick that should be in memory and is not, if there is room for it."""
+        """Return the first tick to load, if there is room for it."""
         if self.unresumed:
             return min(self.unresumed)
         ticks = list(self._store.ticks)  # grows in another thread
@@ -54,9 +54,9 @@ class LiveTicks:
         return tick if coming < _MOST_COMING else None
 
     async def load(self, tick: int) -> tuple[TickIndex, Noted]:
-        """Bring the index of a tick into memory; return it, and what its dispatch log says.
+        """Load the index of a tick; return it, and the contents of its dispatch log.
 
-        Most of it is read while the tick may grow, for that can take seconds, and senders would
+        Most of it is read while the tick may grow, as that can take seconds, and producers would
         wait for it.
         """
         loop = asyncio.get_running_loop()
@@ -80,10 +80,10 @@ class LiveTicks:
         return index, noted
 
     def extend(self, added: Mapping[int, Block | None], now_ms: int) -> tuple[bool, bool]:
-        """Take in what was added to schedule logs.
+        """Add new entries of schedule logs to the indexes.
 
         Returns:
-            Whether some of it is due soon, and whether a tick has to be loaded for it.
+            Whether some of them are due soon, and whether a tick has to be loaded for them.
         """
         is_soon = is_missing = False
         for tick, block in added.items():
@@ -95,10 +95,10 @@ class LiveTicks:
         return is_soon, is_missing
 
     def catch_up(self) -> None:
-        """Take in all that schedule logs have."""
+        """Bring all indexes up to date with the schedule logs."""
         for index in self.indexes.values():
             self._store.extend_index(index)
 
     def forget(self, tick: int) -> None:
-        """Take note that a tick is gone."""
+        """Drop a removed tick."""
         del self.indexes[tick]

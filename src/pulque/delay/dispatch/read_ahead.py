@@ -1,9 +1,9 @@
-"""What is due soon, read in advance.
+"""Read messages that are due soon ahead.
 
-Few of the messages that lie together in a schedule log are due together. So those of the next
+Few adjacent messages of a schedule log are due together. So those of the next
 seconds are read at once and put on the shelf: an entry is then read once for many of its messages,
-and not once for each. What is not on the shelf when it is due, as it came too late or there was no
-room, is read then.
+and not once for each. Messages that are not on the shelf when they are due, as they came too late
+or there was no room, are read then.
 """
 
 import asyncio
@@ -24,15 +24,15 @@ __all__ = ["Shelf"]
 
 _AHEAD_MS = 20_000
 _REFILL_MS = 10_000
-"""When what is on the shelf ends so soon, more of it is read."""
+"""The shelf is refilled when it ends so soon."""
 _MANY_NEW = 1000
-"""When so many came since, those of them that are due soon are read, too."""
+"""After so many new messages, those that are due soon are read, too."""
 _FILL_BYTES = 16 * 1024 * 1024
 _MOST_BYTES = 4 * _FILL_BYTES
 _WORTH_READING = 64
-"""Fewer messages of a partition are read when they are due."""
+"""Fewer messages of a partition are not read ahead."""
 _STALE_MS = 60_000
-"""What is on the shelf for so long after it was due was cancelled, or goes another way."""
+"""Messages on the shelf so long after they were due were cancelled, or sent otherwise."""
 
 
 class _Tray:
@@ -49,45 +49,45 @@ class _Tray:
         self.size = size
         self.last_due_ms = last_due_ms
         self.left = left
-        """How many of them nobody took yet."""
+        """How many of them were not taken yet."""
 
 
 class _Part(NamedTuple):
     """Messages that are on a tray."""
 
     which: Rows
-    """Of those that are wanted."""
+    """Which of the wanted messages they are."""
     tray: _Tray
     positions: Rows
 
 
 class Shelf:
-    """Messages of the ticks that have begun."""
+    """Messages of begun ticks that were read ahead."""
 
     def __init__(self, store: ScheduleStore, around: Around) -> None:
         self._store = store
         self._reader = around.reader
         self._trays: dict[tuple[int, PartitionName], list[_Tray]] = {}
         self._until_ms: dict[int, int] = {}
-        """By tick: what is due before this is on the shelf, or is not going to be …"""
+        """By tick: messages due before this were read ahead, or will not be …"""
         self._seen: dict[int, int] = {}
-        """… of the messages that there were then."""
+        """… of the messages that existed then."""
         self._used = 0
         self._is_filling = False
         self.hits = 0
-        """How many messages were there when they were wanted."""
+        """How many messages were on the shelf when they were wanted."""
 
     # -- filling -----------------------------------------------------------------------------
 
     def wants(self, index: TickIndex, now_ms: int) -> bool:
-        """Whether more of a tick should be on the shelf."""
+        """Return whether more of a tick should be read ahead."""
         if self._is_filling or self._used + _FILL_BYTES > _MOST_BYTES:
             return False
         ends_soon = self._until_ms.get(index.tick, 0) <= now_ms + _REFILL_MS
         return ends_soon or index.count - self._seen.get(index.tick, 0) >= _MANY_NEW
 
     async def fill(self, index: TickIndex, now_ms: int) -> None:
-        """Read what is due next of a tick; one tick at a time."""
+        """Read the messages of a tick that are due next; one tick at a time."""
         self._is_filling = True
         try:
             for partition, rows in _by_partition(index, self._next(index, now_ms)):
@@ -98,7 +98,7 @@ class Shelf:
     def _next(self, index: TickIndex, now_ms: int) -> Rows:
         """Return the messages that are due next and not on the shelf, if there is room for all.
 
-        Else it is those that are due first.
+        Else those that are due first.
         """
         tick, dues = index.tick, index.due_ms
         seen, start_ms = self._seen.get(tick, 0), self._until_ms.get(tick, 0)
@@ -132,19 +132,19 @@ class Shelf:
             self._used += size
 
     def clear_old(self, now_ms: int) -> None:
-        """Take away what nobody takes any more."""
+        """Remove stale messages."""
         for key in list(self._trays):
             self._keep(key, lambda tray: tray.last_due_ms >= now_ms - _STALE_MS)
 
     def clear(self) -> None:
-        """Begin anew, as somebody has set the clock: what is due soon is something else now."""
+        """Empty the shelf, as the clock was set: other messages are due soon now."""
         self._trays.clear()
         self._until_ms.clear()
         self._seen.clear()
         self._used = 0
 
     def forget(self, tick: int) -> None:
-        """Take note that a tick is gone."""
+        """Drop a removed tick."""
         self._until_ms.pop(tick, None)
         self._seen.pop(tick, None)
         for key in [key for key in self._trays if key[0] == tick]:
@@ -165,7 +165,7 @@ class Shelf:
     # -- taking ------------------------------------------------------------------------------
 
     async def take(self, index: TickIndex, partition: PartitionName, rows: Rows) -> Gathered:
-        """Return messages of one partition, from the shelf or else from the schedule log."""
+        """Return messages of one partition, from the shelf or from the schedule log."""
         parts, left = self._parts(index.tick, partition, rows)
         for part in parts:
             part.tray.left -= len(part.which)
@@ -178,7 +178,7 @@ class Shelf:
         return await loop.run_in_executor(self._reader, collect)
 
     def _parts(self, tick: int, partition: PartitionName, rows: Rows) -> tuple[list[_Part], Rows]:
-        """Return what is on trays, and which messages are not."""
+        """Return the messages on trays, and the missing ones."""
         parts = []
         is_left = np.ones(len(rows), bool)
         for tray in self._trays.get((tick, partition), ()):
@@ -192,7 +192,7 @@ class Shelf:
     def _collect(
         self, tick: int, parts: list[_Part], left: Rows, places: Places | None
     ) -> Gathered:
-        """Put together what is on trays and what has to be read."""
+        """Merge the messages on trays with those that have to be read."""
         tables = [part.tray.table.taken(part.positions) for part in parts]
         which = [part.which for part in parts]
         if places is not None:
@@ -208,7 +208,7 @@ class Shelf:
 
 
 def _by_partition(index: TickIndex, rows: Rows) -> Iterator[tuple[PartitionName, Rows]]:
-    """Yield messages by partition, where there are enough of one."""
+    """Yield messages by partition, for partitions with enough of them."""
     owners = index.owners_of(rows)
     counts = np.bincount(owners, minlength=1)
     for owner in np.flatnonzero(counts >= _WORTH_READING).tolist():

@@ -1,7 +1,8 @@
-"""Messages that brokers refuse for good: put aside, shown, and tried again after a while.
+"""Messages that brokers refuse for good: set aside, listed, and retried after a while.
 
-They stay in their tick, which stays on disk as long as any of them is there. So they can be
-listed, cancelled and moved like all that wait, and after a restart they are tried at once.
+They stay in their tick, which stays on disk as long as it has any. So they can be
+listed, cancelled and rescheduled like all waiting messages; after a restart they are retried at
+once.
 """
 
 from collections.abc import Callable, Iterator
@@ -39,17 +40,17 @@ class _Aside:
     rows: Rows
     since_ms: int
     again_ms: int
-    """When they are tried again, on the steady clock."""
+    """When they are retried, on the monotonic clock."""
 
     @property
     def left(self) -> Rows:
-        """The rows that nobody took back meanwhile."""
+        """The rows that were not cancelled or rescheduled meanwhile."""
         is_stuck: Rows = self.index.states[self.rows] == RowState.STUCK
         return self.rows[is_stuck]
 
 
 class Stuck:
-    """Keeps what brokers refused."""
+    """Keeps refused messages."""
 
     def __init__(self, clock: Clock, warn: Callable[..., None]) -> None:
         self._clock = clock
@@ -59,7 +60,7 @@ class Stuck:
     def put(
         self, index: TickIndex, rows: Rows, partition: PartitionName, problem: PulqueError
     ) -> None:
-        """Put messages aside."""
+        """Set messages aside."""
         index.mark(rows, RowState.STUCK)
         reason = str(problem)
         self._warn("dispatch_refused", partition=partition, messages=len(rows), reason=reason)
@@ -74,17 +75,17 @@ class Stuck:
             found.again_ms = again_ms
 
     def give_back(self, steady_ms: int) -> None:
-        """Let messages that were refused long ago be taken again."""
+        """Release messages that were refused long ago for a retry."""
         for key, found in list(self._aside.items()):
             if found.again_ms <= steady_ms:
                 del self._aside[key]
                 found.index.give_back(found.left)
 
     def listed(self, request: StuckMessages) -> StuckListed:
-        """Answer which messages were refused, and why.
+        """Return the refused messages with the reasons.
 
         Raises:
-            RejectedError: That cannot be asked.
+            RejectedError: The request is invalid.
         """
         subject = parse_subject(request.subject) if request.subject else ""
         after = _place_after(request.after)
@@ -119,7 +120,7 @@ class Stuck:
         yield from found[:most]
 
     def report(self) -> dict[str, Any]:
-        """Return how many there are, and why."""
+        """Return their number by reason."""
         found = [(each, len(each.left)) for each in self._aside.values()]
         shown = [
             {

@@ -1,4 +1,4 @@
-"""Where messages that are due go: which partition of which broker."""
+"""Choose the partition and broker of due messages."""
 
 from collections.abc import Sequence
 
@@ -23,14 +23,14 @@ __all__ = ["Way", "grouped_by_target", "partition_at", "target_of_key"]
 
 
 class Way:
-    """What follows from the partition that messages were sent to."""
+    """What the partition of messages determines: subject, priority, group."""
 
     def __init__(self, partition: PartitionName) -> None:
         self.partition = partition
         self.subject: Subject = subject_of(partition)
         self.level = level_of(partition)
         self.group = owner_of(partition)
-        """Whose retries it is for; None for everybody's."""
+        """The group whose retries they are for; None for all groups."""
 
 
 def partition_at(target: PartitionRoute, way: Way) -> PartitionName:
@@ -42,7 +42,7 @@ def partition_at(target: PartitionRoute, way: Way) -> PartitionName:
 def target_of_key(
     partitions: Sequence[PartitionRoute], table: MessageTable, start: int, end: int
 ) -> tuple[PartitionRoute, int]:
-    """Return where the order key of the first message belongs, and how many others with it."""
+    """Return the target of the first message's order key, and how many messages share it."""
     chosen = _of_slot(partitions, _slot_of(table, start))
     if not chosen.is_writable:
         raise UnavailableError(f"{chosen.partition} at {chosen.broker_group} takes no messages")
@@ -55,7 +55,7 @@ def target_of_key(
 def grouped_by_target(
     partitions: Sequence[PartitionRoute], table: MessageTable
 ) -> npt.NDArray[np.int64]:
-    """Return an order in which messages for one partition are together, else as they are."""
+    """Return a stable order in which messages for one partition are adjacent."""
     slots = [_slot_of(table, row) for row in range(len(table))]
     starts = sorted(each.slots.start for each in partitions)
     return np.argsort(np.searchsorted(starts, slots, "right"), kind="stable")

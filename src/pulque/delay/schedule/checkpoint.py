@@ -1,4 +1,4 @@
-"""What a checkpoint says about the schedule: how far it goes, and how large its logs were."""
+"""The schedule in a checkpoint: its replayed end, and the sizes of its logs."""
 
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
@@ -18,21 +18,21 @@ _REPLAYED = Struct("<QI")
 
 
 class Extent(NamedTuple):
-    """What a checkpoint says about the schedule."""
+    """The state of the schedule in a checkpoint."""
 
     replayed: int
     """The message log is replayed up to here."""
     tick_ms: int
-    """How long ticks were; 0 if nothing is known."""
+    """The length of ticks; 0 if unknown."""
     sizes: dict[int, tuple[int, int]]
     """Bytes and messages, by tick."""
     noted: dict[int, int]
-    """How much of its dispatch log was on disk, by tick."""
+    """The durable size of each dispatch log, by tick."""
     over: AbstractSet[int]
-    """Ticks that the next checkpoint does not have: then their files are removed."""
+    """Finished ticks: their files are removed after the next checkpoint."""
 
     def changes(self, before: "Extent") -> dict[bytes, bytes | None]:
-        """Return what differs from the last checkpoint."""
+        """Return the changes since the last checkpoint."""
         position = _REPLAYED.pack(self.replayed, self.tick_ms)
         changed: dict[bytes, bytes | None] = {_REPLAYED_KEY: position}
         for tick, found in self.sizes.items():
@@ -52,7 +52,7 @@ class Extent(NamedTuple):
 
     @classmethod
     def load(cls, state: Mapping[bytes, bytes]) -> "Extent":
-        """Return what a checkpoint holds."""
+        """Decode the state of a checkpoint."""
         replayed = tick_ms = 0
         sizes: dict[int, tuple[int, int]] = {}
         noted: dict[int, int] = {}

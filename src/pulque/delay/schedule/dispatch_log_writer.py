@@ -1,4 +1,4 @@
-"""Group commit of dispatch logs: what many are about to do, written down with one sync."""
+"""Group commit of dispatch logs: one sync for the records of many requests."""
 
 import asyncio
 from collections import deque
@@ -19,15 +19,15 @@ class _Note(NamedTuple):
     tick: int
     record: bytes
     done: asyncio.Future[None] | None
-    """Whom to tell when it is on disk; None for nobody, and it need not be."""
+    """The future to complete when it is on disk; None if it need not be synced."""
 
 
 class Notebook:
     """Writes records to dispatch logs.
 
     Args:
-        store: Whose.
-        executor: The thread that works on dispatch logs.
+        store: The schedule.
+        executor: The thread that writes dispatch logs.
         warn: Logs an event with its fields.
     """
 
@@ -41,17 +41,17 @@ class Notebook:
         self._writing: list[_Note] = []
         self._has_notes = asyncio.Event()
         self._count = self._written = 0
-        """How many notes there were, and how many of them are written."""
+        """The number of records so far, and how many of them are written."""
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
-        """Who waits until so many are."""
+        """Futures that wait until so many are written."""
 
     @property
     def is_idle(self) -> bool:
-        """Whether all that was noted is written."""
+        """Whether all records are written."""
         return self._written == self._count
 
     def is_idle_for(self, tick: int) -> bool:
-        """Whether all that was noted of a tick is written."""
+        """Return whether all records of a tick are written."""
         return all(note.tick != tick for note in (*self._writing, *self._notes))
 
     def note(self, tick: int, record: bytes) -> asyncio.Future[None]:
@@ -61,7 +61,7 @@ class Notebook:
         return done
 
     def note_soon(self, tick: int, record: bytes) -> None:
-        """Write a record after all before it; a power cut may take it away."""
+        """Write a record after all before it; a power cut may lose it."""
         self._put(_Note(tick, record, None))
 
     def _put(self, note: _Note) -> None:
@@ -70,7 +70,7 @@ class Notebook:
         self._has_notes.set()
 
     async def drained(self) -> None:
-        """Wait until all that was noted by now is written, whatever is noted meanwhile."""
+        """Wait until all records up to now are written."""
         if self.is_idle:
             return
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -1,12 +1,12 @@
-"""From batches of the message log to entries of schedule logs, by the tick that they are due in.
+"""Convert batches of the message log to entries of schedule logs, by tick.
 
-A tick is cut into some *windows*, and an entry has messages of one of them where there are enough:
-what is due in some minutes is then read without what is due in an hour. Within a window messages
-stay as they came. To sort them by due time would cost more than all the rest, and whoever reads
-them takes them from many entries in any case.
+A tick is divided into *windows*, and in a busy tick an entry has messages of one window only, so
+that messages due in some minutes are read without those due in an hour. Within a window messages
+keep their order of arrival: sorting by due time would cost more than everything else, and
+readers take messages from many entries in any case.
 
-A message that was moved to another time comes as a batch of its own, in a partition of the message
-log whose name says so: where it waited before stands in the place of a producer.
+A rescheduled message comes as a batch of its own, in a partition of the message log
+with a prefix; the producer fields of the batch have its old place.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,16 +25,16 @@ from pulque.storage.message_table import MessageTable, Scratch, columns_before_d
 __all__ = ["MOVED_PREFIX", "Moved", "Placed", "Replayed", "check_records", "place", "unmoved"]
 
 MOVED_PREFIX = "%moved%"
-"""Begins the partition of the message log that moved messages of a partition are in."""
+"""The prefix of the message-log partition of rescheduled messages."""
 
 _MOST_MESSAGES = 2000
 _MOST_BYTES = 256 * 1024
-"""Of an entry: as a whole it is read, and checked, for any message in it."""
+"""The most bytes of an entry: it is read and checked as a whole for any message in it."""
 _WINDOWS = 8
 _WORTH_WINDOWS = 256 * 1024
-"""Of less than so much, the messages of one tick stay together."""
+"""Fewer bytes of one tick are not divided into windows."""
 _WORTH_KEEPING = 32 * 1024
-"""A batch of so much is not taken apart if all of it belongs together."""
+"""A batch of so many bytes is stored whole if all of it belongs into one entry."""
 Numbers = npt.NDArray[Any]
 
 
@@ -43,33 +43,33 @@ class Replayed(NamedTuple):
 
     partition: PartitionName
     offset: int
-    """Where it lies."""
+    """Its offset."""
     end: int
     batch: bytes
     dues_ms: tuple[int, int] | None = None
-    """When the first and the last of its messages are due, if that is known."""
+    """The first and the last due time, if known."""
 
 
 class Moved(NamedTuple):
-    """Where a message waited before it was moved."""
+    """The old place of a rescheduled message."""
 
     tick: int
     place: int
 
 
 def check_records(batch: bytes) -> None:
-    """See to it that a batch can be taken apart, if it is compressed.
+    """Check that a compressed batch can be decompressed.
 
     Raises:
-        InvalidBatchError: It cannot.
-        UsageError: What it is compressed with is not installed.
+        InvalidBatchError: It cannot be decompressed.
+        UsageError: Its compression library is not installed.
     """
     if read_header(batch).codec != Codec.NONE:
         MessageTable.of([batch])
 
 
 def unmoved(each: Replayed) -> tuple[Replayed, Moved | None]:
-    """Return a batch as if it had been sent so, and what it moved."""
+    """Return the batch of a rescheduled message as if it had been sent, and the old place."""
     if not each.partition.startswith(MOVED_PREFIX):
         return each, None
     partition = PartitionName(each.partition.removeprefix(MOVED_PREFIX))
@@ -81,19 +81,19 @@ def unmoved(each: Replayed) -> tuple[Replayed, Moved | None]:
 
 
 class Placed(NamedTuple):
-    """Messages of one partition that belong into one tick."""
+    """Messages of one partition for one tick."""
 
     partition: PartitionName
     batch: Sequence[Buffer]
-    """In pieces that follow each other."""
+    """The batch in consecutive pieces."""
     first_due_ms: int
     last_due_ms: int
     columns: Mapping[str, Numbers]
-    """Those of a table."""
+    """The columns of a table."""
     start: int
-    """Which row of the table is the first message."""
+    """The row of the first message in the table."""
     end: int
-    """Comes after that of the last message."""
+    """The row after that of the last message."""
 
 
 def place(
@@ -102,14 +102,14 @@ def place(
     covered: Mapping[int, int] | None = None,
     scratch: Scratch | None = None,
 ) -> dict[int, list[Placed]]:
-    """Return what goes into which tick.
+    """Return the messages for each tick.
 
     Args:
-        batches: In the order of the message log.
-        tick_ms: How long a tick is.
-        covered: For ticks, up to where the message log is replayed into them: what lies before
-            that is there already.
-        scratch: Where it is done. What is returned lies in it, and in the batches.
+        batches: Batches in the order of the message log.
+        tick_ms: The length of a tick.
+        covered: By tick, up to where the message log is replayed into it: earlier batches
+            are there already.
+        scratch: Reusable memory. The result uses it, and the batches.
     """
     by_partition: dict[PartitionName, list[Replayed]] = {}
     for each in batches:
@@ -130,7 +130,7 @@ def place(
 def _place_whole(
     each: Replayed, tick_ms: int, least: int, placed: dict[int, list[Placed]]
 ) -> bool:
-    """Put a batch of some size as it is into its tick, if all of it belongs into one entry."""
+    """Place a large batch whole, if all of it belongs into one entry."""
     batch = each.batch
     if len(batch) < least:
         return False
@@ -161,7 +161,7 @@ def _place_apart(
     placed: dict[int, list[Placed]],
     scratch: Scratch | None,
 ) -> None:
-    """Put the messages of batches into their ticks, with those that are due at about that time."""
+    """Place single messages of batches into their ticks and windows."""
     table = MessageTable.of([each.batch for each in found], scratch)
     if covered:
         rows = _missing(table.columns["due_at_ms"], found, tick_ms, covered)
@@ -190,7 +190,7 @@ def _place_apart(
 def _missing(
     dues: Numbers, found: Sequence[Replayed], tick_ms: int, covered: Mapping[int, int]
 ) -> Numbers:
-    """Return the messages that are not in their ticks already."""
+    """Return the messages that are not in their ticks yet."""
     offsets = np.repeat([each.offset for each in found], [_count(each) for each in found])
     ticks, which = np.unique(dues - dues % tick_ms, return_inverse=True)
     ends = np.array([covered.get(tick, 0) for tick in ticks.tolist()])
@@ -198,9 +198,9 @@ def _missing(
 
 
 def _by_time(table: MessageTable, tick_ms: int) -> tuple[Numbers, list[int]]:
-    """Return an order in which what belongs together is, and where each of that begins and ends.
+    """Return a stable order by group, and the bounds of each group.
 
-    What belongs together keeps its order. Numbers as small as these are sorted in no time.
+    Sorting such small numbers is fast.
     """
     dues = table.columns["due_at_ms"]
     first, last = int(dues.min()), int(dues.max())
@@ -216,14 +216,14 @@ def _by_time(table: MessageTable, tick_ms: int) -> tuple[Numbers, list[int]]:
 
 
 class _Keys:
-    """Numbers for what belongs together: windows of ticks, in the order of time."""
+    """Numbers of windows, in the order of time."""
 
     def __init__(self, tick_ms: int, *, windows: int) -> None:
         # Every tick of whole minutes can be cut like this.
         self._window_ms = tick_ms if tick_ms % windows else tick_ms // windows
 
     def of(self, due_ms: Any) -> Any:
-        """Return the number of a due time, or of many."""
+        """Return the window number of due times."""
         return due_ms // self._window_ms
 
 

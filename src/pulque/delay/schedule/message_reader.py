@@ -1,4 +1,4 @@
-"""Single messages out of the entries of a schedule log, as one table."""
+"""Read single messages from the entries of a schedule log, as one table."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -15,19 +15,19 @@ _AT_ONCE_BYTES = 8 * 1024 * 1024
 
 
 class Gathered(NamedTuple):
-    """Messages that were read."""
+    """The messages that were read."""
 
     table: MessageTable | None
     """None if some of them are damaged."""
     lost: Sequence[int] = ()
-    """Where the damaged entries lie."""
+    """The offsets of damaged entries."""
 
 
 def gather(file: TickFile, places: Places) -> Gathered:
     """Return messages of one partition.
 
-    Some entries at a time are in memory as a whole, so that few messages out of many of them take
-    no more than they need.
+    Only some entries at a time are in memory as a whole, so that few messages of many entries take
+    little memory.
     """
     tables: list[MessageTable] = []
     lost: list[int] = []

@@ -1,8 +1,8 @@
-"""Message log → schedule logs, all the time: what was sent is put into its tick.
+"""Replay the message log into the schedule logs, continuously.
 
-How far this lags behind is bounded: when it is some steps behind, answers to sends are held back,
-which slows down whoever waits for them, and beyond a limit sends are refused. In recovery the same
-is done with what the last checkpoint does not have.
+The lag is bounded: when the replay is some steps behind, answers to sends are delayed,
+which slows producers down, and beyond a limit sends are refused. Recovery replays everything
+after the last checkpoint in the same way.
 """
 
 import asyncio
@@ -29,29 +29,29 @@ __all__ = ["Replayer", "moved_notes", "replay_rest"]
 
 _STEP_BYTES = 32 * 1024 * 1024
 _LEAST_STEP_BYTES = 2 * 1024 * 1024
-"""What is taken apart together stays in the processor's cache, and takes no fresh memory."""
+"""A step of this size stays in the CPU cache, and allocates no memory."""
 _BYTES_PER_TICK = 64 * 1024
-"""So much should come to a tick at once, as each has a file of its own to be opened."""
+"""The bytes that should go to a tick at once, as each has a file to open."""
 _STEPS_BEHIND = 2
 _BYTES_BEHIND = 8 * 1024 * 1024
-"""If more than so many steps wait, and more than so much, so do answers."""
+"""Answers wait if more than so many bytes, and some steps, are not replayed."""
 _PAUSE_S = 0.005
-"""So that what comes at the same time goes into the schedule together."""
+"""A pause that lets concurrent sends be replayed together."""
 _TRY_AGAIN_S = 1.0
 
 
 class Replayer:
-    """Puts what is in the message log into the schedule.
+    """Replays the message log into the schedule.
 
     Args:
-        engine: Has the message log.
-        store: Has the schedule.
-        notebook: Writes down what was moved.
-        around: What is at hand.
-        wanted: Ticks that have an index. None comes while schedule logs grow.
-        added: Told which ticks grew, and what their indexes need of it.
-        missed: Called when more may have been added than that.
-        answered: Called after answers were given that had been held back.
+        engine: The message log.
+        store: The schedule.
+        notebook: Records the old places of rescheduled messages.
+        around: Clock, threads and locks.
+        wanted: Ticks that have an index. None is added while schedule logs are written.
+        added: Called with the ticks that grew, and the new rows of their indexes.
+        missed: Called when indexes may have missed rows.
+        answered: Called after delayed answers were sent.
     """
 
     def __init__(  # noqa: PLR0913  # what it needs, and nothing else
@@ -81,20 +81,20 @@ class Replayer:
         self._step_bytes = _LEAST_STEP_BYTES
         self._has_room = True
         self._held: list[Callable[[], None]] = []
-        """Answers to sends."""
+        """Delayed answers to sends."""
         self.waiting_bytes = 0
-        """Of batches that are not in the schedule yet."""
+        """The bytes of batches that are not in the schedule yet."""
         self.spent_ms = 0
-        """How long it took to put all into the schedule that is there."""
+        """The time spent on replaying so far."""
 
     def put(self, appended: Appended) -> None:
-        """Take note of a batch that the message log was given, in its order."""
+        """Add an appended batch, in the order of the message log."""
         self._unplaced.append(appended)
         self.waiting_bytes += len(appended.batch)
         self._is_idle.clear()
 
     def drop(self, appended: Appended) -> None:
-        """Take note that a batch could not be written."""
+        """Drop a batch whose write failed."""
         if appended in self._unplaced:
             self._unplaced.remove(appended)
             self.waiting_bytes -= len(appended.batch)
@@ -102,7 +102,7 @@ class Replayer:
                 self._is_idle.set()
 
     def pace(self, answer: Callable[[], None]) -> None:
-        """Give an answer to a send; later, if the schedule is behind."""
+        """Answer a send; later, if the schedule is behind."""
         if self._is_behind:
             self._held.append(answer)
         else:
@@ -123,11 +123,11 @@ class Replayer:
         self._answered()
 
     def wake(self) -> None:
-        """Take note that something was written, or is on disk."""
+        """Wake the replay after a write or a sync."""
         self._has_work.set()
 
     async def caught_up(self) -> None:
-        """Wait until all that was written by now is in the schedule."""
+        """Wait until all batches written by now are in the schedule."""
         await self._is_idle.wait()
 
     async def run(self) -> None:
@@ -149,7 +149,7 @@ class Replayer:
                 await asyncio.sleep(_PAUSE_S)
 
     def _take(self) -> list[Appended]:
-        """Return what can be put into the schedule in one step."""
+        """Return the batches of the next step."""
         unplaced, synced = self._unplaced, self._engine.synced
         batches: list[Appended] = []
         size = 0
@@ -163,7 +163,7 @@ class Replayer:
         return batches
 
     async def _replay(self, batches: list[Appended]) -> None:
-        """Put batches into the schedule."""
+        """Replay batches into the schedule."""
         replayed = [
             Replayed(each.partition.name, each.entry.offset, each.end, each.batch, each.remark)
             for each in batches
@@ -180,7 +180,7 @@ class Replayer:
             self._is_idle.set()
 
     async def _patiently(self, replayed: list[Replayed], end: int) -> Step:
-        """Do a step; without room, wait until there is some."""
+        """Run a step; with a full disk, wait for room."""
         while True:
             began_ms = self._around.clock.monotonic_ms()
             try:
@@ -198,10 +198,10 @@ class Replayer:
                 return step
 
     async def _do(self, replayed: list[Replayed], end: int) -> Step:
-        """Do a step, in the thread of schedule logs.
+        """Run a step, in the thread of schedule logs.
 
-        A small one is prepared here, and only written there: to share the interpreter with a
-        thread costs more time than that takes, and writing leaves the interpreter alone.
+        A small step is prepared here, and only written there: sharing the interpreter with a
+        thread costs more time than preparing it, and writing releases the interpreter lock.
         """
         loop = asyncio.get_running_loop()
         store, scheduler = self._store, self._around.scheduler
@@ -214,12 +214,12 @@ class Replayer:
 
 
 def _step_bytes(ticks: int) -> int:
-    """Return how much to put into the schedule at once, if the last went into so many ticks."""
+    """Return the size of the next step, if the last one went into so many ticks."""
     return min(max(ticks * _BYTES_PER_TICK, _LEAST_STEP_BYTES), _STEP_BYTES)
 
 
 def moved_notes(store: ScheduleStore, moved: Sequence[Moved]) -> list[tuple[int, bytes]]:
-    """Return what dispatch logs have to say of messages that were moved away."""
+    """Return the dispatch-log records for rescheduled messages."""
     return [
         (each.tick, encode_note(Kind.MOVED, store.ticks[each.tick].size, runs_from([each.place])))
         for each in moved
@@ -228,16 +228,16 @@ def moved_notes(store: ScheduleStore, moved: Sequence[Moved]) -> list[tuple[int,
 
 
 def replay_rest(engine: Engine, store: ScheduleStore, listener: Listener, tick_ms: int) -> int:
-    """Put into the schedule what the message log has beyond the last checkpoint.
+    """Replay the message log from the last checkpoint on.
 
     Args:
-        engine: Has the message log.
+        engine: The message log.
         store: The schedule.
         listener: Is told of damage.
-        tick_ms: How long ticks were then.
+        tick_ms: The length of ticks at that time.
 
     Returns:
-        How many batches there were.
+        The number of batches.
     """
     count = size = 0
     step: list[Replayed] = []

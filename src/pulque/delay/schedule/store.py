@@ -1,8 +1,8 @@
 """The ticks of a delay server on disk: their schedule logs, and their dispatch logs.
 
-Three threads work here, and each does one thing after the other: one lets schedule logs grow, one
-writes dispatch logs, one looks into ticks and removes those that are over. Whoever reads a tick
-goes by the size that it finds: up to there nothing changes any more.
+Three threads work here, each on one job at a time: one writes schedule logs, one
+writes dispatch logs, one searches ticks and removes finished ones. A reader of a tick
+uses the size at its start: bytes before that do not change any more.
 """
 
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -35,20 +35,20 @@ __all__ = ["ScheduleStore", "Step", "next_sequences", "open_intents"]
 
 _BESIDE = ("dispatch", "index", "index.tmp")
 _SCRATCH = 8 * 1024 * 1024
-"""Memory that a step of the replay has, which it needs if few ticks are concerned."""
+"""The reusable memory of a replay step, enough if it concerns few ticks."""
 
 
 class Step(NamedTuple):
-    """Batches of the message log, as they are to be in their ticks."""
+    """Batches of the message log, converted to entries of their ticks."""
 
     end: int
-    """The message log is replayed up to here then."""
+    """Up to where the message log is replayed after this step."""
     writes: list[tuple[int, list[Buffer], int]]
-    """For each tick what is appended, and how many messages that is."""
+    """For each tick the bytes to append, and the number of messages."""
     added: dict[int, Block | None]
-    """The same ticks, with what an index needs of it where there is one."""
+    """The same ticks, with the new rows for their index if they have one."""
     moved: list[Moved]
-    """What was moved out of where."""
+    """The old places of rescheduled messages."""
 
 
 class ScheduleStore:
@@ -61,14 +61,14 @@ class ScheduleStore:
         self.ticks: dict[int, Tick] = {}
         self.search = TickSearch(files, listener, self.ticks)
         self.replayed = 0
-        """The message log is replayed up to here."""
+        """Up to where the message log is replayed."""
         self.damaged = 0
-        """How many schedule and dispatch logs were missing or cut short when the server started,
-        and how many dispatch logs had damaged records."""
+        """The number of schedule and dispatch logs that were missing or cut short at the start,
+        and of dispatch logs with damaged records."""
         self.is_torn = False
-        """The last replay stopped half-way: no checkpoint may be made of that."""
+        """Whether the last replay failed half-way: then no checkpoint may be written."""
         self._stray_notes: dict[int, int] = {}
-        """How much of schedule logs that are gone was on disk, as their dispatch logs say."""
+        """The durable sizes of missing schedule logs, according to their dispatch logs."""
         self._scratch = Scratch(_SCRATCH)
         self._logs_made = 1
         self._notes_made = 1
@@ -79,7 +79,7 @@ class ScheduleStore:
     # -- recovery ----------------------------------------------------------------------------
 
     def recover(self, extent: Extent) -> list[tuple[int, Noted]]:
-        """Bring all ticks to where they were; return what the dispatch logs of them say."""
+        """Recover all ticks; return the contents of their dispatch logs."""
         self.replayed = extent.replayed
         extent = self._without_removed(extent)
         noted = self._recover_notes(extent)
@@ -105,9 +105,9 @@ class ScheduleStore:
         return [(tick, found) for tick, found in noted.items() if tick in self.ticks]
 
     def _without_removed(self, extent: Extent) -> Extent:
-        """Return what a checkpoint says, but for ticks that were over and were removed since.
+        """Return the extent of a checkpoint without finished ticks that were removed since.
 
-        If something came for such a tick after that, its files are new ones.
+        If messages came for such a tick after that, its files are new ones.
         """
         removed = set()
         for tick in extent.over:
@@ -120,7 +120,7 @@ class ScheduleStore:
         return extent._replace(sizes=sizes, noted=noted)
 
     def tell_made_again(self) -> None:
-        """Report schedule logs that were gone, and that the message log had messages for."""
+        """Report schedule logs that were missing, and were rebuilt from the message log."""
         for tick in self._stray_notes.keys() & self.ticks.keys():
             self.damaged += 1
             reason = "the file was gone: what the message log has of it is made again"
@@ -128,7 +128,7 @@ class ScheduleStore:
             self._listener.corruption_found(tick_name(tick), 0, size, reason)
 
     def _remove_strays(self, names: list[str]) -> None:
-        """Remove hash indexes of ticks that are gone, and those that were being written."""
+        """Remove hash indexes of removed ticks, and partly written ones."""
         for name in names:
             tick = tick_named(name, "index")
             is_left = tick is not None and tick not in self.ticks
@@ -155,7 +155,7 @@ class ScheduleStore:
     def _sync_notes(self, extent: Extent) -> None:
         """Sync dispatch logs that were read and may be in the page cache only.
 
-        Else a power cut could take back what this server goes by from now on.
+        Else a power cut could lose records that this server relies on from now on.
         """
         unsynced = [t for t in self.ticks.values() if t.noted_end > extent.noted.get(t.tick, 0)]
         self._files.sync_files([tick_name(each.tick, "dispatch") for each in unsynced])
@@ -189,10 +189,10 @@ class ScheduleStore:
         self.ticks[tick] = made
 
     def _lose_end(self, made: Tick, end: int, reason: str) -> None:
-        """Extend a schedule log that lost its end, or all of it, to where it ended before.
+        """Extend a schedule log that lost its end, or everything, to its former size.
 
-        Else the dispatch log, which names messages by their offsets, would say of new messages
-        that they were dispatched or cancelled.
+        Else the dispatch log, which identifies messages by offset, would mark new messages
+        as dispatched or cancelled.
         """
         self.damaged += 1
         path = tick_name(made.tick)
@@ -205,7 +205,7 @@ class ScheduleStore:
         made.size = end
 
     def _set_aside(self, file: TickFile) -> None:
-        """Keep a file that somebody renamed, where it is in nobody's way."""
+        """Set a renamed file aside."""
         self.damaged += 1
         reason = (
             f"an entry of {tick_name(file.tick_inside())} lies here: the file is kept as "
@@ -216,13 +216,13 @@ class ScheduleStore:
 
     @property
     def is_ahead(self) -> bool:
-        """Whether a power cut left more in schedule logs than in the message log."""
+        """Whether a power cut left the schedule logs ahead of the message log."""
         return any(found.replayed > self.replayed for found in self.ticks.values())
 
     def forget_ahead(self) -> None:
-        """Take note that a checkpoint knows what schedule logs have, and the message log has not.
+        """Record that a checkpoint has the entries by which schedule logs are ahead.
 
-        What is sent from now on gets the same offsets.
+        New batches get the same offsets in the message log.
         """
         for found in self.ticks.values():
             found.replayed = min(found.replayed, self.replayed)
@@ -237,7 +237,7 @@ class ScheduleStore:
         was_tick_ms: int = 0,
         wanted: Container[int] = (),
     ) -> Step:
-        """Put batches of the message log into their ticks: ``prepare`` and ``write``."""
+        """Replay batches of the message log into their ticks: ``prepare`` and ``write``."""
         step = self.prepare(batches, end, was_tick_ms=was_tick_ms, wanted=wanted)
         self.write(step)
         return step
@@ -250,14 +250,14 @@ class ScheduleStore:
         was_tick_ms: int = 0,
         wanted: Container[int] = (),
     ) -> Step:
-        """Return what has to be written to put batches of the message log into their ticks.
+        """Return the step that replays batches of the message log into their ticks.
 
         It has to be written before the next step is prepared.
 
         Args:
-            batches: In the order of the message log.
-            end: Where the last of them ends.
-            was_tick_ms: In recovery, how long ticks were: some batches may be there already.
+            batches: Batches in the order of the message log.
+            end: The end of the last one.
+            was_tick_ms: In recovery, the length of ticks: some batches may be there already.
             wanted: Ticks that have an index in memory.
         """
         covered: dict[int, int] | None = None
@@ -280,11 +280,11 @@ class ScheduleStore:
         return Step(end, writes, added, [moved for _, moved in found if moved is not None])
 
     def write(self, step: Step) -> None:
-        """Write what was prepared.
+        """Write a prepared step.
 
         Raises:
-            StorageError: Some of it may be in its ticks. To prepare the same batches again leaves
-                that out.
+            StorageError: Some entries may be in their ticks; preparing the same batches again
+                leaves these out.
         """
         self.is_torn = True
         for tick, buffers, count in step.writes:
@@ -295,7 +295,7 @@ class ScheduleStore:
     def _encoded(
         self, tick: int, placed: list[Placed], end: int
     ) -> tuple[list[Buffer], list[int]]:
-        """Return entries, where they begin, and where the last one ends."""
+        """Encode entries; return their offsets, and the end of the last one."""
         found = self.ticks.get(tick)
         buffers: list[Buffer] = []
         offsets = [0 if found is None else found.size]
@@ -330,23 +330,23 @@ class ScheduleStore:
     # -- reading -----------------------------------------------------------------------------
 
     def load_index(self, tick: int) -> TickIndex:
-        """Return all that a tick holds, and what became of it; nothing, if the tick is gone."""
+        """Return the index of a tick with the states of its messages; empty if it was removed."""
         index = self.read_index(tick)
         if tick in self.ticks:
             self.finish_index(index)
         return index
 
     def read_index(self, tick: int) -> TickIndex:
-        """Return all that a tick holds, without what became of it."""
+        """Return the index of a tick, without the states of its messages."""
         index = TickIndex(tick)
         self.extend_index(index)
         return index
 
     def finish_index(self, index: TickIndex) -> Noted:
-        """Take into an index what came since it was read, and what became of all that is in it.
+        """Add new entries to an index since it was read, and apply the dispatch log.
 
         Returns:
-            What the dispatch log of its tick says.
+            The contents of the tick's dispatch log.
         """
         self.extend_index(index)
         noted = DispatchLog(self._files, index.tick, self._listener).load(is_quiet=True)
@@ -354,7 +354,7 @@ class ScheduleStore:
         return noted
 
     def extend_index(self, index: TickIndex) -> None:
-        """Take into an index what was added to its tick since."""
+        """Add the new entries of its tick to an index."""
         found = self.ticks.get(index.tick)
         size = 0 if found is None else found.size
         if index.end < size:
@@ -363,7 +363,7 @@ class ScheduleStore:
             index.end = size  # what is damaged at the end is not told again
 
     def gather(self, tick: int, places: Places) -> Gathered:
-        """Return messages of a tick, which are of one partition. May be called from any thread."""
+        """Return messages of one tick and partition. May be called from any thread."""
         return gather(TickFile(self._files, tick, self._listener), places)
 
     # -- writing down ------------------------------------------------------------------------
@@ -372,13 +372,13 @@ class ScheduleStore:
         """Write records to dispatch logs.
 
         Args:
-            records: By tick.
-            is_durable: Whether they must survive a power cut. What they say of the schedule log
-                is on disk before they are written: a power cut may keep a write that nobody
-                synced, and lose an older one.
+            records: The records by tick.
+            is_durable: Whether they must survive a power cut. The entries that they refer to
+                are synced before they are written: a power cut may keep an unsynced write
+                and lose an older one.
 
         Raises:
-            StorageError: They may be there in part.
+            StorageError: Some records may be written.
         """
         for tick, data in records.items():
             found = self.ticks[tick]
@@ -397,11 +397,11 @@ class ScheduleStore:
             self._sync_names()
 
     def extent(self, over: AbstractSet[int], gone: AbstractSet[int]) -> Extent:
-        """Return what a checkpoint of now is to say.
+        """Return the extent for a checkpoint.
 
         Args:
-            over: Ticks that are to be removed after the next one.
-            gone: Ticks that are to be removed after this one.
+            over: Ticks to remove after the next checkpoint.
+            gone: Ticks to remove after this one.
         """
         sizes = {t.tick: (t.size, t.messages) for t in self.ticks.values() if t.tick not in gone}
         noted = {
@@ -410,7 +410,7 @@ class ScheduleStore:
         return Extent(self.replayed, self.tick_ms, sizes, noted, over)
 
     def sync(self, extent: Extent) -> None:
-        """Have all that a checkpoint says on disk. May be called from any thread."""
+        """Sync everything that a checkpoint covers. May be called from any thread."""
         found = [self.ticks[tick] for tick in extent.sizes if tick in self.ticks]
         grown = [(each, each.size) for each in found if each.synced < each.size]
         self._files.sync_files([tick_name(each.tick) for each, _ in grown])
@@ -419,9 +419,9 @@ class ScheduleStore:
         self._sync_names()
 
     def remove(self, tick: int) -> None:
-        """Remove a tick, all of which is over.
+        """Remove a finished tick.
 
-        Its schedule log goes first, so that it never comes back without the other one.
+        Its schedule log is removed first, so that it never comes back without the dispatch log.
         """
         self.ticks.pop(tick, None)
         for suffix in ("log", "dispatch", "index"):
@@ -444,19 +444,19 @@ class ScheduleStore:
 
 
 def _noted_tick(tick: Tick, noted: Noted | None) -> Tick:
-    """Return a tick with what its dispatch log says of itself."""
+    """Return a tick with the sizes of its dispatch log."""
     if noted is not None:
         tick.noted_end, tick.last_number = noted.end, noted.last_number
     return tick
 
 
 def _durable(noted: Noted | None) -> int:
-    """Return how much of its schedule log was on disk, as a dispatch log says."""
+    """Return the durable size of a schedule log according to its dispatch log."""
     return 0 if noted is None else noted.durable
 
 
 def _block(placed: Sequence[Placed], offsets: Sequence[int]) -> Block:
-    """Return entries as an index takes them in, given where they begin and the last one ends."""
+    """Return the index rows of entries, given their offsets and the end of the last one."""
     # Mostly they lie one after the other in one table: then nothing need be copied.
     is_in_a_row = all(
         each.columns is after.columns and each.end == after.start
@@ -490,5 +490,5 @@ def next_sequences(noted: Iterable[tuple[int, Noted]]) -> dict[tuple[str, str], 
 
 
 def open_intents(noted: Noted) -> list[Intent]:
-    """Return the batches whose outcome is not known, in the order in which they went."""
+    """Return the batches of unknown outcome, in the order in which they were sent."""
     return [intent for number, intent in sorted(noted.intents.items()) if number not in noted.done]

@@ -1,4 +1,4 @@
-"""What is known of a tick that is on disk."""
+"""The state of a tick on disk."""
 
 from dataclasses import dataclass
 
@@ -13,9 +13,9 @@ class Tick:
     size: int = 0
     """Bytes of its schedule log."""
     messages: int = 0
-    """How many came into it, as far as known."""
+    """The number of messages it got, as far as known."""
     replayed: int = 0
-    """The message log is replayed into it up to here."""
+    """Up to where the message log is replayed into it."""
     synced: int = 0
     """Bytes of its schedule log that are on disk."""
     noted_end: int = 0
@@ -23,6 +23,6 @@ class Tick:
     noted_synced: int = 0
     """Bytes of its dispatch log that are on disk."""
     last_number: int = 0
-    """Of the batches in its dispatch log."""
+    """The last batch number in its dispatch log."""
     indexed: int = 0
-    """Bytes of its schedule log that its hash index is known to have."""
+    """Bytes of its schedule log that its hash index covers."""

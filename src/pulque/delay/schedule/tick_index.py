@@ -1,10 +1,11 @@
-"""What a tick holds, in memory: for each message its due time, its id and what became of it.
+"""The index of a tick in memory: due time, id and state of each message.
 
-A *row* counts the messages of a tick in the order of its schedule log. Contents stay on disk: an
-index costs 29 bytes for each message. The coming tick has one, and those that somebody asks about.
+A *row* is the number of a message in the order of the schedule log. Contents stay on disk: an
+index costs 29 bytes per message. Ticks that have begun, or begin soon, have one, and those that
+a request asks about.
 
-The rows that are due soon are also in a wheel of a tenth of a second, the same one that a broker's
-retries wait in.
+Rows that are due soon are also in a wheel of 0.1 s, the same one that brokers use for
+retries.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,36 +34,36 @@ _INDEX_MASK = (1 << _INDEX_BITS) - 1
 _LEAST_ROOM = 64
 """Rows that a table has memory for from the beginning."""
 _WIDTH = 64
-"""About what a message takes beside its bytes."""
+"""About the memory of a message beside its bytes."""
 _AT_ONCE = 64
 """Entries that are in memory at once while an index is loaded."""
 
 
 class RowState(IntEnum):
-    """What became of a message."""
+    """The state of a message."""
 
     WAITING = 0
     NEAR = 1
     """It waits in the wheel."""
     STUCK = 2
-    """Brokers refuse it; it waits to be tried again, much later."""
+    """Brokers refuse it; it waits for a retry, much later."""
     TAKEN = 3
-    """It is on its way to a broker."""
+    """It is being sent to a broker."""
     DONE = 4
     CANCELLED = 5
     MOVED = 6
-    """It was moved to another time."""
+    """It was rescheduled."""
     LOST = 7
-    """It cannot be read any more."""
+    """It can no longer be read."""
 
 
 def offset_of(place: int) -> int:
-    """Return where the entry lies that a place is in."""
+    """Return the offset of the entry of a place."""
     return place >> _INDEX_BITS
 
 
 class Block(NamedTuple):
-    """Entries that follow each other in a schedule log, as an index takes them in."""
+    """The index rows of consecutive entries of a schedule log."""
 
     offsets: list[int]
     sizes: list[int]
@@ -74,7 +75,7 @@ class Block(NamedTuple):
 
     @classmethod
     def of(cls, entries: Sequence[Entry]) -> "Block":
-        """Return entries that were read."""
+        """Return the rows of entries that were read."""
         columns = [columns_before_data(entry.batch)[1] for entry in entries]
         return cls(
             [entry.offset for entry in entries],
@@ -88,42 +89,42 @@ class Block(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Where messages lie, by the entries that they are in."""
+    """The places of messages, by entry."""
 
     entries: list[tuple[int, int]]
     """Offset and size of each."""
     within: list[Rows]
-    """For each entry, which of its messages are meant."""
+    """For each entry, the indexes of its messages."""
     order: Rows
-    """For each message, the how manyth of all these it is."""
+    """For each message, its number among all of these."""
 
 
 class TickIndex:
-    """The messages of one tick. Grows as the schedule log of the tick does.
+    """The messages of one tick. Grows with the tick's schedule log.
 
-    One that was made to find a single message has only the entries that it may be in.
+    An index that was made to find a single message has only the entries that may contain it.
     """
 
     def __init__(self, tick: int) -> None:
         self.tick = tick
         self.end = 0
-        """How much of the schedule log is in it."""
+        """Up to where it covers the schedule log."""
         self.names: list[PartitionName] = []
         self.wheel = Schedule()
         self.near_ms = 0
-        """What is due before this is in the wheel."""
+        """Messages due before this are in the wheel."""
         self._numbers: dict[PartitionName, int] = {}
         self._rows = GrowingColumns(due_ms="i8", id=(ID_TYPE, 2), state="u1", length="u4")
         self._entries = GrowingColumns(offset="i8", size="u4", first="i8", owner="i8")
 
     @property
     def count(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return self._rows.count
 
     @property
     def lengths(self) -> Rows:
-        """How many bytes each message has: keys, tags, headers and body."""
+        """The size of each message: keys, tags, headers and body."""
         return self._rows["length"]
 
     @property
@@ -133,7 +134,7 @@ class TickIndex:
 
     @property
     def states(self) -> Rows:
-        """What became of each message."""
+        """The state of each message."""
         return self._rows["state"]
 
     @property
@@ -142,16 +143,16 @@ class TickIndex:
         return self._rows["id"]
 
     def add(self, entries: Iterable[Entry]) -> None:
-        """Take in entries that follow what is here; what is here already is passed over."""
+        """Add the next entries; skip those that are already here."""
         missing = (entry for entry in entries if entry.offset >= self.end)
         while some := list(islice(missing, _AT_ONCE)):
             self.extend(Block.of(some))
 
     def extend(self, block: Block) -> bool:
-        """Take in entries that follow what is here, unless they are here already.
+        """Add the next entries, unless they are already here.
 
         Returns:
-            Whether some of it is due soon.
+            Whether some messages are due soon.
         """
         if block.offsets[0] < self.end:
             return False
@@ -186,7 +187,7 @@ class TickIndex:
     # -- the wheel ---------------------------------------------------------------------------
 
     def approach(self, until_ms: int) -> None:
-        """Put into the wheel what is due before an instant."""
+        """Put messages due before an instant into the wheel."""
         self.near_ms = max(self.near_ms, until_ms)
         self._approach(0)
 
@@ -224,16 +225,16 @@ class TickIndex:
     # -- what became of them -----------------------------------------------------------------
 
     def mark(self, rows: Rows, state: RowState) -> None:
-        """Take note of what became of messages."""
+        """Set the state of messages."""
         self.states[rows] = state
 
     def give_back(self, rows: Rows) -> None:
-        """Let messages that were taken be taken again."""
+        """Release taken messages, so that they can be taken again."""
         self.mark(rows, RowState.WAITING)
         self.approach(self.near_ms)
 
     def apply(self, noted: Noted) -> None:
-        """Take in what a dispatch log says; batches whose outcome is open count as taken."""
+        """Apply a dispatch log; messages of batches without an outcome count as taken."""
         for number, intent in noted.intents.items():
             state = RowState.DONE if number in noted.done else RowState.TAKEN
             self.mark(self.rows_of(intent.runs), state)
@@ -242,24 +243,24 @@ class TickIndex:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing here waits, or is on its way."""
+        """Whether no message waits or is being sent."""
         return not bool((self.states <= RowState.TAKEN).any())
 
     @property
     def coming(self) -> int:
-        """How many messages wait for their time, or are on their way."""
+        """The number of messages that wait for their due time or are being sent."""
         states = self.states
         return int(np.count_nonzero((states <= RowState.TAKEN) & (states != RowState.STUCK)))
 
     def is_coming_by(self, due_ms: int) -> bool:
-        """Return whether messages that are due by then wait, or are on their way."""
+        """Return whether messages due by then wait or are being sent."""
         states = self.states
         is_coming = (states <= RowState.TAKEN) & (states != RowState.STUCK)
         return bool((is_coming & (self.due_ms <= due_ms)).any())
 
     @property
     def waiting(self) -> Rows:
-        """The rows that are neither dispatched nor on their way, nor taken back."""
+        """The rows that are not dispatched, being sent, cancelled or rescheduled."""
         return np.flatnonzero(self.states <= RowState.STUCK)
 
     # -- places ------------------------------------------------------------------------------
@@ -268,23 +269,23 @@ class TickIndex:
         return np.searchsorted(self._entries["first"], rows, "right") - 1
 
     def partition_of(self, row: int) -> PartitionName:
-        """Return where a message is to go."""
+        """Return the partition of a message."""
         return self.names[int(self.owners_of(np.array([row]))[0])]
 
     def owners_of(self, rows: Rows) -> Rows:
-        """Return the numbers of the partitions that messages are to go to."""
+        """Return the numbers of the partitions of messages."""
         return self._entries["owner"][self._entries_of(rows)]
 
     def offsets_of(self, rows: Rows) -> Rows:
-        """Return where the entries lie that hold messages."""
+        """Return the offsets of the entries of messages."""
         return self._entries["offset"][self._entries_of(rows)]
 
     def bytes_of(self, rows: Rows) -> int:
-        """Return about how much memory messages take."""
+        """Return about the memory that messages need."""
         return int(self.lengths[rows].sum()) + len(rows) * _WIDTH
 
     def where(self, rows: Rows) -> Places:
-        """Return where messages lie."""
+        """Return the places of messages, by entry."""
         entries = self._entries_of(rows)
         by_entry = np.argsort(entries, kind="stable")
         sorted_entries = entries[by_entry]
@@ -298,7 +299,7 @@ class TickIndex:
         return Places(places, within, order)
 
     def runs_of(self, rows: Rows) -> Runs:
-        """Return the places of messages, in their order."""
+        """Return the places of messages as runs, in their order."""
         entries = self._entries_of(rows)
         within = rows - self._entries["first"][entries]
         places = (self._entries["offset"][entries] << _INDEX_BITS) | within
@@ -332,7 +333,7 @@ class TickIndex:
 
     @property
     def memory(self) -> int:
-        """About how many bytes it takes."""
+        """About its memory in bytes."""
         return self._rows.room * 29 + self._entries.room * 28
 
 

@@ -1,6 +1,6 @@
-"""Looking into ticks that are not in memory: where an id is, and how many messages wait.
+"""Search ticks that are not in memory, by id, and count their waiting messages.
 
-All of it is done in one thread, the one that removes ticks, too; schedule logs may grow meanwhile.
+All of it runs in one thread, which also removes ticks; schedule logs may grow meanwhile.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,16 +22,16 @@ from pulque.storage.schedule.schedule_log import Entry, TickFile
 __all__ = ["TickSearch"]
 
 _LEAST_UNINDEXED = 16 * 1024
-"""So much of a schedule log is not worth an index."""
+"""A schedule log without more unindexed bytes gets no index."""
 
 
 class TickSearch:
-    """Reads schedule logs by their hash indexes, and makes these.
+    """Searches schedule logs by their hash indexes, and writes these.
 
     Args:
-        files: Where they are.
+        files: The data directory.
         listener: Is told of damage.
-        ticks: All that there are.
+        ticks: All ticks.
     """
 
     def __init__(self, files: FileSystem, listener: Listener, ticks: Mapping[int, Tick]) -> None:
@@ -40,13 +40,13 @@ class TickSearch:
         self._ticks = ticks
 
     def find(self, ticks: Iterable[int], message_id: bytes, *, may_index: bool) -> list[TickIndex]:
-        """Return the entries of ticks that hold an id, and what became of the messages in them.
+        """Return the entries of ticks that have an id, with the states of their messages.
 
         Args:
-            ticks: Where to look.
+            ticks: The ticks to search.
             message_id: Sixteen bytes.
-            may_index: Whether ticks that have no hash index get one. That takes longer than to
-                look for one id, and is worth it where more of them are to be looked for.
+            may_index: Whether to write missing hash indexes. That takes longer than a search for
+                one id, and pays off for several.
         """
         present = [tick for tick in ticks if tick in self._ticks]
         found = [self._find(tick, message_id, may_index=may_index) for tick in present]
@@ -72,7 +72,7 @@ class TickSearch:
         return index
 
     def index_ids(self, tick: int) -> DigestHead | None:
-        """Return the hash index of a tick, with so much of the tick that the rest is little."""
+        """Return the hash index of a tick, after updating it if much is missing."""
         found = self._ticks.get(tick)
         if found is None:
             return None
@@ -92,16 +92,16 @@ class TickSearch:
 
     @staticmethod
     def wants_index(found: Tick) -> bool:
-        """Whether much of a tick is not in its hash index.
+        """Return whether much of a tick is missing from its hash index.
 
-        Only what is on disk is put there: after a power cut, the rest may come in other places.
+        Only synced entries are indexed: after a power cut, others may get other places.
         """
         return found.synced - found.indexed > max(_LEAST_UNINDEXED, found.indexed // 8)
 
     def waiting(self, tick: int) -> dict[PartitionName, int] | None:
-        """Return how many messages of a tick wait for each partition.
+        """Return the number of waiting messages of a tick per partition.
 
-        None if some are on their way, or were: then only the whole of it can tell.
+        None if some are or were being sent: then only a full index has the numbers.
         """
         noted = DispatchLog(self._files, tick, self._listener).load(is_quiet=True)
         if tick not in self._ticks or noted.intents:

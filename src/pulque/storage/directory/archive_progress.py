@@ -1,7 +1,7 @@
-"""How far a data directory is archived, as whoever archives it has written down.
+"""Up to where a data directory is archived, as the archive command recorded it.
 
-The broker only reads it: with ``storage.archive`` set it removes nothing that lies behind. A file
-that cannot be read says that nothing is archived, so that nothing is lost by it.
+The broker only reads it: with ``storage.archive`` it removes nothing beyond it. An unreadable
+file counts as *nothing is archived*, so that no data is lost.
 """
 
 import re
@@ -16,14 +16,14 @@ _LINE = re.compile(rb"messages ([0-9]{1,18}) actions ([0-9]{1,18})\n", re.ASCII)
 
 
 class ArchivedUpTo(NamedTuple):
-    """What lies before these offsets is archived."""
+    """Everything before these offsets is archived."""
 
     messages: int
     actions: int
 
 
 def read_archived(files: FileSystem) -> ArchivedUpTo:
-    """Return how far a data directory is archived."""
+    """Return up to where a data directory is archived."""
     if not files.exists(_FILE):
         return ArchivedUpTo(0, 0)
     file = files.open(_FILE, writable=False)
@@ -39,10 +39,10 @@ def read_archived(files: FileSystem) -> ArchivedUpTo:
 
 
 def write_archived(files: FileSystem, up_to: ArchivedUpTo) -> None:
-    """Write down how far a data directory is archived, durably; it never goes back.
+    """Record durably up to where a data directory is archived; it never goes back.
 
     Raises:
-        StorageError: It is as it was.
+        StorageError: The write failed; the file is unchanged.
     """
     before = read_archived(files)
     messages, actions = map(max, before, up_to)

@@ -1,6 +1,6 @@
-"""Which cluster a data directory belongs to, and what that said last.
+"""The cluster of a data directory, and the broker's last known standing there.
 
-It is kept so that a broker which starts while all meta servers are away goes on as it was told:
+A broker that starts while all meta servers are away continues with it:
 one that was being drained takes no sends, and none ever serves another cluster by mistake.
 """
 
@@ -17,10 +17,10 @@ _LARGEST = 16 * 1024 * 1024
 
 
 def read_standing(files: FileSystem) -> Standing:
-    """Return what is written down; of a directory that never was in a cluster, ``ALONE``.
+    """Return the recorded standing; ``ALONE`` if the directory never was in a cluster.
 
     Raises:
-        DataDirectoryError: It cannot be read.
+        DataDirectoryError: The file cannot be read.
     """
     if not files.exists(_FILE):
         return ALONE
@@ -46,7 +46,7 @@ def read_standing(files: FileSystem) -> Standing:
 
 
 def write_standing(files: FileSystem, standing: Standing) -> None:
-    """Write down what the cluster said, durably."""
+    """Record the standing durably."""
     values = standing._asdict() | {"read_only": sorted(standing.read_only)}
     replace(files, _FILE, [json.dumps(values).encode()])
     files.sync_directory("")

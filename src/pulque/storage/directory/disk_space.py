@@ -1,9 +1,9 @@
-"""How much room there is on the disk, and who may still have some.
+"""Track free disk space, and refuse messages when it runs out.
 
-Sends are refused while less than the reserve is left, so that our own messages never fill the
-disk. That is only a rule: it does not bind somebody else's files. So there is ballast, a file
-without meaning that takes up a little room in advance; when a fact finds none, the ballast is
-thrown away, and pulling and settling go on for a while.
+Sends are refused while less than the reserve is free, so that our own messages never fill the
+disk. Other programs may fill it all the same. So there is ballast, a file
+that occupies a little space in advance; when a fact finds no space, the ballast is
+deleted, and pulling and settling go on for a while.
 """
 
 from pulque.errors import StorageError, StorageFullError
@@ -19,7 +19,7 @@ _NEEDED_TO_START = 1024 * 1024
 
 
 class Room:
-    """Looks at the disk now and then. Lives in one thread."""
+    """Checks the free space now and then. Used by one thread."""
 
     def __init__(self, files: FileSystem, options: StorageOptions) -> None:
         self._files = files
@@ -31,32 +31,32 @@ class Room:
         self.is_full = False
         """Whether sends are refused."""
         self.promised = 0
-        """Bytes that will be written elsewhere for what is stored already."""
+        """Bytes that will be written elsewhere for messages already stored."""
         if files.free_bytes() < _NEEDED_TO_START:
             self.throw_ballast()
 
     def use(self, size: int) -> None:
-        """Take note that bytes are about to be written."""
+        """Record that bytes are about to be written."""
         self._unchecked += size
         if self.is_full or self._unchecked >= self._check_every:
             self.check()
 
     def check(self) -> None:
-        """Look at the disk."""
+        """Check the free space now."""
         self._unchecked = 0
         self.is_full = self._files.free_bytes() - self.promised < self._reserve
         if not self.is_full and not self._has_ballast:
             self._take_ballast()
 
     def refuse(self) -> StorageFullError:
-        """Return why there is no room for a message."""
+        """Return the error that refuses a message."""
         return StorageFullError(
             f"less than {self._reserve} bytes are free on the disk; "
             "what is stored can still be pulled and settled"
         )
 
     def throw_ballast(self) -> bool:
-        """Free the room that was set aside; say whether there was any."""
+        """Delete the ballast; return whether there was any."""
         if not self._found():
             return False
         self._has_ballast = False
@@ -83,7 +83,7 @@ class Room:
             file.close()
 
     def _found(self) -> int:
-        """Return the size of the ballast that is there."""
+        """Return the size of the existing ballast."""
         if not self._files.exists(_BALLAST):
             return 0
         file = self._files.open(_BALLAST, writable=False)

@@ -1,4 +1,4 @@
-"""Whose directory this is, of which format, and how often it was opened."""
+"""The identity of a data directory: its id, its format, and the number of starts."""
 
 import json
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ FORMAT = 1
 _FORMAT_FILE = "format.json"
 _START_FILE = "start"
 _NEIGHBOURS = ("lock", f"{_FORMAT_FILE}.tmp", "meta", "delay")
-"""What may be there before: ``pulque up`` keeps the files of its other servers inside."""
+"""Allowed in a new directory: ``pulque up`` keeps the files of its other servers inside."""
 _ID_BYTES = 8
 _REMEDY = (
     "restore it from a backup, or write a number there that is higher than all before, "
@@ -24,11 +24,11 @@ _REMEDY = (
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What ``format.json`` says.
+    """The contents of ``format.json``.
 
     Attributes:
         format: The number of the format.
-        id: Drawn when the directory was made, so that archives tell two brokers apart; empty
+        id: A random id made with the directory, by which archives distinguish brokers; empty
             if there is none.
     """
 
@@ -37,10 +37,10 @@ class Identity:
 
     @classmethod
     def open(cls, files: FileSystem) -> "Identity":
-        """Read the identity of a directory, or give a new one to an empty directory.
+        """Read the identity of a directory, or create one in an empty directory.
 
         Raises:
-            DataDirectoryError: The directory is not one of ours, or of another version.
+            DataDirectoryError: It is not a data directory, or has another version.
         """
         if not files.exists(_FORMAT_FILE):
             foreign = [n for n in files.list("") if n not in _NEIGHBOURS]
@@ -73,12 +73,12 @@ class Identity:
         return cls(found, str(values.get("id", "")))
 
     def count_start(self, files: FileSystem) -> StartCount:
-        """Count one more start, durably, and return how many there were.
+        """Increment the number of starts durably, and return it.
 
-        The number stands there twice, so that damage does not go for a number.
+        The file has the number twice, so that damage is not taken for a number.
 
         Raises:
-            DataDirectoryError: The number is damaged or gone.
+            DataDirectoryError: The number is damaged or missing.
         """
         before = 0
         if files.exists(_START_FILE):

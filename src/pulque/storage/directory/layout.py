@@ -1,4 +1,4 @@
-"""How the files of a data directory are named, and which segment is the oldest."""
+"""File names of a data directory, and the record of the oldest segment."""
 
 import re
 
@@ -21,7 +21,7 @@ ACTIONS = "actions"
 CHECKPOINTS = "checkpoints"
 DIRECTORIES = (MESSAGES, ACTIONS, CHECKPOINTS)
 LARGEST = 2**62
-"""No offset and no sequence gets here; what claims to is damaged."""
+"""Offsets and sequences are smaller; a larger one is damage."""
 _OLDEST = f"{MESSAGES}/oldest"
 _DIGITS = re.compile(r"[0-9]{20}", re.ASCII)
 
@@ -32,7 +32,7 @@ def segment_path(base: int, suffix: str = "log") -> str:
 
 
 def base_of(name: str, suffix: str) -> int | None:
-    """Return the number that a file is named by, or None for a stranger's name."""
+    """Return the number in a file's name, or None for a foreign name."""
     stem, _, found = name.partition(".")
     if found != suffix or not _DIGITS.fullmatch(stem) or int(stem) > LARGEST:
         return None
@@ -40,15 +40,15 @@ def base_of(name: str, suffix: str) -> int | None:
 
 
 def write_oldest(files: FileSystem, base: int) -> None:
-    """Write down which segment is the oldest, so that a missing one is not taken for removed.
+    """Record the oldest segment, so that a missing one is not taken for a removed one.
 
-    It is not synced: what a power cut leaves of it counts as unknown.
+    Not synced: after a power cut a partial file counts as unknown.
     """
     replace(files, _OLDEST, [f"{base}\n{base}\n".encode()], is_synced=False)
 
 
 def read_oldest(files: FileSystem) -> int | None:
-    """Return the base of the oldest segment, as written down; None if that is unknown."""
+    """Return the recorded base of the oldest segment; None if unknown."""
     if not files.exists(_OLDEST):
         return 0
     file = files.open(_OLDEST, writable=False)

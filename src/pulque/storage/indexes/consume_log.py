@@ -1,4 +1,4 @@
-"""Consume logs: per partition, from consume sequence to the batch that holds it.
+"""Consume logs: map the consume sequences of a partition to batches.
 
 A consume log is logical. Its newest entries are those of the open segment, in memory; older ones
 are in the index files of sealed segments, of which the most recently used are kept open.
@@ -31,7 +31,7 @@ _Some = TypeVar("_Some", bound=Sized)
 
 
 class Piece(NamedTuple):
-    """Some messages of one stored batch."""
+    """A range of messages of one stored batch."""
 
     entry: Entry
     start: int
@@ -39,18 +39,18 @@ class Piece(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether they are all of it."""
+        """Whether it is the whole batch."""
         return self.start == 0 and self.end == self.entry.count
 
 
 class Span(NamedTuple):
-    """Messages of a partition that follow each other, but for holes that corruption left."""
+    """Consecutive messages of a partition, except for holes that corruption left."""
 
     first_sequence: ConsumeSequence
     end: ConsumeSequence
     pieces: list[Piece]
     holes: tuple[Hole, ...] = ()
-    """What should lie before or between them, and is in no index."""
+    """Missing sequences before or between them, which no index has."""
 
     @property
     def length(self) -> int:
@@ -75,7 +75,7 @@ class ConsumeLogs:
         self._log = log
         self._listener = listener
         self._fresh = fresh
-        """What is in memory, by base: sealed segments without a file, and the open one."""
+        """Indexes in memory, by base: sealed segments without a file, and the open one."""
         self._missing = [
             segment.base
             for segment in log.segments
@@ -89,7 +89,7 @@ class ConsumeLogs:
         self._rebuilding = Lock()
 
     def put(self, base: int, index: OpenIndex) -> None:
-        """Add the index of a segment that is about to be begun."""
+        """Add the index of a new segment."""
         self._fresh[base] = index
 
     def unwritten(self) -> tuple[Segment, OpenIndex | None] | None:
@@ -115,8 +115,8 @@ class ConsumeLogs:
         """Return the messages from ``sequence`` on, before ``end``, within the limits.
 
         At least one message is returned if there is one, however large. Only the first batch of
-        a span may be cut: whoever goes on from its end then begins with whole batches, which cost
-        nothing to hand out. A hole is passed over: the span begins at the first message after it.
+        a span may be cut: the next span then begins with whole batches, which cost
+        nothing to serve. A hole is skipped: the span begins at the first message after it.
 
         Raises:
             WouldBlockError: An index file would have to be read from the disk.
@@ -167,7 +167,7 @@ class ConsumeLogs:
     def starts(
         self, segment: Segment, partitions: Iterable[PartitionId]
     ) -> list[tuple[PartitionId, ConsumeSequence]]:
-        """Return the next sequences of partitions when a segment began, of those it knew."""
+        """Return the next sequences of the known partitions when a segment began."""
 
         def look(index: OpenIndex | SealedIndex) -> list[tuple[PartitionId, ConsumeSequence]]:
             found = ((partition, index.start_of(partition)) for partition in partitions)
@@ -176,7 +176,7 @@ class ConsumeLogs:
         return self._look(segment, look)
 
     def forget(self, base: int) -> None:
-        """Let go of what is in memory of a segment's index: it has a file now, or is gone."""
+        """Drop a segment's index from memory: it has a file now, or was removed."""
         self._fresh.pop(base, None)
         if base in self._missing:
             self._missing.remove(base)
@@ -260,7 +260,7 @@ class ConsumeLogs:
         *,
         may_block: bool = True,
     ) -> _Found:
-        """Return what ``look`` finds in a segment's index, which is made again if need be."""
+        """Return the result of ``look`` on a segment's index, which is rebuilt if needed."""
         index = self._index(segment, may_block=may_block)
         if index is not None:
             try:
@@ -295,7 +295,7 @@ class ConsumeLogs:
         return index
 
     def _rebuilt(self, segment: Segment) -> OpenIndex:
-        """Make the index again; it serves from memory until it is written to its file."""
+        """Rebuild the index; it is used from memory until its file is written."""
         base = segment.base
         with self._rebuilding:
             index = self._fresh.get(base)
@@ -319,7 +319,7 @@ class ConsumeLogs:
 def _begins_after(
     index: OpenIndex | SealedIndex, partition: PartitionId, sequence: ConsumeSequence
 ) -> bool:
-    """Say whether a segment has nothing of a partition that is as old as ``sequence``."""
+    """Return whether a segment has nothing of a partition that is as old as ``sequence``."""
     start = index.start_of(partition)
     if start is None:
         # A whole table that does not have it: the partition was made later.
@@ -336,7 +336,7 @@ def _piece(
     *,
     is_first: bool,
 ) -> Piece | None:
-    """Return what of a batch is wanted, or None if nothing of it fits."""
+    """Return the wanted part of a batch, or None if no message of it fits the limits."""
     start = max(sequence - entry.first_sequence, 0)
     # One message always fits, or a large one would never be handed out.
     fitting = max(room * entry.count // entry.size, int(is_first))

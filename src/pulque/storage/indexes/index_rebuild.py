@@ -1,4 +1,4 @@
-"""Makes the entries of a segment again out of the segment itself."""
+"""Rebuild the entries of a segment from the segment itself."""
 
 from pulque.model.batch import HEADER, BatchHeader
 from pulque.model.positions import MessageOffset
@@ -16,8 +16,8 @@ BAD_TABLE = "the partition table's crc does not match"
 def entries_of(segment: Segment, end: int, listener: Listener) -> OpenIndex:
     """Return the entries of a segment up to ``end``.
 
-    All of it was durable: damage is reported and left out. Batches are not verified here, as
-    they are whenever they are read. Thread-safe on a sealed segment.
+    All of it was durable: damage is reported and left out. Batches are not verified here,
+    only when they are read. Thread-safe on a sealed segment.
     """
     index = OpenIndex({}, is_complete=False)
     for item in walk(segment, MessageOffset(segment.base)):
@@ -36,7 +36,7 @@ def entries_of(segment: Segment, end: int, listener: Listener) -> OpenIndex:
 
 
 def _take_in(envelope: Envelope, content: bytes, index: OpenIndex, *, has_starts: bool) -> str:
-    """Add what a record says; return what is wrong with it, if anything."""
+    """Add the entry of a record; return a text if the record is damaged."""
     if envelope.type is RecordType.BATCH:
         if len(content) < HEADER.size or not envelope.count:
             return "the batch has no header, or no messages"

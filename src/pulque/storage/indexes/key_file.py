@@ -1,18 +1,18 @@
-"""The key index of one segment: from the hash of a key or an id to where messages lie.
+"""The key index of one segment: from the hash of a key or an id to the places of messages.
 
-It lies beside the segment, ``<base>.keys``, and is made of it. It grows by *parts*, as the segment
-does; each has of about 32 MiB of the log::
+Its file ``<base>.keys`` is beside the segment, and derived from it. It grows by *parts* with the
+segment; each part covers about 32 MiB of the log::
 
     +-----------------+------------------------------+---------------------------------------+
     | header          | slots: the newest row of the | rows: hash, place of the batch, index |
     | 84 bytes        | slot, how many, a crc        | of the message, age; 14 bytes each    |
     +-----------------+------------------------------+---------------------------------------+
 
-A slot is the hash modulo the number of slots. It has the ordinal of its newest row, counted from 1
-so that 0 stands for none, and its other rows lie behind that one, from newer to older. To look for
-a hash one slot is read, and its rows, a hundred or so; the crc of a slot covers both. A part is
-valid if its header is, begins where the one before it ends, and lies in the file to its end:
-whatever else there is, is made again.
+A slot is the hash modulo the number of slots. It has the number of its newest row, counted from 1
+so that 0 means none; its other rows follow that one, from newer to older. A search reads one slot
+and its rows, about a hundred; the crc of a slot covers both. A part is
+valid if its header is, if it begins where the one before it ends, and if the file has all of it.
+Everything else is rebuilt.
 """
 
 from struct import Struct
@@ -35,18 +35,18 @@ _CRC = Struct("<I")
 _MAGIC = b"PLKX"
 _VERSION = 1
 _ROWS_PER_SLOT = 128
-"""More would be read for nothing, fewer would make the table of slots longer than it has to be."""
+"""More rows would be read in vain, fewer would need a longer table of slots."""
 
 
 class PartHead(NamedTuple):
-    """The header of a part, and where it lies."""
+    """The header of a part, and its place."""
 
     place: int
-    """In its file."""
+    """Its offset in the file."""
     base: int
-    """Of the segment."""
+    """The base of the segment."""
     begin: int
-    """What of the log it has …"""
+    """The beginning of its range of the log …"""
     end: int
     rows: int
     slots: int
@@ -61,12 +61,12 @@ class PartHead(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many bytes the part has."""
+        """The size of the part in bytes."""
         return _HEADER.size + self.slots * _SLOT.size + self.rows * ROW_TYPE.itemsize
 
 
 def pack_part(base: int, collected: Collected) -> list[bytes]:
-    """Return the bytes of a part: header, slots, rows."""
+    """Encode a part: header, slots, rows."""
     # Newest first; sorting keeps that order within a slot.
     rows = collected.rows[::-1]
     count = len(rows)
@@ -108,7 +108,7 @@ def _slot_crc(begin: int, slot: int, newest: int, count: int, content: bytes) ->
 
 
 def read_heads(file: File, base: int) -> tuple[list[PartHead], str]:
-    """Return the headers of all valid parts, and what is wrong behind them, if anything."""
+    """Return the headers of all valid parts, and a text if bytes after them are damaged."""
     heads: list[PartHead] = []
     place, begin, size = 0, base, file.size()
     while place < size:
@@ -170,12 +170,12 @@ def _read_slot(file: File, head: PartHead, slot: int) -> Rows:
 
 
 def write_part(files: FileSystem, place: int, base: int, collected: Collected) -> PartHead:
-    """Write a part behind those that there are; whatever lies there is overwritten.
+    """Write a part after the existing ones, over any other bytes there.
 
-    It is not synced: what a power cut spoils is found by its crcs, and made again.
+    Not synced: the crcs detect what a power cut damages, and it is rebuilt.
 
     Raises:
-        StorageError: It is not there.
+        StorageError: The part was not written.
     """
     packed = pack_part(base, collected)
     file = files.open(segment_path(base, "keys"), create=True)

@@ -1,8 +1,8 @@
-"""The key index: where messages of a key or an id lie, over all segments.
+"""The key index: the places of messages by key or id, over all segments.
 
-Each segment has a file of its own (``pulque.storage.indexes.key_file``), which is written behind
-the log and never on its way: what is not in it yet is read from the log, and so is what is
-damaged. It is derived: retention removes it with its segment, and a lost file is rebuilt.
+Each segment has a file of its own (``pulque.storage.indexes.key_file``), which is written in the
+background: messages that are not in it yet are read from the log, and so are damaged parts.
+It is derived: retention removes it with its segment, and a lost file is rebuilt.
 """
 
 from collections.abc import Callable, Generator, Iterator
@@ -23,47 +23,47 @@ from pulque.storage.logs.segment import Segment
 __all__ = ["EVERYTHING", "Candidate", "KeyIndex", "Looked", "Wanted"]
 
 EVERYTHING = 2**63 - 1
-"""As an instant or an offset: none is as late or as high."""
+"""Greater than any instant and any offset."""
 
 
 class Wanted(NamedTuple):
-    """What is looked for."""
+    """The condition of a search."""
 
     hash: int
     is_id: bool
-    """Whether it is that of an id, not of a key."""
+    """Whether the hash is that of an id, not of a key."""
     since_ms: int = 0
     """Stored at or after this instant …"""
     until_ms: int = EVERYTHING
     """… and before this one."""
     before: tuple[int, int] = (EVERYTHING, 0)
-    """Only messages that lie before this offset of a batch, and index in there."""
+    """Only messages before this offset of a batch and index in it."""
 
 
 class Candidate(NamedTuple):
     """A message whose key or id has the hash; it may be another one with the same."""
 
     offset: int
-    """Of its batch."""
+    """The offset of its batch."""
     index: int  # type: ignore[assignment]  # nobody looks for anything in this tuple
 
 
 class Looked(NamedTuple):
-    """What was found in one part of the log, newest first."""
+    """The candidates in one part of the log, newest first."""
 
     candidates: list[Candidate]
     begin: int
-    """All that is left lies before this offset."""
+    """The rest of the log is before this offset."""
 
 
 class KeyIndex:
-    """Looks messages up, and keeps the files that this takes. Thread-safe.
+    """Searches messages, and maintains the index files. Thread-safe.
 
     Args:
         files: The data directory.
         segments: Returns the segments of the message log; the last one is open.
-        name_of: Says how partitions are called.
-        listener: Hears of damage.
+        name_of: Returns the names of partitions.
+        listener: Is told of damage.
     """
 
     def __init__(
@@ -78,21 +78,21 @@ class KeyIndex:
         self._name_of = name_of
         self._listener = listener
         self._heads: dict[int, tuple[PartHead, ...]] = {}
-        """By the base of the segment; only of those that were looked at."""
+        """By the base of the segment; only segments that were searched."""
         self._writing = Lock()
 
     # ── writing ────────────────────────────────────────────────────────────────────────────
 
     def learn(self) -> None:
-        """Look which parts there are; until then all of them count as missing."""
+        """Find the existing parts; until then all of them count as missing."""
         for segment in self._segments():
             with self._writing:
                 self._known(segment)
 
     def missing(self) -> list[tuple[Segment, int]]:
-        """Return the segments that are not in it to their end, newest first, and by how much.
+        """Return the segments that are not fully indexed, newest first, and the missing bytes.
 
-        Nothing is read from the disk.
+        Does not read from the disk.
         """
         segments = self._segments()
         found = []
@@ -104,10 +104,10 @@ class KeyIndex:
         return found
 
     def extend(self, segment: Segment, *, least: int = 1) -> bool:
-        """Write one more part of a segment, if so many bytes are missing; say whether it did.
+        """Write one more part of a segment, if so many bytes are missing; return whether it did.
 
         Raises:
-            StorageError: It cannot be written.
+            StorageError: The part cannot be written.
         """
         with self._writing:
             heads = self._known(segment)
@@ -128,7 +128,7 @@ class KeyIndex:
     def look(self, wanted: Wanted) -> Iterator[Looked]:
         """Yield messages that may be wanted, newest first, one part of the log after the other.
 
-        Reads from the disk; whoever has enough, or no more time, stops it.
+        Reads from the disk; the caller stops it when it has enough, or no more time.
         """
         segments = self._segments()
         is_open = True
@@ -160,7 +160,7 @@ class KeyIndex:
     ) -> Generator[Looked, None, tuple[PartHead, ...]]:
         """Write parts that are missing, so that little is left to be read; return the heads.
 
-        What was written stays: a search that runs out of time has less to do the next time.
+        Written parts stay: a search that times out has less to do the next time.
         """
         least = PART_BYTES if is_open else 1
         try:
@@ -192,7 +192,7 @@ class KeyIndex:
     # ── inside ─────────────────────────────────────────────────────────────────────────────
 
     def _known(self, segment: Segment) -> tuple[PartHead, ...]:
-        """Return the parts that a segment's file has; to be called by one thread at a time."""
+        """Return the parts of a segment's file; call it from one thread at a time."""
         heads = self._heads.get(segment.base)
         if heads is None or _covered(segment, heads) > segment.end:
             heads = self._heads[segment.base] = self._read(segment)
@@ -216,7 +216,7 @@ class KeyIndex:
         return tuple(fitting)
 
     def _spoilt(self, segment: Segment, head: PartHead, reason: str) -> None:
-        """Forget a part, and those behind it: they are made again."""
+        """Drop a part and those after it; they are rebuilt."""
         path = segment_path(segment.base, "keys")
         self._listener.corruption_found(path, head.place, head.size, f"{reason}: it is made again")
         with self._writing:
@@ -246,7 +246,7 @@ def _may_have(head: PartHead, wanted: Wanted) -> bool:
 
 
 def _looked(rows: Rows, begin: int, begun_ms: int, wanted: Wanted) -> Looked:
-    """Return the rows that are wanted, newest first, whatever order they come in."""
+    """Return the matching rows, newest first, from rows in any order."""
     is_hit = (rows["hash"] == wanted.hash) & ((rows["index"] >= ID_ROW) == wanted.is_id)
     hits = rows[is_hit]
     stored = hits["age_ms"].astype(np.int64) + begun_ms

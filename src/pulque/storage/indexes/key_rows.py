@@ -1,7 +1,7 @@
-"""What messages of the log can be found by: a row for the id of each, and one for its key.
+"""Rows of the key index: one for each message's id, and one for its key.
 
-Rows are made of the log, stretch by stretch, and of whole columns at once: the only work for each
-batch is to step over it. A key counts together with its subject, an id by itself.
+Rows are computed from the log in large blocks and whole columns: the only work per
+batch is to step over it. A key is hashed together with its subject, an id by itself.
 """
 
 import time
@@ -38,16 +38,16 @@ __all__ = [
 
 Rows = npt.NDArray[np.void]
 NameOf = Callable[[PartitionId], PartitionName | None]
-"""Says how a partition is called; None if nobody knows."""
+"""Returns the name of a partition; None if unknown."""
 ROW_TYPE = np.dtype([("hash", "<u4"), ("place", "<u4"), ("index", "<u2"), ("age_ms", "<u4")])
 """The hash, where the batch begins (from the beginning of the part), which message of it, and how
 long after the first batch of the part it was stored."""
 ID_ROW = 0x8000
 """Beside the index of a message: the row is for its id. No batch has so many messages."""
 OLDEST_AGE = 2**32 - 1
-"""Stands for all that are older, too."""
+"""The largest age; older messages have it, too."""
 PART_BYTES = 32 * 1024 * 1024
-"""Of the log that are looked at together, or a little more."""
+"""The bytes of the log in a part, or a little more."""
 _PART_MESSAGES = 262_144
 _STRETCH_BYTES = 2 * 1024 * 1024
 _HEAD_SIZE = ENVELOPE_SIZE + HEADER_SIZE
@@ -65,11 +65,11 @@ _HEAD_TYPE = np.dtype(
         "itemsize": _HEAD_SIZE,
     }
 )
-"""What of an envelope and a header says where columns lie."""
+"""The fields of envelope and header that determine the places of columns."""
 
 
 class Collected(NamedTuple):
-    """What a part of the log can be found by."""
+    """The rows of a part of the log."""
 
     begin: int
     end: int
@@ -96,15 +96,15 @@ def hash_of_id(message_id: bytes) -> int:
 
 
 def collect(segment: Segment, begin: int, end: int, name_of: NameOf) -> Collected:
-    """Return the rows of a part of the log: as much as one may have, or all there is.
+    """Return the rows of a part of the log: up to its largest size, or the log's end.
 
-    What is damaged has none. Thread-safe on what is written.
+    Damaged batches have none. Thread-safe on written bytes.
 
     Args:
-        segment: Has it.
+        segment: The segment.
         begin: Where a record begins.
         end: Where a record ends.
-        name_of: Tells the subjects of keys.
+        name_of: Returns the names of partitions.
     """
     gathering = _Gathering(begin, name_of)
     at = begin
@@ -121,7 +121,7 @@ def collect(segment: Segment, begin: int, end: int, name_of: NameOf) -> Collecte
 
 
 def _is_cut_off(data: bytes, at: int, offset: int, end: int) -> bool:
-    """Say whether a whole record begins here that the stretch does not have to its end."""
+    """Return whether a whole record begins here that the stretch does not have to its end."""
     if len(data) - at < _STEP.size:
         return offset + len(data) < end
     magic, _, size, where = _STEP.unpack_from(data, at)
@@ -281,7 +281,7 @@ class _Gathering:
         self._add_keys(hashes, heads, places, which, index)
 
     def _take_packed(self, record: bytes, heads: Rows, places: _Numbers) -> None:
-        """Add what can be seen of a batch whose records cannot be opened: the hashes of keys."""
+        """Add the key hashes of a batch whose records cannot be decompressed."""
         flags, count = int(heads["flags"][0]), int(heads["count"][0])
         if flags & ~_ALL_FLAGS or not flags & _KEYS or not 0 < count <= MAX_COUNT:
             return
@@ -300,7 +300,7 @@ class _Gathering:
         self._keys.append(rows)
 
     def _rows(self, heads: Rows, places: _Numbers, which: _Numbers, index: _Numbers) -> Rows:
-        """Return rows that lack nothing but their hashes."""
+        """Return rows without their hashes."""
         ages = np.clip(heads["stored_at_ms"] - (self._begun_ms or 0), 0, OLDEST_AGE)
         rows: Rows = np.empty(len(which), ROW_TYPE)
         rows["place"], rows["index"], rows["age_ms"] = places[which], index, ages[which]
@@ -320,7 +320,7 @@ class _Gathering:
 
 @lru_cache(maxsize=65536)
 def _salt(subject: str) -> int:
-    """Return what sets the keys of one subject apart from those of others."""
+    """Return a number by which keys of different subjects get different hashes."""
     return int(google_crc32c.value(subject.encode())) * _SPREAD & 0xFFFF_FFFF
 
 

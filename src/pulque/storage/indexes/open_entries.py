@@ -1,7 +1,7 @@
-"""The file that keeps the entries of the open segment, up to the last checkpoint.
+"""The file with the entries of the open segment, up to the last checkpoint.
 
-It only saves the next start a walk over the segment: the checkpoint's mark says how much of it
-counts, and a crc over that.
+It only saves the next start a walk over the segment. The checkpoint's mark has the size that
+counts, and its crc.
 """
 
 from functools import partial
@@ -21,14 +21,14 @@ class Saving(NamedTuple):
     """How the entries are saved with a checkpoint."""
 
     size: int
-    """Of all entries by now."""
+    """The bytes of all entries by now."""
     crc: int
     step: Step
-    """Writes those that are not in the file; may be called from any thread."""
+    """Writes the missing entries; may be called from any thread."""
 
 
 class OpenFile:
-    """Knows how much of the open segment's entries its file has."""
+    """Tracks how many of the open segment's entries are in its file."""
 
     def __init__(self, files: FileSystem) -> None:
         self._files = files
@@ -36,11 +36,11 @@ class OpenFile:
         self._crc = 0
 
     def begin(self) -> None:
-        """Take note that the file has nothing, or that nobody knows what it has."""
+        """Start over: the file is empty, or its contents are unknown."""
         self._size, self._crc = 0, 0
 
     def resume(self, mark: Mark) -> None:
-        """Go on with a file that has what the checkpoint's mark says."""
+        """Continue with a file that matches the checkpoint's mark."""
         self._size, self._crc = mark.index_size, mark.index_crc
 
     def save(self, base: int, entries: bytearray) -> Saving:

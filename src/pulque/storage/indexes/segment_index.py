@@ -126,7 +126,7 @@ class OpenIndex:
             ordinal += 1
 
     def load(self, entries: bytes) -> None:
-        """Append entries as they were given out by ``entries``."""
+        """Append entries as returned by ``entries``."""
         table = np.frombuffer(entries, ENTRY_TYPE)
         base = len(self)
         self.entries += entries
@@ -140,7 +140,7 @@ class OpenIndex:
                 ordinals.extend((part + base).tolist())
 
     def first_of(self, partition: PartitionId) -> ConsumeSequence | None:
-        """Return the first sequence that this segment has of a partition, if it has any."""
+        """Return the first sequence of a partition in this segment, if there is one."""
         ordinals = self._ordinals.get(partition)
         return None if ordinals is None else self._entry(ordinals[0]).first_sequence
 
@@ -182,7 +182,7 @@ class OpenIndex:
         return own
 
     def _place(self, ordinals: "array[int]", sequence: ConsumeSequence) -> int:
-        """Return where among a partition's entries the one is that has a sequence."""
+        """Return the index of the entry that has a sequence, among a partition's entries."""
         last = len(ordinals) - 1
         # A consumer at the tail wants the last entry: look there before searching.
         if self._first(ordinals[last]) <= sequence:
@@ -329,7 +329,7 @@ class SealedIndex:
         return self._read(first + at, 1, may_block=True)[0] if at < count else None
 
     def all_entries(self) -> "np.ndarray[tuple[int], np.dtype[np.void]]":
-        """Return every entry, for those who decode a whole segment."""
+        """Return every entry, to decode a whole segment."""
         data = self._read_blocks(0, len(self._crcs) // _CRC.size, may_block=True)
         return np.frombuffer(data, ENTRY_TYPE)
 
@@ -371,7 +371,7 @@ def write_sealed_index(
 ) -> None:
     """Write the index file of a sealed segment.
 
-    Its name is not made durable: what is derived may be lost.
+    Its name is not made durable: a derived file may be lost.
     """
     table = np.frombuffer(bytes(index.entries), ENTRY_TYPE)
     grouped = table[np.argsort(table["partition"], kind="stable")]

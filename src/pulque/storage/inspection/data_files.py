@@ -1,8 +1,8 @@
-"""Reads the files of a data directory without a broker, and never writes.
+"""Read the files of a data directory without a broker; write nothing.
 
-A file's records come in order; where bytes are no record, a ``DamagedRange`` says how far that
-goes and what is wrong, and the walk goes on behind it. The readers are those of recovery, so
-one sees what a broker would see.
+A file's records are yielded in order; for bytes that are not a record, a ``DamagedRange`` has
+their end and the problem, and the walk continues after it. The readers are those of recovery, so
+the result is what a broker would see.
 """
 
 import errno
@@ -43,7 +43,7 @@ __all__ = [
 
 
 class FileKind(StrEnum):
-    """What a file of a data directory is."""
+    """The kind of a file in a data directory."""
 
     MESSAGES = "messages"
     INDEX = "index"
@@ -74,7 +74,7 @@ class DataFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DamagedRange:
-    """Bytes that are not what was written."""
+    """Damaged bytes."""
 
     offset: int
     """In the log for a segment, in the file for all others."""
@@ -109,7 +109,7 @@ class FactRecord:
 
 
 def kind_of(directory: str, name: str) -> DataFile | None:
-    """Say what a file is by its directory's name and its own, or None for a stranger."""
+    """Return a file's kind by its directory's name and its own, or None for a foreign file."""
     stem, _, suffix = name.partition(".")
     kind = _KINDS.get((directory, suffix))
     if kind is None or not (stem.isascii() and stem.isdigit()):
@@ -118,10 +118,10 @@ def kind_of(directory: str, name: str) -> DataFile | None:
 
 
 def data_files(files: FileSystem) -> list[DataFile]:
-    """Return all files of a data directory that hold something, in order.
+    """Return all non-empty files of a data directory, in order.
 
     Raises:
-        DataDirectoryError: It is not a data directory.
+        DataDirectoryError: This is not a data directory.
     """
     if not files.exists("format.json"):
         raise DataDirectoryError(
@@ -138,7 +138,7 @@ def refuse_if_locked(directory: str) -> None:
     """Raise if a broker runs on a data directory.
 
     Raises:
-        DataDirectoryError: One does.
+        DataDirectoryError: A broker runs on it.
     """
     try:
         descriptor = os.open(f"{directory}/lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -164,13 +164,13 @@ def read_messages(
     base: int,
     names: dict[PartitionId, PartitionName] | None = None,
 ) -> Iterator[BatchRecord | TableRecord | DamagedRange]:
-    """Yield what a segment of the message log holds.
+    """Yield the records of a segment of the message log.
 
     Args:
         files: The data directory.
         path: The segment's file.
         base: Where it begins in the log.
-        names: Partitions that earlier segments told of; those of this one are added.
+        names: Partitions of earlier segments; those of this one are added.
     """
     names = {} if names is None else names
     with closing(files.open(path, writable=False)) as file:
@@ -192,7 +192,7 @@ def read_messages(
 
 
 def read_facts(files: FileSystem, path: str, base: int) -> Iterator[FactRecord | DamagedRange]:
-    """Yield what a segment of the action log holds."""
+    """Yield the facts of a segment of the action log."""
     with closing(files.open(path, writable=False)) as file:
         data = file.read(file.size(), 0)
     for at, size, fact in walk_actions(data, base):

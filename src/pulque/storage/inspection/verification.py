@@ -1,7 +1,7 @@
-"""Walks all files of a data directory, checks every crc, and compares derived with truth.
+"""Verify a data directory: check every crc, and compare derived files with the logs.
 
-Two things are no damage: a *torn tail*, which was being written when the broker was killed and
-which the next start cuts off, and a missing index, which the next start makes again.
+Two things are not damage: a *torn tail*, which was being written when the broker was killed and
+which the next start cuts off, and a missing index, which the next start rebuilds.
 """
 
 from collections.abc import Iterator
@@ -36,19 +36,19 @@ __all__ = ["Finding", "Verified", "verify"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that is not as it should be."""
+    """A problem that was found."""
 
     path: str
     offset: int
     size: int
     reason: str
     is_torn_tail: bool = False
-    """It was never promised to anybody; the next start cuts it off."""
+    """The bytes were never confirmed; the next start cuts them off."""
 
 
 @dataclass(slots=True)
 class Verified:
-    """What was walked, and what was found."""
+    """The verified files, and the problems found."""
 
     files: int = 0
     bytes: int = 0
@@ -119,7 +119,7 @@ class _Verification:
     # -- the truth ---------------------------------------------------------------------------
 
     def _check_seams(self, kind: FileKind) -> None:
-        """Each segment begins where the one before it ends."""
+        """Check that each segment begins where the one before it ends."""
         for before, after in zip(self._of(kind), self._of(kind)[1:], strict=False):
             end = self._end(before)
             if end != after.base:
@@ -140,7 +140,7 @@ class _Verification:
             file.close()
 
     def _check_end(self) -> None:
-        """What the checkpoint covers was on disk when it was written."""
+        """Check that the logs reach to the checkpoint's offsets, which were durable then."""
         for last in self._of(FileKind.MESSAGES)[-1:]:
             end = self._end(last)
             missing = self._mark.message_offset - end
@@ -267,7 +267,7 @@ class _Verification:
             file.close()
 
     def _compare_parts(self, each: DataFile, file: File, heads: list[PartHead], log: str) -> None:
-        """Make the parts of a key index again, and compare them with what there is."""
+        """Rebuild the parts of a key index, and compare them with the file."""
         opened = self._files.open(log, writable=False)
         try:
             segment = open_segment(log, opened, each.base)
@@ -289,7 +289,7 @@ class _Verification:
     # -- judgement ---------------------------------------------------------------------------
 
     def _tell_torn_tails(self) -> None:
-        """Tell what was never promised from damage, as recovery does."""
+        """Distinguish torn tails from damage, as recovery does."""
         last_messages = self._of(FileKind.MESSAGES)[-1:]
         last_facts = self._of(FileKind.ACTIONS)[-1:]
         findings = self._verified.findings

@@ -52,7 +52,7 @@ DIRECTORY = ACTIONS
 _HEAD = Struct("<II")
 _WHERE = Struct("<QI")
 _SEARCH_FACTOR = 32
-"""How often a byte may be read, on average, to find the next record behind a damage."""
+"""How often a byte may be read, on average, to find the next record after damage."""
 _SEARCHED_FIRST = 256
 _SEARCHED_AT_ONCE = 1024 * 1024
 
@@ -78,7 +78,7 @@ class ActionLog:
         """Facts before it survive a power cut."""
         self._marked = ActionOffset(0)
         self.was_cut = False
-        """Whether opening the log took something away: perhaps what a segment began with."""
+        """Whether opening the log cut it: perhaps the facts with which a segment began."""
         self._begun_at = ActionOffset(segments[-1].base if segments else 0)
         """Where the open segment's own facts begin, behind those it repeats."""
         self._names_changed = 0
@@ -94,7 +94,7 @@ class ActionLog:
             files: The data directory.
             options: The engine's.
             listener: The engine's.
-            durable: The log was on disk up to here, for all the checkpoint knows.
+            durable: The log was on disk up to here, according to the checkpoint.
         """
         files.make_directory(DIRECTORY)
         segments = []
@@ -122,8 +122,8 @@ class ActionLog:
         """Append one fact.
 
         Raises:
-            UsageError: It is too large to be one.
-            StorageError: It is not in the log.
+            UsageError: The fact is too large.
+            StorageError: The fact is not in the log.
         """
         segment = self.segments[-1]
         record = self._records((action,))
@@ -140,7 +140,7 @@ class ActionLog:
         self.end = ActionOffset(segment.end)
 
     def needs_roll(self) -> bool:
-        """Say whether the open segment is full, or none is open."""
+        """Return whether the open segment is full, or none is open."""
         if not self.segments:
             return True
         segment = self.segments[-1]
@@ -148,14 +148,14 @@ class ActionLog:
         return segment.end < self.end or size >= self._options.action_segment_bytes
 
     def has_facts(self) -> bool:
-        """Say whether the open segment has facts that the one before it did not have."""
+        """Return whether the open segment has facts that the one before it did not have."""
         return bool(self.segments) and self.end > self._begun_at
 
     def start_segment(self, opened: Iterable[Action | bytes]) -> None:
-        """Begin a new segment with the subscriptions that are open; they may be encoded already.
+        """Start a new segment with the open subscriptions, which may be encoded already.
 
         Raises:
-            StorageError: The log is as it was.
+            StorageError: The log is unchanged.
         """
         path = f"{DIRECTORY}/{self.end:020d}.log"
         records = self._records(opened)
@@ -202,9 +202,9 @@ class ActionLog:
                     yield action
 
     def sync_steps(self) -> list[Callable[[], None]]:
-        """Return what makes all facts durable, as calls without arguments; empty if they are.
+        """Return functions that make all facts durable; none if they are.
 
-        When they have run, ``finish_sync`` is told how far the log went when they were made.
+        After running them, pass the ``sync_point`` of that time to ``finish_sync``.
         """
         steps: list[Callable[[], None]] = [
             segment.file.sync for segment in self.segments if segment.end > self.synced
@@ -215,11 +215,11 @@ class ActionLog:
 
     @property
     def sync_point(self) -> tuple[ActionOffset, int]:
-        """What ``finish_sync`` wants to be told."""
+        """The argument for ``finish_sync``."""
         return self.end, self._names_changed
 
     def finish_sync(self, point: tuple[ActionOffset, int]) -> None:
-        """Take note that the log is durable up to the point."""
+        """Record that the log is durable up to the point."""
         self.synced = max(self.synced, point[0])
         self._names_synced = max(self._names_synced, point[1])
 
@@ -235,7 +235,7 @@ class ActionLog:
             segment.file.close()
 
     def _records(self, actions: Iterable[Action | bytes]) -> bytes:
-        """Return facts as they stand at the end of the log, after a mark if one is due."""
+        """Encode facts for the end of the log, after a mark if one is due."""
         try:
             payloads = [
                 action if isinstance(action, bytes) else encode_action(action)
@@ -323,7 +323,7 @@ def _walk(data: bytes, base: int, at: int) -> Iterator[tuple[int, int, bytes | N
 
 
 def _decoded(fact: bytes | None) -> Action | str:
-    """Return a fact, or in words why it cannot be had."""
+    """Return a fact, or a text that describes the damage."""
     if fact is None:
         return "facts cannot be read"
     try:
@@ -349,8 +349,8 @@ def valid_size(data: bytes, at: int, base: int) -> int | None:
 def _next_valid(data: bytes, at: int, base: int, effort: int) -> tuple[int, int]:
     """Return where the next valid record begins, or the end of the data, and the effort left.
 
-    Records have no sign to look for, so every place is tried whose size and type can be. What
-    was made to look like records everywhere is given up before that takes forever.
+    Records have no magic number, so every place with a possible size and type is tried. The
+    effort is bounded, in case bytes were made to look like records everywhere.
     """
     start, count = at + 1, _SEARCHED_FIRST
     while start < len(data):

@@ -1,6 +1,6 @@
-"""Facts as bytes: the type of a fact, then its fields.
+"""Encode facts: the type of a fact, then its fields.
 
-Types are never given anew. Texts come last, after their lengths; reasons are cut.
+Type numbers are never reused. Texts come last, after their lengths; reasons are cut.
 """
 
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ _SETTLED = Struct("<BIQQqH")
 _NACKED = Struct("<QqH")
 _LOST = Struct("<BIq?H")
 MARK = Struct("<BQ")
-"""No fact, but how far the log was on disk."""
+"""Not a fact: up to where the log was on disk."""
 _RESET = Struct("<BIQqH")
 _CONFIGURED = Struct("<BBB")
 _PURGED = Struct("<BIQQq")
@@ -57,7 +57,7 @@ _MOST_SETTINGS = 256 * 1024
 
 
 def encode_action(action: Action) -> bytes:  # noqa: C901, PLR0911  # one case per fact
-    """Return a fact as bytes: its type and its fields. Reasons are cut to 1,000 bytes."""
+    """Encode a fact: its type and its fields. Reasons are cut to 1,000 bytes."""
     match action:
         case Pulled(subscription, tenure, first_pull, first_sequence, count, at_ms, matched):
             return _PULLED.pack(
@@ -102,10 +102,10 @@ def encode_action(action: Action) -> bytes:  # noqa: C901, PLR0911  # one case p
 
 
 def decode_action(data: bytes) -> Action:
-    """Return the fact that ``encode_action`` made ``data`` from.
+    """Decode the bytes of ``encode_action``.
 
     Raises:
-        ValueError: It made it from none.
+        ValueError: The bytes are invalid.
     """
     try:
         return _decode_action(data)

@@ -1,10 +1,10 @@
 """The message log: every batch of every partition, in order of arrival. The truth.
 
 Appends are queued and written together, so that many small sends of one turn of the event loop
-cost one system call. Nothing outside has changed until ``write`` succeeds; if the disk is full
-the queue is dropped as a whole, the file is cut back, and no number has been used up.
+cost one system call. No other state changes until ``write`` succeeds; if the disk is full
+the queue is dropped as a whole, the file is cut back, and no sequence is used up.
 
-Syncing happens in steps, so that a thread can wait for the disk while the log goes on:
+Syncing happens in steps, so that a thread can wait for the disk while the log continues:
 ``sync_steps`` (here), the steps (in the thread), ``finish_sync`` (here).
 """
 
@@ -37,11 +37,11 @@ __all__ = ["DIRECTORY", "Appended", "MessageLog", "SyncJob", "segment_path"]
 DIRECTORY = MESSAGES
 _base = attrgetter("base")
 _new_entry = tuple.__new__
-"""Without the keywords of a named tuple's own constructor, which cost as much again."""
+"""A named tuple's own constructor takes keywords, which would double the cost."""
 
 
 class Appended:
-    """A batch on its way into the log."""
+    """A batch that is queued or written."""
 
     __slots__ = (
         "batch",
@@ -75,9 +75,9 @@ class Appended:
         self.is_written = False
         """Whether it is in the log. If not after ``write``, it never will be."""
         self.waiting: list[Any] = []
-        """Who waits for it, for whoever appended it to know."""
+        """The requests that wait for it; used by the caller of ``append``."""
         self.remark: Any = None
-        """What whoever appended it wants to remember of it."""
+        """A note of the caller of ``append``."""
 
 
 class TailCache:
@@ -90,7 +90,7 @@ class TailCache:
         self._records: OrderedDict[int, tuple[bytes, bytes]] = OrderedDict()
 
     def put(self, written: list[Appended]) -> None:
-        """Keep records that are in the log now; the oldest make room."""
+        """Add written records; evict the oldest."""
         records = self._records
         for appended in written:
             batch = appended.batch
@@ -100,7 +100,7 @@ class TailCache:
             self._size -= len(records.popitem(last=False)[1][1])
 
     def get(self, offset: int) -> tuple[bytes, bytes] | None:
-        """Return a record's envelope and batch, if they are here."""
+        """Return a record's envelope and batch, if cached."""
         return self._records.get(offset)
 
 
@@ -126,7 +126,7 @@ class MessageLog:
         """Everything before it survives a power cut."""
         self.last_stored_at_ms = 0
         self.batches = 0
-        """In the open segment."""
+        """The batches in the open segment."""
         self.cache = TailCache(options.tail_cache_bytes)
         self._pending: list[Appended] = []
         self._buffers: list[Buffer] = []
@@ -134,7 +134,7 @@ class MessageLog:
         self._names_synced = 0
 
     def resume(self, end: MessageOffset, stored_at_ms: int, synced: int) -> None:
-        """Go on where recovery left off; only what a checkpoint covers is known to be synced."""
+        """Continue after recovery; only bytes that a checkpoint covers are known to be synced."""
         self.end = end
         self.last_stored_at_ms = stored_at_ms
         self.synced = MessageOffset(synced)
@@ -151,7 +151,7 @@ class MessageLog:
         return bool(self._buffers)
 
     def needs_roll(self, size: int, now_ms: int) -> bool:
-        """Say whether the open segment must be sealed before ``size`` more bytes."""
+        """Return whether the open segment must be sealed before ``size`` more bytes."""
         segment, options = self.segments[-1], self._options
         return self.batches > 0 and (
             self.end - segment.base + size > options.segment_bytes
@@ -163,7 +163,7 @@ class MessageLog:
         """Begin a new segment with a table of all partitions.
 
         Raises:
-            StorageError: The log is as it was.
+            StorageError: The log is unchanged.
         """
         base = self.end
         path = segment_path(base)
@@ -224,10 +224,10 @@ class MessageLog:
         return appended
 
     def write(self) -> list[Appended]:
-        """Write the queue and return what was in it.
+        """Write the queue and return its batches.
 
         Raises:
-            StorageError: Nothing of it is in the log, and the partitions are as before.
+            StorageError: None of them is in the log, and the partitions are unchanged.
         """
         written, buffers = self._pending, self._buffers
         self._pending, self._buffers = [], []
@@ -245,9 +245,9 @@ class MessageLog:
         return written
 
     def sync_steps(self) -> list[Callable[[], None]]:
-        """Return what makes all written records durable; empty if they are.
+        """Return functions that make all written records durable; none if they are.
 
-        Files come in order, and names after contents: whatever is durable is without gaps.
+        Files are synced in order, and names after contents, so durable bytes have no gaps.
         """
         steps: list[Callable[[], None]] = [
             segment.file.sync for segment in self.segments if segment.end > self.synced
@@ -258,11 +258,11 @@ class MessageLog:
 
     @property
     def sync_point(self) -> tuple[MessageOffset, int]:
-        """What ``finish_sync`` wants to be told: how far the log went when the steps were made."""
+        """The argument for ``finish_sync``: the end of the log when the steps were made."""
         return MessageOffset(self.open_segment.end), self._names_changed
 
     def finish_sync(self, point: tuple[MessageOffset, int]) -> None:
-        """Take note that the log is durable up to the point."""
+        """Record that the log is durable up to the point."""
         self.synced = max(self.synced, point[0])
         self._names_synced = max(self._names_synced, point[1])
 
@@ -276,7 +276,7 @@ class MessageLog:
         return segments[at] if at >= 0 else None
 
     def remove_first(self) -> Segment:
-        """Forget the oldest segment; the open one cannot go."""
+        """Drop the oldest segment; not the open one."""
         segment = self.segments[0]
         # A new list: readers in other threads go on with the old one.
         self.segments = self.segments[1:]

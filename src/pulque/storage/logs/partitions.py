@@ -1,4 +1,4 @@
-"""Partitions as the storage engine knows them, and the table that makes a segment explain itself.
+"""The partitions of the storage engine, and the table at the beginning of each segment.
 
 A segment of the message log begins with a table of all partitions that existed by then; a
 partition made later appends a table of one. So a segment can be read without any other file,
@@ -43,7 +43,7 @@ class Partition:
         self.end = end
         """The sequence of the next message to be appended."""
         self.confirmed = end
-        """Messages before it are as durable as their senders asked: they may be pulled."""
+        """Messages before it are confirmed: they may be pulled."""
 
     def __repr__(self) -> str:
         return f"<Partition {self.id} {self.name} {self.start}..{self.confirmed}..{self.end}>"
@@ -61,12 +61,12 @@ class Partitions:
         self._added: Callable[[Partition], object] | None = None
 
     def name_of(self, partition: PartitionId) -> PartitionName | None:
-        """Return how a partition is called, if there is such."""
+        """Return the name of a partition, if it exists."""
         found = self.by_id.get(partition)
         return None if found is None else found.name
 
     def watch(self, added: Callable[[Partition], object]) -> None:
-        """Have ``added`` called with every partition from now on, once it is in the tables."""
+        """Register ``added`` to be called with every partition that is added from now on."""
         self._added = added
 
     def make(self, name: PartitionName) -> Partition:
@@ -83,7 +83,7 @@ class Partitions:
             self._added(partition)
 
     def take_rows(self, rows: list[TableRow]) -> None:
-        """Learn from a table; a known partition only ever moves forward."""
+        """Apply a table; a known partition's end never moves back."""
         for partition_id, name, next_sequence in rows:
             known = self.by_id.get(partition_id)
             if known is None:
@@ -99,7 +99,7 @@ class Partitions:
         return [(p.id, p.name, p.end) for p in self.by_id.values()]
 
     def encode_changed(self) -> dict[bytes, bytes]:
-        """Return what a checkpoint needs of the partitions that changed, and start anew."""
+        """Return the changed partitions for a checkpoint, and reset the record of changes."""
         changes = {}
         for partition_id in self.changed:
             partition = self.by_id[partition_id]
@@ -109,7 +109,7 @@ class Partitions:
         return changes
 
     def raise_starts(self, starts: Iterable[tuple[PartitionId, ConsumeSequence]]) -> None:
-        """Take note that nothing before these sequences is stored any more."""
+        """Record that messages before these sequences were removed."""
         for partition_id, sequence in starts:
             partition = self.by_id.get(partition_id)
             if partition is not None and partition.start < sequence:
@@ -121,7 +121,7 @@ class Partitions:
         """Take in what a checkpoint holds.
 
         Raises:
-            ValueError: It is not what ``encode_changed`` made.
+            ValueError: The bytes are invalid.
         """
         for key, value in state.items():
             if key[:1] == b"p" and len(key) == _STATE_KEY.size:

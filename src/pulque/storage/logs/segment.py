@@ -94,7 +94,7 @@ def _end_of_epoch(segment: Segment) -> int:
 
 
 class Damage:
-    """The walk met bytes that are no record."""
+    """Bytes that are not a record, as the walk met them."""
 
     __slots__ = ("end", "offset", "reason", "synced")
 
@@ -104,15 +104,15 @@ class Damage:
         """Where the next record begins, or the segment ends."""
         self.reason = reason
         self.synced = synced
-        """How far the log was on disk when this was written, if that much can be read."""
+        """Up to where the log was on disk when this was written, if that is readable."""
 
 
 def walk(segment: Segment, start: MessageOffset) -> Iterator[tuple[Envelope, bytes] | Damage]:
-    """Yield each record from ``start`` to the end of a segment as (envelope, what follows it).
+    """Yield each record from ``start`` to the end of a segment as (envelope, contents).
 
-    Damage is passed over: the walk goes on with the next record that stands where it says it
-    does. What follows an envelope is not checked here. The work grows with the segment's size
-    and with nothing else, whatever lies in it.
+    Damage is skipped: the walk continues with the next record whose envelope has its own
+    offset. The contents are not checked here. The work is linear in the segment's size,
+    whatever its bytes.
     """
     window = _Window(segment)
     offset = int(start)
@@ -128,7 +128,7 @@ def walk(segment: Segment, start: MessageOffset) -> Iterator[tuple[Envelope, byt
 
 
 def next_record(segment: Segment, start: MessageOffset) -> Envelope | None:
-    """Return the first record at or after ``start`` that stands where it says it does."""
+    """Return the first record at or after ``start`` whose envelope has its own offset."""
     window = _Window(segment)
     offset = _next_record(window, int(start))
     if offset >= segment.end:
@@ -138,7 +138,7 @@ def next_record(segment: Segment, start: MessageOffset) -> Envelope | None:
 
 
 def record_at(segment: Segment, offset: int) -> Envelope | None:
-    """Return the envelope that stands at ``offset`` and says so, be its record whole or not."""
+    """Return the envelope at ``offset`` if it has that offset, even of an incomplete record."""
     found = read_envelope(segment.read(offset, ENVELOPE_SIZE))
     if isinstance(found, Envelope) and _is_of(segment, found, offset):
         return found
@@ -151,7 +151,7 @@ def _is_of(segment: Segment, envelope: Envelope, offset: int) -> bool:
 
 
 class _Window:
-    """The part of a segment that is in memory. It moves on when bytes beyond it are asked for."""
+    """The part of a segment that is in memory. It moves when other bytes are needed."""
 
     def __init__(self, segment: Segment) -> None:
         self.segment = segment

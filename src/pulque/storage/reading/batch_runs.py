@@ -1,4 +1,4 @@
-"""Batches that lie near each other, read at once, and what their columns say.
+"""Read adjacent batches at once, and decode their columns.
 
 A run is worked on column by column: the envelopes and headers of all its batches are one table,
 their tag bits one array. Only the checksums are made batch by batch.
@@ -38,7 +38,7 @@ Rows = np.ndarray[tuple[int, int], np.dtype[np.uint8]]
 
 HEAD_SIZE = ENVELOPE_SIZE + HEADER_SIZE
 _BATCHES_AT_ONCE = 128
-"""Are verified before other threads have a turn."""
+"""Batches to verify before other threads get a turn."""
 _TAG_BITS = np.dtype("<u8")
 _HAS_TAGS = int(Flag.TAGS)
 _ALL_FLAGS = sum(Flag)
@@ -55,17 +55,17 @@ _HEAD_TYPE = np.dtype(
         "itemsize": HEAD_SIZE,
     }
 )
-"""What of an envelope the index repeats, the checksums, and what says where columns lie."""
+"""The fields of an envelope that the index repeats, the checksums, and the column layout."""
 
 
 class Run(NamedTuple):
     """Batches in memory, each of them verified."""
 
     data: memoryview
-    """It is another's when the next run is read."""
+    """Valid until the next run is read."""
     entries: Table
     heads: Table
-    """What their envelopes and headers say."""
+    """Fields of their envelopes and headers."""
     starts: Numbers
     """Where their records begin in the data."""
     sizes: Numbers
@@ -113,14 +113,14 @@ class Run(NamedTuple):
 def read_run(
     loaded: Loaded, damages: Damages, partition: Partition, *, may_block: bool
 ) -> Run | None:
-    """Return the batches of a stretch; damaged ones are reported and left out.
+    """Return the verified batches of a stretch; damaged ones are reported and left out.
 
     Returns:
         None if nothing is left.
 
     Raises:
         CorruptionError: Some are damaged, and other brokers have copies.
-        WouldBlockError: Not ``may_block``, and nobody knew yet that they are damaged.
+        WouldBlockError: Not ``may_block``, and new damage would have to be recorded.
     """
     (entries, _), data, segment, _ = loaded
     if segment is None:
@@ -169,7 +169,7 @@ def _widths() -> Numbers:
 
 
 def _verified(run: Run, seed: int) -> Marks:
-    """Say for each batch whether it is as its producer sealed it, and what the index says."""
+    """Return for each batch whether it is intact and matches the index."""
     entries, heads = run.entries, run.heads
     is_good: Marks = heads["offset"] == entries["offset"]
     for name in _REPEATED[1:]:

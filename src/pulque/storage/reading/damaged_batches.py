@@ -1,11 +1,11 @@
-"""Messages that were stored and cannot be read any more.
+"""Damaged messages: stored, but no longer readable.
 
-Where no other broker has a copy they are passed over: which ones is written down, and shown for as
-long as they would be stored. Where others have copies nobody passes over anything: the read fails,
-so that a broker whose copy is whole can lead.
+If no other broker has a copy they are skipped: the ranges are recorded, and reported until
+retention would have removed them. If other brokers have copies nothing is skipped: the read fails,
+so that a broker with an intact copy can lead.
 
-To write it down takes a sync. A read that must not wait for the disk is therefore told to come
-again from a thread, and a read of many damaged batches writes once, at its end.
+Recording takes a sync. A read that must not wait for the disk therefore raises
+``WouldBlockError``, and a read of many damaged batches records them once, at its end.
 """
 
 import contextlib
@@ -29,25 +29,25 @@ _first, _end = attrgetter("first"), attrgetter("end")
 _FILE = "damaged.json"
 _LARGEST = 1024 * 1024
 _MOST_KEPT = 1000
-"""So many ranges are written down; the count is of all."""
+"""The most ranges to record; the count includes all."""
 
 
 class Hole(NamedTuple):
-    """Sequences ``first..end`` of a partition, which no batch has."""
+    """Sequences ``first..end`` of a partition that no batch has."""
 
     first: int
     end: int
 
 
 class Damages:
-    """Knows the damaged ranges of one data directory. May be used from any thread.
+    """The damaged ranges of one data directory. May be used from any thread.
 
     Args:
         files: The data directory.
         partitions: Its partitions.
         listener: Told of every damaged batch.
-        has_copies: Whether other brokers have the same log: then nothing is passed over but what
-            was passed over before they had it.
+        has_copies: Whether other brokers have the same log: then only ranges that were skipped
+            before they had it are skipped.
     """
 
     def __init__(
@@ -60,16 +60,16 @@ class Damages:
         self._ranges = _read(files)
         self._lock = Lock()
         self._is_changed = False
-        """Whether there is more than is written down."""
+        """Whether there are unrecorded ranges."""
         self._writing = Lock()
 
     def batch(
         self, partition: Partition, path: str, entry: Entry, reason: str, *, may_block: bool
     ) -> None:
-        """Report a batch that cannot be read; ``save`` writes it down.
+        """Report a batch that cannot be read; ``save`` records it.
 
         Raises:
-            CorruptionError: Others have copies of it.
+            CorruptionError: Other brokers have copies of it.
             WouldBlockError: Not ``may_block``, and it was not known before.
         """
         lost = Hole(entry.first_sequence, entry.first_sequence + entry.count)
@@ -84,10 +84,10 @@ class Damages:
         self._add(partition.id, lost)
 
     def hole(self, partition: Partition, path: str, hole: Hole, *, may_block: bool) -> None:
-        """Take note of messages that no index names; recovery has reported the bytes.
+        """Record messages that no index names; recovery has reported the bytes.
 
         Raises:
-            CorruptionError: Others have copies of them.
+            CorruptionError: Other brokers have copies of them.
             WouldBlockError: Not ``may_block``, and it was not known before.
         """
         # Retention may have taken them away meanwhile.
@@ -103,7 +103,7 @@ class Damages:
         self._add(partition.id, lost)
 
     def save(self) -> None:
-        """Write down what is new, if anything is; it waits for the disk then."""
+        """Record new ranges, if there are any; waits for the disk then."""
         if not self._is_changed:
             return
         with self._writing:
@@ -113,7 +113,7 @@ class Damages:
                 self._write()
 
     def count(self, partition: Partition) -> int:
-        """Return how many messages of a partition are known to be damaged."""
+        """Return the number of known damaged messages of a partition."""
         with self._lock:
             found = self._ranges.get(partition.id, ())
             return sum(max(each.end - max(each.first, partition.start), 0) for each in found)
@@ -136,7 +136,7 @@ class Damages:
             return at > 0 and lost.end <= found[at - 1].end
 
     def _add(self, partition: PartitionId, lost: Hole) -> None:
-        """Add a range; those that it touches become one with it, so that none touch."""
+        """Add a range, and merge it with adjacent ones."""
         with self._lock:
             found = self._ranges.setdefault(partition, [])
             at, stop = (
@@ -157,7 +157,7 @@ class Damages:
 
 
 def _read(files: FileSystem) -> dict[PartitionId, list[Hole]]:
-    """Return what is written down; nothing, if it cannot be read."""
+    """Return the recorded ranges; none if the file is unreadable."""
     if not files.exists(_FILE):
         return {}
     file = files.open(_FILE, writable=False)

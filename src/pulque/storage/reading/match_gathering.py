@@ -1,8 +1,8 @@
-"""What is handed out of runs of batches: the matches, gathered, and as little else as pays.
+"""Gather the messages that match a filter into records to serve.
 
-The columns of all matches of a run are copied out in one step; what comes out of many runs becomes
-one gathered record. A batch of which most matches is handed out as it is, and so is one that is
-compressed, or that its producer packed so that it cannot be taken apart.
+The columns of all matches of a run are copied in one step; matches of many runs become
+one gathered record. A batch of which most messages match is served whole, and so is one that is
+compressed, or whose records cannot be split.
 """
 
 from dataclasses import dataclass, replace
@@ -19,12 +19,12 @@ from pulque.storage.reading.batch_runs import HEAD_SIZE, Bits, Marks, Numbers, R
 __all__ = ["Gathering", "Matches", "matches_of"]
 
 _MOST_BYTES = 1024 * 1024
-"""Of one gathered record."""
+"""The size of one gathered record."""
 _CREATED, _NAMED = int(Flag.CREATED), int(Flag.NAMED_PRODUCER)
 _SIZES = np.dtype("<u4")
 _TIMES = np.dtype("<i8")
 _EXTRA = 12
-"""What a gathered record has beside each message: its place, and when it was stored."""
+"""Bytes per message in a gathered record: its place and its store time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +33,15 @@ class Matches:
 
     run: Run
     which: Numbers
-    """Of which batch each is."""
+    """The batch of each."""
     index: Numbers
-    """Its place in there."""
+    """Its index in the batch."""
     sizes: Numbers
-    """Of its data."""
+    """The size of its data."""
     begins: Numbers
     """Where its data begins in the run."""
     is_whole: Marks
-    """Whether its batch is handed out as it is."""
+    """Whether its batch is served whole."""
 
     def __len__(self) -> int:
         return len(self.which)
@@ -53,7 +53,7 @@ class Matches:
 
     @property
     def costs(self) -> Numbers:
-        """About how many bytes each adds to what is handed out."""
+        """About how many bytes each adds to the answer."""
         is_first = np.ones(len(self), np.bool_)
         is_first[1:] = self.which[1:] != self.which[:-1]
         wholes = np.where(is_first, self.run.sizes[self.which], 0)
@@ -72,7 +72,7 @@ class Matches:
 
 
 def matches_of(run: Run, which: Numbers, index: Numbers) -> Matches:
-    """Say where in a run messages lie, and how they are handed out.
+    """Return where messages lie in a run, and how to serve them.
 
     Args:
         run: Has their batches.
@@ -118,10 +118,10 @@ class _Part(NamedTuple):
 
 
 class Gathering:
-    """Turns matches into what is handed out.
+    """Turns matches into records.
 
     Args:
-        seed: Of the partition.
+        seed: The CRC seed of the partition.
     """
 
     def __init__(self, seed: int) -> None:
@@ -129,7 +129,7 @@ class Gathering:
         self._buffers: list[Buffer] = []
         self._size = 0
         self._kind = (-1, -1)
-        """Flags and priority of those that are gathered and not packed yet."""
+        """Flags and priority of the messages that are gathered and not packed yet."""
         self._parts: list[_Part] = []
         self._count = 0
         self._open_size = 0
@@ -140,7 +140,7 @@ class Gathering:
         return self._size + self._open_size
 
     def add(self, matches: Matches) -> None:
-        """Add matches behind all others."""
+        """Append matches."""
         run, which = matches.run, matches.which
         kinds = run.flags[which] << 4 | run.priorities[which]
         kinds = np.where(matches.is_whole, -1 - which, kinds)
@@ -152,7 +152,7 @@ class Gathering:
                 self._gather(matches.part(start, end))
 
     def buffers(self) -> tuple[Buffer, ...]:
-        """Return all that was added."""
+        """Return the records of all added matches."""
         self._pack()
         return tuple(self._buffers)
 
@@ -182,7 +182,7 @@ class Gathering:
             self._open_size += len(part.data) + len(some) * (part.rows.shape[1] + _EXTRA)
 
     def _pack(self) -> None:
-        """Make a record of all that was gathered."""
+        """Pack the gathered messages into a record."""
         if not self._parts:
             return
         parts, self._parts = self._parts, []
@@ -242,7 +242,7 @@ def _rows(run: Run, which: Numbers, index: Numbers, flags: int) -> Rows:
 def _batch(
     rows: Rows, created: Numbers, data: bytes, flags: int, priority: int, seed: int
 ) -> bytes:
-    """Return a batch of messages that come from many: nobody produced it as such."""
+    """Return a batch of messages from many batches, without a producer identity."""
     out = (flags | _CREATED) & ~_NAMED
     layout, spots = layout_of(out), _spots(flags)
     columns = []
@@ -264,7 +264,7 @@ def _batch(
 
 @lru_cache(maxsize=1024)
 def _spots(flags: int) -> dict[str, tuple[int, int]]:
-    """Say where in a row each column is, and how wide it is."""
+    """Return offset and width of each column in a row."""
     spots, at = {}, 0
     for column in layout_of(flags).columns:
         spots[column.name] = at, column.width
@@ -274,7 +274,7 @@ def _spots(flags: int) -> dict[str, tuple[int, int]]:
 
 @lru_cache(maxsize=1024)
 def _columns_of(flags: int) -> tuple[Numbers, Numbers, Numbers]:
-    """Say where the bytes of a message's columns are.
+    """Return the places of the bytes of a message's columns.
 
     Returns:
         For each byte where it would be in the record if the batch were of no messages, and how

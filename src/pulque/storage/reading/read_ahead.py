@@ -1,9 +1,9 @@
-"""Stretches of the log in memory, one read ahead of whoever looks at them.
+"""Read the log in large blocks (*stretches*), one ahead of the search.
 
-What the page cache has is copied from there. The rest is read around it, straight into a buffer
-that is used again: a backlog that is looked through once would push out what others read, and to
-fill the cache and copy from it costs more than all the looking. A thread reads the next stretch
-meanwhile; reading lets the other threads work.
+Bytes in the page cache are copied from there. The rest is read with ``O_DIRECT`` into a reusable
+buffer: scanning a cold backlog once would evict the pages of other readers, and
+filling the cache and copying from it costs more than the scan. A thread reads the next stretch
+meanwhile; reading releases the interpreter lock.
 """
 
 from collections import deque
@@ -26,9 +26,9 @@ from pulque.storage.logs.segment import Segment
 __all__ = ["Feed", "Loaded", "Stretch"]
 
 _STRETCH_BYTES = 4 * 1024 * 1024
-"""Read at once, and looked at column by column: the more, the less each message costs."""
+"""Bytes to read at once: the more, the less each message costs."""
 _GAP_BYTES = 16 * 1024
-"""It is cheaper to read past so many bytes of others than to read twice."""
+"""Reading over a gap of so many bytes is cheaper than two reads."""
 _BUFFER_BYTES = _STRETCH_BYTES + 2 * READ_BLOCK
 _MOST_SPARE = 8
 _MOST_THREADS = 4
@@ -52,7 +52,7 @@ class Stretch(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """A stretch in memory. Its bytes are gone when the next one is asked for."""
+    """A stretch in memory. Its bytes are valid until the next one is requested."""
 
     stretch: Stretch
     data: memoryview
@@ -73,7 +73,7 @@ class Feed:
     def load(self, entries: Table, *, may_block: bool) -> Iterator[Loaded]:
         """Yield stretches that have these entries, one after the other.
 
-        What retention has removed meanwhile is left out.
+        Batches that retention has removed meanwhile are left out.
 
         Raises:
             WouldBlockError: Not ``may_block``, and the disk would have to be asked.
@@ -101,7 +101,7 @@ class Feed:
             executor.shutdown()
 
     def _begin(self, stretch: Stretch) -> "_Coming | None":
-        """Begin to read a stretch, if a thread is needed for that."""
+        """Start to read a stretch, if that needs a thread."""
         cached = self._cached(stretch)
         if cached is not None:
             return _Coming(lambda: cached)
@@ -176,7 +176,7 @@ class _Coming(NamedTuple):
     future: "Future[Loaded] | None" = None
 
     def forget(self, give_back: Callable[[Loaded], None]) -> None:
-        """Do without it; its buffer is used again once nobody writes to it."""
+        """Discard it; its buffer is reused once the read has ended."""
         if self.future is not None:
             self.future.add_done_callback(
                 lambda done: None if done.exception() else give_back(done.result())
@@ -184,9 +184,9 @@ class _Coming(NamedTuple):
 
 
 def _is_at_hand(stretch: Stretch, segment: Segment) -> bool:
-    """Say whether a stretch is in the page cache, by two bytes of it.
+    """Return whether a stretch is in the page cache, by two bytes of it.
 
-    Whoever asks has the system read what lies around, so they are not the same ones each time.
+    A probe makes the kernel read pages around it, so each probe uses other bytes.
     """
     place = stretch.offset - segment.base
     try:

@@ -1,7 +1,7 @@
-"""Reading records back: from memory where they are new, in one go where they are neighbours.
+"""Read records: from memory if they are new, adjacent ones with one call.
 
-Whatever comes from a file is verified before it is handed out: the envelope must say what the
-index says, and the batch must be as its producer sealed it.
+Records from a file are verified before they are served: the envelope must match the
+index, and the batch its producer's crc.
 """
 
 from typing import cast
@@ -20,7 +20,7 @@ __all__ = ["RecordReader", "cut_piece", "problem_with"]
 
 _WORTH_AN_ARRAY = 4096
 _CODEC_AT = 6
-"""Where the header of a batch names its codec."""
+"""The offset of the codec in a batch's header."""
 
 
 class RecordReader:
@@ -31,14 +31,14 @@ class RecordReader:
         self._damages = damages
 
     def read(self, partition: Partition, span: Span, *, may_block: bool = True) -> list[Buffer]:
-        """Return the records of a span, verified, as buffers that follow each other.
+        """Return the records of a span, verified, as consecutive buffers.
 
-        Damaged batches are reported and left out, if no other broker has a copy of them. May be
+        Damaged batches are reported and left out if no other broker has a copy of them. May be
         called from any thread.
 
         Raises:
             WouldBlockError: Not ``may_block``, and the disk would have to be asked.
-            CorruptionError: Some of it is damaged, and others have copies.
+            CorruptionError: Some batches are damaged, and other brokers have copies.
         """
         for hole in span.holes:
             self._damages.hole(partition, self._path_near(span), hole, may_block=may_block)
@@ -127,7 +127,7 @@ def _summable(batch: Buffer) -> bytes:
 def problem_with(
     envelope: Envelope | str, batch: Buffer, piece: Piece, partition: Partition
 ) -> str | None:
-    """Return in words what is wrong with a record that was read, or None."""
+    """Return a text that describes the damage of a record, or None."""
     if isinstance(envelope, str):
         return envelope
     entry = piece.entry

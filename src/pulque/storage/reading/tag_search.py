@@ -1,10 +1,10 @@
-"""Looking for messages by their tag bits, without opening records that cannot match.
+"""Search messages by their tag bits, without opening records that cannot match.
 
-First the union bits of whole batches are tested, for thousands of index entries at once. What is
-left is read run by run, and the tag bits of all messages of a run are tested at once. Bits can
-only say that a message may match: whoever reads the record compares the real strings.
+First the union bits of whole batches are tested, for thousands of index entries at once. The
+remaining batches are read run by run, and the tag bits of all messages of a run are tested
+together. Bits only show that a message may match: the client compares the real strings.
 
-A search is bounded: it says how far it looked, and whoever asked goes on from there later.
+A search is bounded: it returns how far it examined the log, and the caller continues from there.
 """
 
 from collections.abc import Sequence
@@ -27,18 +27,18 @@ __all__ = ["Budget", "Found", "Search", "TagTest"]
 
 _ENTRIES_AT_ONCE = 4096
 _WIDEST = 262_144
-"""Sequences between the first and the last message that are handed out together."""
+"""The most sequences between the first and the last message of one answer."""
 
 
 class TagTest:
-    """Says which tag bits may belong to wanted tags."""
+    """Tests which tag bits may belong to wanted tags."""
 
     def __init__(self, any_bits: Sequence[int], all_bits: int) -> None:
         self._any = [np.uint64(bits) for bits in any_bits]
         self._all = np.uint64(all_bits)
 
     def hits(self, bits: Bits) -> Marks:
-        """Say for each whether it may be wanted."""
+        """Return for each whether it may match."""
         found: Marks = (bits & self._all) == self._all
         if self._any:
             one = self._any[0]
@@ -50,7 +50,7 @@ class TagTest:
 
 
 class Budget(NamedTuple):
-    """How much a search may return, and how much it may do before it says how far it came."""
+    """How much a search may return, and how much work it may do."""
 
     messages: int
     """At most so many that may match."""
@@ -63,7 +63,7 @@ class Budget(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a search came upon: messages ``first_sequence..end``, of which some may match."""
+    """The result of a search: messages ``first_sequence..end``, of which some may match."""
 
     first_sequence: ConsumeSequence
     end: ConsumeSequence
@@ -81,7 +81,7 @@ class Found(NamedTuple):
 
 
 class Search:
-    """Looks through consume logs. May be used from any thread."""
+    """Searches consume logs. May be used from any thread."""
 
     def __init__(self, logs: ConsumeLogs, log: MessageLog, damages: Damages) -> None:
         self._logs = logs
@@ -105,7 +105,7 @@ class Search:
 
         Raises:
             WouldBlockError: Not ``may_block``, and the disk would have to be asked.
-            CorruptionError: Some of it is damaged, and other brokers have copies.
+            CorruptionError: Some batches are damaged, and other brokers have copies.
         """
         limit = partition.confirmed if end is None else min(end, partition.confirmed)
         at = ConsumeSequence(min(max(sequence, partition.start), limit))
@@ -127,7 +127,7 @@ class Search:
         *,
         may_block: bool,
     ) -> Found:
-        """Look from a place on, and return what was found."""
+        """Search from a sequence on, and return the result."""
         _, _, entries, size = budget
         while at < limit and entries > 0 and size > 0:
             table = self._logs.table(
@@ -179,7 +179,7 @@ class Search:
 
 
 class _Harvest:
-    """What a search has found so far, and how much room there is for more."""
+    """The matches of a search so far, and the room for more."""
 
     def __init__(
         self,
@@ -210,7 +210,7 @@ class _Harvest:
         )
 
     def take(self, run: Run, test: TagTest) -> bool:
-        """Take in the matches of some batches; say whether there is room for more."""
+        """Add the matches of some batches; return whether there is room for more."""
         matches = self._matches(run, test)
         if matches is None:
             return True

@@ -1,4 +1,4 @@
-"""Copies of the leader's checkpoints, of which a follower begins when it is made the leader."""
+"""Copies of the leader's checkpoints, from which a follower starts when it is elected."""
 
 from typing import NamedTuple
 
@@ -15,11 +15,11 @@ _KEPT = 2
 
 
 class Start(NamedTuple):
-    """Where a follower begins to look at its logs."""
+    """The point from which a follower examines its logs."""
 
     mark: Mark
     partitions: Partitions
-    """Those that exist by then."""
+    """The partitions that exist by then."""
 
 
 class CopiedCheckpoints:
@@ -29,7 +29,7 @@ class CopiedCheckpoints:
         self._files = files
         self._listener = listener
         self._marks: dict[int, Mark] = {}
-        """Of those whose marks were read."""
+        """The marks that were read."""
         self._numbers: list[int] = []
         self._hidden: list[int] = []
         for name in files.list(CHECKPOINTS):
@@ -45,7 +45,7 @@ class CopiedCheckpoints:
         return self._numbers[-1] if self._numbers else 0
 
     def start(self) -> Start | None:
-        """Return where the newest one that is whole leads to; those that are not are removed."""
+        """Return the start of the newest intact checkpoint; remove damaged ones."""
         while self._numbers:
             path = checkpoint_path(self.newest)
             found = read_checkpoint(self._files, path)
@@ -61,10 +61,10 @@ class CopiedCheckpoints:
         return None
 
     def put(self, number: int, data: bytes, mark: Mark) -> None:
-        """Write a checkpoint that was looked at, durably; the last two are kept.
+        """Write a verified checkpoint durably; keep the last two.
 
         Raises:
-            StorageError: There is none of that number, or the one that was.
+            StorageError: The write failed; an old checkpoint of that number may remain.
         """
         replace(self._files, checkpoint_path(number), [data])
         self._files.sync_directory(CHECKPOINTS)
@@ -77,7 +77,7 @@ class CopiedCheckpoints:
         self._listener.checkpoint_written(checkpoint_path(number), len(data))
 
     def hide_beyond(self, messages: int, actions: int) -> None:
-        """Go on as if those were gone that reach further than the logs will."""
+        """Ignore checkpoints that reach beyond the logs."""
         reach = {number: self._mark_of(number) for number in self._numbers}
         beyond = [
             number
@@ -87,11 +87,11 @@ class CopiedCheckpoints:
         self._hide(beyond)
 
     def hide_all(self) -> None:
-        """Go on as if there were none."""
+        """Ignore all checkpoints."""
         self._hide(list(self._numbers))
 
     def carry_out(self) -> None:
-        """Remove what is hidden, durably."""
+        """Remove hidden checkpoints durably."""
         if self._hidden:
             for number in self._hidden:
                 self._files.remove(checkpoint_path(number))
@@ -99,7 +99,7 @@ class CopiedCheckpoints:
             self._files.sync_directory(CHECKPOINTS)
 
     def unneeded_actions(self) -> int:
-        """Return up to where no checkpoint needs the action log, should the newest be damaged."""
+        """Return up to where neither of the two checkpoints needs the action log."""
         marks = [self._mark_of(number) for number in self._numbers]
         found = [mark.action_offset for mark in marks if mark is not None]
         return min(found) if len(found) == _KEPT else 0
@@ -109,7 +109,7 @@ class CopiedCheckpoints:
         return found is None or found.message_offset <= mark.message_offset
 
     def _mark_of(self, number: int) -> Mark | None:
-        """Return where a checkpoint leads to; None if it is not whole."""
+        """Return the mark of a checkpoint; None if it is damaged."""
         if number not in self._marks:
             found = read_checkpoint(self._files, checkpoint_path(number))
             try:
@@ -139,10 +139,10 @@ class CopiedCheckpoints:
 
 
 def read_mark(number: int, data: bytes) -> Mark:
-    """Return where a checkpoint leads to, after a look at all of it.
+    """Verify a checkpoint, and return its mark.
 
     Raises:
-        CorruptionError: It is not what was written.
+        CorruptionError: The checkpoint is damaged.
     """
     found = decode_checkpoint(data)
     try:

@@ -1,6 +1,6 @@
 """One log of a follower: segments of the same names and bytes as the leader's.
 
-What lies in it was checked before. Appends and cuts come from one thread; a sync runs in
+Its bytes were checked before. Appends and cuts come from one thread; a sync runs in
 another one meanwhile, as with the logs of an engine.
 """
 
@@ -16,7 +16,7 @@ from pulque.storage.logs.segment import Segment
 __all__ = ["CopiedLog"]
 
 _BESIDE = ("index", "keys", "open")
-"""What is made from a segment, and lies beside it."""
+"""The endings of files that are derived from a segment."""
 
 
 class CopiedLog:
@@ -37,7 +37,7 @@ class CopiedLog:
         self._names_changed = 1
         self._names_synced = 0
         self._cut_at = 0
-        """The count of changed names at the last cut: a sync that began before means nothing."""
+        """The count of changed names at the last cut: a sync that began before does not count."""
         self._has_hidden = False
         self._hidden: list[Segment] = []
         self._lost = 0
@@ -48,10 +48,10 @@ class CopiedLog:
         return self.segments[0].base if self.segments else self.end
 
     def begins_segment(self, base: int, offset: int) -> bool:
-        """Say whether bytes of the leader's begin a new segment here.
+        """Return whether bytes of the leader's begin a new segment here.
 
         Raises:
-            UsageError: They do not follow what is here.
+            UsageError: They do not follow the log.
         """
         if self.segments and base == self.segments[-1].base:
             follows = offset == self.end
@@ -72,7 +72,7 @@ class CopiedLog:
         """Append whole records to the open segment.
 
         Raises:
-            StorageError: The log is as it was.
+            StorageError: The log is unchanged.
         """
         segment = self.segments[-1]
         at = segment.end - segment.base
@@ -88,7 +88,7 @@ class CopiedLog:
         """Begin a new segment with whole records.
 
         Raises:
-            StorageError: The log is as it was.
+            StorageError: The log is unchanged.
         """
         path = f"{self._directory}/{base:020d}.log"
         file = self._files.open(path, create=True)
@@ -104,10 +104,10 @@ class CopiedLog:
         self._names_changed += 1
 
     def hide(self, offset: int) -> None:
-        """Go on as if everything at or behind an offset were gone; ``carry_out`` removes it.
+        """Ignore everything from an offset on; ``carry_out`` removes it.
 
-        A file that would be left empty goes as well. Of the action log, the first one stays: it
-        says that the log reaches this far.
+        A file that would be empty is removed, too. Of the action log, the first one stays: it
+        shows that the log reaches this far.
         """
         before = self.segments
         kept = [each for each in before if each.base < offset]
@@ -117,7 +117,7 @@ class CopiedLog:
             self._hide(kept, offset)
 
     def hide_all(self) -> None:
-        """Go on as if nothing were here; ``carry_out`` removes it."""
+        """Ignore the whole log; ``carry_out`` removes it."""
         self._hide([], self.end)
 
     def _hide(self, kept: list[Segment], end: int) -> None:
@@ -133,7 +133,7 @@ class CopiedLog:
         self._has_hidden = True
 
     def carry_out(self) -> None:
-        """Remove what is hidden, durably."""
+        """Remove hidden bytes durably."""
         if not self._has_hidden:
             return
         for segment in reversed(self._hidden):
@@ -149,7 +149,7 @@ class CopiedLog:
         self._hidden, self._lost, self._has_hidden = [], 0, False
 
     def sync_steps(self) -> list[Callable[[], None]]:
-        """Return what makes all records durable: files in order, and names after contents."""
+        """Return functions that make all records durable: files in order, names after contents."""
         steps: list[Callable[[], None]] = [
             segment.file.sync for segment in self.segments if segment.end > self.synced
         ]
@@ -159,18 +159,18 @@ class CopiedLog:
 
     @property
     def sync_point(self) -> tuple[int, int]:
-        """What ``finish_sync`` wants to be told."""
+        """The argument for ``finish_sync``."""
         return self.end, self._names_changed
 
     def finish_sync(self, point: tuple[int, int]) -> None:
-        """Take note that the log is durable up to the point."""
+        """Record that the log is durable up to the point."""
         end, names = point
         if names >= self._cut_at:
             self.synced = max(self.synced, end)
             self._names_synced = max(self._names_synced, names)
 
     def forget_first(self) -> Segment:
-        """Let go of the oldest segment; its files are the caller's to remove."""
+        """Drop the oldest segment; the caller removes its files."""
         segment = self.segments[0]
         # Not closed: a sync in another thread may be at work on it.
         self.segments = self.segments[1:]
@@ -178,7 +178,7 @@ class CopiedLog:
         return segment
 
     def remove_beside(self, segment: Segment) -> None:
-        """Remove what was made from a segment, durably."""
+        """Remove the derived files of a segment durably."""
         self._remove(segment, *_BESIDE)
         self._files.sync_directory(self._directory)
 
@@ -206,7 +206,7 @@ class CopiedLog:
         return found
 
     def _remove(self, segment: Segment, *suffixes: str) -> None:
-        """Remove files of a segment: what is made from it would be taken for the next one's."""
+        """Remove a segment with its derived files, which would be taken for the next one's."""
         stem = segment.path.removesuffix("log")
         for suffix in suffixes:
             if self._files.exists(stem + suffix):

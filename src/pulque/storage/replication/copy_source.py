@@ -68,7 +68,7 @@ class Copyable:
         """Return a checkpoint's size and a part of it; may be called from any thread.
 
         Raises:
-            PositionLostError: It is gone.
+            PositionLostError: The checkpoint was removed.
         """
         return _part_of_checkpoint(self._files, number, offset, max_bytes)
 

@@ -1,7 +1,7 @@
-"""Which leadership of its group a broker was told of last, and how much of its log was confirmed.
+"""The last known leadership of a broker's group, and the confirmed end of its log.
 
-By the version the meta servers know that their database is older than what they said before. By
-the rest the broker itself knows a leader of another history: one that lacks what was confirmed,
+From its version the meta servers detect that their database is older than what they said before.
+From the rest the broker detects a leader of another history: one that lacks confirmed messages,
 or has the epoch of another leader. It is a lower bound, so it need not survive a power cut.
 """
 
@@ -16,19 +16,19 @@ _FILE = "told.json"
 
 
 class Told(NamedTuple):
-    """What a broker knows of its group from before its start."""
+    """What a broker knew of its group before its start."""
 
     version: int = 0
-    """Of the leadership that it was told of last."""
+    """The version of the last known leadership."""
     epoch: int = 0
     token: str = ""
-    """Of the process that led in that epoch."""
+    """The token of the process that led in that epoch."""
     confirmed: int = 0
-    """How much of the message log was confirmed."""
+    """The confirmed end of the message log."""
 
 
 def read_told(files: FileSystem) -> Told:
-    """Return what is written down; nothing, if it cannot be read."""
+    """Return the recorded state; an empty one if the file is unreadable."""
     if not files.exists(_FILE):
         return Told()
     file = files.open(_FILE, writable=False)
@@ -45,9 +45,9 @@ def read_told(files: FileSystem) -> Told:
 
 
 def write_told(files: FileSystem, told: Told) -> None:
-    """Write down what a broker was told.
+    """Record the state.
 
     Raises:
-        StorageError: It is as it was.
+        StorageError: The write failed; the file is unchanged.
     """
     replace(files, _FILE, [json.dumps(told._asdict()).encode()], is_synced=False)

@@ -1,6 +1,6 @@
-"""Where the logs were when each leadership of the broker group began.
+"""The ends of the logs when each leadership of the broker group began.
 
-Two brokers that compare their lists know up to where their logs are the same. So a new entry is
+By comparing these lists, two brokers find up to where their logs are the same. So a new entry is
 durable before anything is written under its epoch.
 """
 
@@ -23,10 +23,10 @@ _ALONE = EpochStart(Epoch(0), MessageOffset(0), ActionOffset(0))
 
 
 def read_epochs(files: FileSystem) -> tuple[EpochStart, ...]:
-    """Return the epochs that a directory has seen, the oldest first; none if it is empty.
+    """Return the recorded epochs of a directory, the oldest first; none if it is empty.
 
     Raises:
-        DataDirectoryError: They cannot be read.
+        DataDirectoryError: The file cannot be read.
     """
     if not files.exists(_FILE):
         # Without the file, whatever is here was written by a broker that stood alone.
@@ -41,12 +41,12 @@ def read_epochs(files: FileSystem) -> tuple[EpochStart, ...]:
 
 
 def has_followed(files: FileSystem) -> bool:
-    """Say whether somebody else led in the last epoch that a directory has seen.
+    """Return whether another broker led in the last recorded epoch.
 
-    Then its process may have promised a leader not to lead for a while.
+    Then this broker may have promised that leader not to lead for a while.
 
     Raises:
-        DataDirectoryError: That cannot be read.
+        DataDirectoryError: The file cannot be read.
     """
     epochs = read_epochs(files)
     if not epochs or epochs[-1].epoch == _ALONE.epoch:
@@ -55,7 +55,7 @@ def has_followed(files: FileSystem) -> bool:
 
 
 def write_epochs(files: FileSystem, epochs: tuple[EpochStart, ...], *, led: int = 0) -> None:
-    """Write down the epochs that a directory has seen, durably.
+    """Record the epochs of a directory durably.
 
     Args:
         files: The directory.
@@ -63,7 +63,7 @@ def write_epochs(files: FileSystem, epochs: tuple[EpochStart, ...], *, led: int 
         led: The last one, if this directory leads in it.
 
     Raises:
-        StorageError: They are as they were.
+        StorageError: The write failed; the file is unchanged.
     """
     crc = _crc_of(epochs, led)
     values = {"epochs": [list(each) for each in epochs], "led": led, "crc": crc}
@@ -74,13 +74,13 @@ def write_epochs(files: FileSystem, epochs: tuple[EpochStart, ...], *, led: int 
 def begin_epoch(
     files: FileSystem, epoch: Epoch, messages: MessageOffset, actions: ActionOffset
 ) -> tuple[EpochStart, ...]:
-    """Write down that a leadership begins where the logs end, durably; return all epochs.
+    """Record durably that a leadership begins at the ends of the logs; return all epochs.
 
-    Epochs that began behind the ends of both logs go: this directory has nothing of them.
+    Epochs that began beyond the ends of both logs are dropped: this directory has nothing of them.
 
     Raises:
         UsageError: The epoch is not higher than all before.
-        StorageError: They are as they were.
+        StorageError: The write failed; the file is unchanged.
     """
     known = read_epochs(files)
     if known and epoch <= known[-1].epoch:

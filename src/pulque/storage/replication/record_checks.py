@@ -1,6 +1,6 @@
-"""Checks records of a log before a follower keeps them, and finds those that are damaged.
+"""Verify records of a log before a follower stores them, and find damaged ones.
 
-Each record costs the same few steps, whatever lies around it.
+Each record costs a constant number of steps, whatever the other bytes.
 """
 
 from collections.abc import Iterable, Iterator
@@ -24,27 +24,27 @@ _FACT_HEAD = Struct("<II")
 
 
 class Whole(NamedTuple):
-    """What of some bytes of the message log is whole records, all of them as they were written."""
+    """The complete, intact records in some bytes of the message log."""
 
     size: int
     seeds: dict[int, int]
-    """Of the partitions that their tables tell of, by id."""
+    """The CRC seeds of the partitions in their tables, by id."""
 
 
 class BadRange(NamedTuple):
-    """Bytes of the message log that are not what was written."""
+    """Damaged bytes of the message log."""
 
     offset: int
     end: int
-    """Where the next whole record begins, or its segment ends."""
+    """Where the next intact record begins, or the segment ends."""
 
 
 class MessageCheck:
-    """Checks records of the message log, one behind the other.
+    """Checks consecutive records of the message log.
 
     Args:
-        forgets: Whether a new segment's table says all; else records of earlier ones are checked,
-            too.
+        forgets: Whether a new segment's table replaces all known partitions; else records of
+            earlier segments are checked, too.
     """
 
     def __init__(self, *, forgets: bool = True) -> None:
@@ -52,16 +52,16 @@ class MessageCheck:
         self._forgets = forgets
 
     def begin(self, partitions: Iterable[Partition]) -> None:
-        """Take note of the partitions that records may be of."""
+        """Set the partitions that records may belong to."""
         self._seeds = {partition.id: partition.seed for partition in partitions}
 
     def whole(self, data: bytes, base: int, offset: int) -> Whole:
-        """Look at bytes that lie at ``offset``, in the segment that begins at ``base``.
+        """Check bytes at ``offset``, in the segment that begins at ``base``.
 
-        A record that is not complete is left out. What the tables say counts once it is kept.
+        An incomplete record is left out. Tables take effect with ``keep``.
 
         Raises:
-            CorruptionError: A record is not what was written.
+            CorruptionError: A record is damaged.
         """
         seeds: dict[int, int] = {}
         at = 0
@@ -80,15 +80,15 @@ class MessageCheck:
         return Whole(at, seeds)
 
     def keep(self, whole: Whole, *, is_new: bool) -> None:
-        """Take note of what the tables said; a new segment's says all."""
+        """Apply the tables; that of a new segment is complete."""
         if is_new and self._forgets:
             self._seeds = {}
         self._seeds.update(whole.seeds)
 
     def bad_ranges(self, segments: list[Segment], start: int) -> Iterator[BadRange]:
-        """Yield where the log is not whole from ``start`` on; before it, only seams count.
+        """Yield the damaged ranges from ``start`` on; before it, only gaps between segments.
 
-        Where a segment is missing or short, the range reaches to the end of the log.
+        If a segment is missing or short, the range reaches to the end of the log.
         """
         expected = segments[0].base if segments else 0
         tail: BadRange | None = None
@@ -134,7 +134,7 @@ class MessageCheck:
     def _problem_of(
         self, envelope: Envelope, content: bytes, base: int, offset: int, seeds: dict[int, int]
     ) -> str:
-        """Return what is wrong with a record, if anything; a table is added to ``seeds``."""
+        """Return a text if a record is damaged; add a table to ``seeds``."""
         if envelope.offset != offset:
             return f"a record of offset {envelope.offset} lies here"
         if envelope.type is RecordType.PARTITION_TABLE:
@@ -160,10 +160,10 @@ def _problem_of_batch(envelope: Envelope, batch: bytes, seed: int) -> str:
 
 
 def whole_actions(data: bytes, base: int, offset: int) -> int:
-    """Return how much of some bytes of the action log is whole records.
+    """Return how many of some bytes of the action log are complete records.
 
     Raises:
-        CorruptionError: A record is not what was written.
+        CorruptionError: A record is damaged.
     """
     at = 0
     while len(data) - at >= _FACT_HEAD.size:
@@ -179,9 +179,9 @@ def whole_actions(data: bytes, base: int, offset: int) -> int:
 
 
 def first_bad_action(segments: list[Segment], start: int, known: int) -> int | None:
-    """Return where the action log is not whole from ``start`` on.
+    """Return the first damaged offset of the action log from ``start`` on.
 
-    A hole is the leader's own if all behind it was on disk once: it was copied like that.
+    A hole with durable records after it is the leader's own: it was copied like that.
     """
     expected = segments[0].base if segments else 0
     for segment in segments:

@@ -1,19 +1,19 @@
 """The logs of a follower: copies of its leader's, byte for byte.
 
-A follower keeps no state of consumption; it checks what it is sent, writes it at the same
-offsets into segments of the same names, and holds copies of the leader's checkpoints. When it is
-made the leader, an engine opens the same directory and recovers, as after any restart.
+A follower has no state of consumption; it verifies received bytes, writes them at the same
+offsets into segments of the same names, and stores copies of the leader's checkpoints. When it is
+elected, an engine opens the same directory and recovers, as after any restart.
 
-Opening judges what is there. Other than an engine's recovery, it cuts at the first damage behind
-what is known to have been on disk, whatever the records say: how far the log was on disk when they
-were written is the *leader's* disk. What is cut is copied again. But a directory that was known to
-have had more is not whole until it has as much again: it must not be made the leader meanwhile.
-Its files are left alone until a leader says how to go on.
+Opening checks the files. Unlike an engine's recovery, it cuts at the first damage beyond the known
+durable end, whatever the marks in the records say: these describe the *leader's* disk.
+The cut bytes are copied again. But a directory that is known to have had more is not whole until
+it has as much again: it must not be elected meanwhile.
+Its files are left alone until a leader says how to continue.
 
-Messages that had been on disk and are damaged now are not cut away together with what lies behind
-them: perhaps nobody else has that. Only the damaged ranges are copied again, over what is there.
+Damage in durable messages does not cut away the messages after it: perhaps no other broker has
+those. Only the damaged ranges are copied again, in place.
 
-All methods belong to one thread. Work that waits for the disk is handed out as a job.
+Call all methods from one thread. Work that waits for the disk is a job.
 """
 
 from collections.abc import Iterator
@@ -65,9 +65,9 @@ class ReplicaLogs:
         for directory in DIRECTORIES:
             files.make_directory(directory)
         self.start_count: StartCount = self.identity.count_start(files)
-        """How often this directory was opened, this time included."""
+        """The number of starts on this directory, this one included."""
         self.epochs = read_epochs(files)
-        """Where the logs were when each leadership began; the oldest first."""
+        """The ends of the logs when each leadership began; the oldest first."""
         self._checkpoints = CopiedCheckpoints(files, listener)
         self._check = MessageCheck()
         self._messages = CopiedLog(files, MESSAGES, listener)
@@ -80,21 +80,21 @@ class ReplicaLogs:
         self._indexing: Segment | None = None
         self._known = read_known(files)
         self._has_hidden = True
-        """Whether something may be here that counts as gone."""
+        """Whether some bytes may be hidden."""
         self._mending = MessageCheck()
         self.has_holes = False
-        """Whether messages that had been on disk are damaged, and others lie behind them."""
+        """Whether durable messages are damaged, with others after them."""
         self._judge()
 
     def has_room(self) -> bool:
-        """Look whether a leader on this disk would take messages, and not only for a moment."""
+        """Return whether a leader on this disk would have lasting room for messages."""
         return self._files.free_bytes() >= self._room_needed
 
     # -- what is here ------------------------------------------------------------------------
 
     @property
     def is_whole(self) -> bool:
-        """Whether all is here that is known to have been on disk once."""
+        """Whether everything that was known to be durable is still here."""
         return (
             not self.has_holes
             and self.message_end >= self._known.messages
@@ -103,7 +103,7 @@ class ReplicaLogs:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there are no messages, and so nothing to build on."""
+        """Whether there are no messages."""
         return not self._messages.segments
 
     @property
@@ -133,28 +133,28 @@ class ReplicaLogs:
 
     @property
     def checkpoint(self) -> int:
-        """The number of the newest checkpoint that can be used, 0 if there is none."""
+        """The number of the newest usable checkpoint, 0 if there is none."""
         return self._checkpoints.newest
 
     # -- copying -----------------------------------------------------------------------------
 
     def take_epochs(self, epochs: tuple[EpochStart, ...]) -> None:
-        """Write down the leader's epochs, durably."""
+        """Record the leader's epochs durably."""
         write_epochs(self._files, epochs)
         self.epochs = epochs
 
     def append_messages(self, base: int, offset: int, data: Buffer) -> None:
-        """Append bytes of the leader's message log; a record that is not complete is left out.
+        """Append bytes of the leader's message log, without an incomplete last record.
 
         Args:
-            base: The segment that they lie in.
+            base: The base of their segment.
             offset: Where they begin: the end of the log, or the beginning of a first segment.
             data: The bytes.
 
         Raises:
-            CorruptionError: A record is not what was written; nothing is kept.
-            UsageError: They do not follow what is here.
-            StorageError: The log is as it was.
+            CorruptionError: A record is damaged; nothing is stored.
+            UsageError: The bytes do not follow the log.
+            StorageError: The log is unchanged.
         """
         self._health.check()
         log, content = self._messages, bytes(data)
@@ -171,17 +171,17 @@ class ReplicaLogs:
         self._check.keep(whole, is_new=is_new)
 
     def append_actions(self, base: int, offset: int, data: Buffer) -> None:
-        """Append bytes of the leader's action log; a record that is not complete is left out.
+        """Append bytes of the leader's action log, without an incomplete last record.
 
         Args:
-            base: The segment that they lie in.
+            base: The base of their segment.
             offset: Where they begin; behind the end of the log if the leader's has a hole.
             data: The bytes.
 
         Raises:
-            CorruptionError: A record is not what was written; nothing is kept.
-            UsageError: They do not follow what is here.
-            StorageError: The log is as it was.
+            CorruptionError: A record is damaged; nothing is stored.
+            UsageError: The bytes do not follow the log.
+            StorageError: The log is unchanged.
         """
         self._health.check()
         log, content = self._actions, bytes(data)
@@ -196,7 +196,7 @@ class ReplicaLogs:
                 log.start_segment(base, memoryview(content)[:size])
 
     def cut(self, messages: int, actions: int) -> None:
-        """Drop everything at or behind these offsets, durably: it was never confirmed."""
+        """Drop everything from these offsets on, durably: it was never confirmed."""
         self._health.check()
         ends = (min(messages, self.message_end), min(actions, self.action_end))
         self._lower_known(*ends)
@@ -224,14 +224,14 @@ class ReplicaLogs:
     # -- mending -----------------------------------------------------------------------------
 
     def find_damage(self) -> list[BadRange]:
-        """Return where the message log is damaged; all of it is read. From any thread."""
+        """Read the whole message log; return its damaged ranges. From any thread."""
         check = MessageCheck(forgets=False)
         found = list(check.bad_ranges(self._messages.segments, 0))
         self._mending = check
         return found
 
     def drop_damaged_actions(self) -> None:
-        """Cut the action log where it is damaged first, durably; it is copied again from there."""
+        """Cut the action log at its first damage, durably; it is copied again from there."""
         self._health.check()
         bad = first_bad_action(self._actions.segments, self._actions.begin, self._known.actions)
         if bad is not None:
@@ -244,7 +244,7 @@ class ReplicaLogs:
             self._carry_out()
 
     def drop_indexes(self) -> None:
-        """Have all indexes made again."""
+        """Drop all indexes; they are rebuilt."""
         for segment in self._messages.segments[:-1]:
             with self._noting():
                 self._messages.remove_beside(segment)
@@ -252,24 +252,24 @@ class ReplicaLogs:
         self._indexing = None
 
     def segment_end(self, offset: int) -> int:
-        """Return where the segment of messages ends that an offset lies in; 0 if none does."""
+        """Return the end of the message segment with an offset; 0 if there is none."""
         segments = self._messages.segments
         return next((each.end for each in segments if each.base <= offset < each.end), 0)
 
     def mend(self, base: int, offset: int, data: Buffer) -> int:
-        """Write the leader's bytes over damaged ones, durably; return where they end.
+        """Overwrite damaged bytes with the leader's, durably; return where they end.
 
-        A power cut meanwhile leaves what was damaged damaged. A record that is not complete, and
-        what the segment here does not reach, is left out. It waits for the disk.
+        After a power cut meanwhile, damaged bytes are still damaged. An incomplete record is left
+        out, and so are bytes beyond the end of the segment here. Waits for the disk.
 
         Args:
-            base: The segment that they lie in.
+            base: The base of their segment.
             offset: Where they begin.
             data: The bytes.
 
         Raises:
-            CorruptionError: A record is not what was written either; nothing is changed.
-            UsageError: There is no such segment here, or no whole record.
+            CorruptionError: A received record is damaged, too; nothing is changed.
+            UsageError: There is no such segment here, or no complete record.
             StorageError: The disk failed.
         """
         self._health.check()
@@ -293,13 +293,13 @@ class ReplicaLogs:
     # -- syncing -----------------------------------------------------------------------------
 
     def begin_sync(self) -> SyncJob | None:
-        """Return the work that makes all records durable, messages before the facts of them."""
+        """Return a job that makes all records durable, messages before their facts."""
         self._health.check()
         steps = self._messages.sync_steps() + self._actions.sync_steps()
         return SyncJob(self._health, steps, self._sync_point()) if steps else None
 
     def finish_sync(self, job: SyncJob) -> None:
-        """Take note of a sync that ran."""
+        """Record a finished sync."""
         if not job.is_done:
             raise UsageError("the sync has not run to its end, so it means nothing")
         messages, actions = job.point
@@ -308,7 +308,7 @@ class ReplicaLogs:
             self._actions.finish_sync(actions)
 
     def note_synced(self) -> None:
-        """Write down how much is on disk, for the next start to judge by."""
+        """Record the durable ends, for the check at the next start."""
         known = self._known.joined(self.message_synced, self.action_synced)
         # It is only a lower bound: on a full disk the old one serves.
         with suppress(StorageFullError):
@@ -317,7 +317,7 @@ class ReplicaLogs:
                 self._known = known
 
     def settle_known(self) -> None:
-        """Take in that all is here that the leader has: what was here beyond it is of no account.
+        """Record that this directory has all that the leader has; more than that does not count.
 
         It was never confirmed, or the leader would have it.
         """
@@ -330,14 +330,14 @@ class ReplicaLogs:
     # -- checkpoints and segments ------------------------------------------------------------
 
     def put_checkpoint(self, number: int, data: Buffer) -> None:
-        """Keep a checkpoint of the leader, durably; what only older ones needed goes.
+        """Store a checkpoint of the leader durably; remove files that only older ones needed.
 
-        Both logs are synced up to it first. It waits for the disk.
+        Syncs both logs up to it first. Waits for the disk.
 
         Raises:
-            CorruptionError: It is not what was written.
-            UsageError: The logs do not reach to it, or begin behind it.
-            StorageError: It could not be written.
+            CorruptionError: The checkpoint is damaged.
+            UsageError: The logs do not reach to it, or begin after it.
+            StorageError: The checkpoint could not be written.
         """
         self._health.check()
         mark = read_mark(number, bytes(data))
@@ -371,7 +371,7 @@ class ReplicaLogs:
             RemovalJob(self._files, segment, following, nothing).run()
 
     def begin_index(self) -> IndexJob | None:
-        """Return the work of indexing a sealed segment, if there is one without index."""
+        """Return a job that indexes a sealed segment, if one has no index."""
         for segment in self._messages.segments[:-1]:
             if segment.base in self._unindexed:
                 self._indexing = segment
@@ -380,7 +380,7 @@ class ReplicaLogs:
         return None
 
     def finish_index(self, job: IndexJob) -> None:
-        """Take note of an index that was written."""
+        """Record a written index."""
         if job.segment is self._indexing:
             self._unindexed.discard(job.segment.base)
             return
@@ -397,7 +397,7 @@ class ReplicaLogs:
     # -- judging -----------------------------------------------------------------------------
 
     def _judge(self) -> None:
-        """Hide what follows the first damage, and checkpoints that the logs do not reach to."""
+        """Hide bytes after the first damage, and checkpoints beyond the ends of the logs."""
         start = self._checkpoints.start()
         if start is not None:
             mark = start.mark
@@ -455,7 +455,7 @@ class ReplicaLogs:
             self._listener.segment_sealed(sealed.path, sealed.end - sealed.base)
 
     def _carry_out(self) -> None:
-        """Remove what is hidden, durably."""
+        """Remove hidden bytes durably."""
         if not self._has_hidden:
             return
         self._has_hidden, self._indexing = False, None
@@ -469,9 +469,9 @@ class ReplicaLogs:
         self._unindexed |= {segment.base for segment in segments[-1:]}
 
     def _lower_known(self, messages: int, actions: int) -> None:
-        """Forget what the leader says was never confirmed.
+        """Lower the known durable ends to what the leader says was confirmed.
 
-        A log that has lost something stays bound to it: where it is cut, it had lost that before.
+        A log that has lost bytes keeps its end: the cut does not restore them.
         """
         known = self._known
         if known.messages <= self.message_end:
@@ -496,7 +496,7 @@ class ReplicaLogs:
 
     @contextmanager
     def _noting(self) -> Iterator[None]:
-        """Take note of a disk that failed: that is final."""
+        """Record disk failures, which are final."""
         try:
             yield
         except StorageError as problem:

@@ -1,8 +1,8 @@
-"""How much of its logs a directory is known to have had on disk.
+"""The known durable ends of a directory's logs.
 
-It is a lower bound, by which a follower that is started again knows whether it lost what it had
-confirmed. So it need not be new, and it need not survive a power cut; but it must not be made
-lower because something was lost.
+They are a lower bound, from which a restarted follower detects whether it lost confirmed bytes.
+So they need not be recent, and need not survive a power cut; but a loss of bytes must not
+lower them.
 """
 
 import json
@@ -24,12 +24,12 @@ class Known(NamedTuple):
     actions: int = 0
 
     def joined(self, messages: int, actions: int) -> "Known":
-        """Return what is known with other offsets that were on disk."""
+        """Return the larger of these and other durable offsets."""
         return Known(max(self.messages, messages), max(self.actions, actions))
 
 
 def read_known(files: FileSystem) -> Known:
-    """Return what is written down; nothing, if it cannot be read."""
+    """Return the recorded ends; 0 if the file is unreadable."""
     if not files.exists(_FILE):
         return Known()
     file = files.open(_FILE, writable=False)
@@ -46,10 +46,10 @@ def read_known(files: FileSystem) -> Known:
 
 
 def write_known(files: FileSystem, known: Known, *, is_durable: bool) -> None:
-    """Write down what is known.
+    """Record the ends.
 
     Raises:
-        StorageError: It is as it was.
+        StorageError: The write failed; the file is unchanged.
     """
     values = {
         "message_synced": known.messages,

@@ -1,14 +1,14 @@
-"""The dispatch logs of a delay server: what of each tick was sent, is being sent, or never is.
+"""The dispatch logs of a delay server: which messages were sent, cancelled or moved.
 
-Each tick that anything was done to has one file beside its schedule log. It holds no messages,
+Each tick with such messages has one file beside its schedule log. It contains no messages,
 only the *places* of messages in the schedule log: the offset of an entry and the index in it::
 
     magic "DD" | version u8 | kind u8 | size u32 | … | crc u32
 
-A batch that goes to a broker is written down before it is sent for the first time: its number,
-which the broker stores once, whom it goes to, and what is in it. After the broker accepted it that
-is written down too. So a delay server that stopped in between sends the same batch to the same
-broker again, and nobody gets a message twice.
+Before a batch is sent to a broker for the first time, its *intent* is recorded: the number under
+which the broker deduplicates it, the broker, and the messages. After the broker accepted it, that
+is recorded, too. So a delay server that stopped in between sends the same batch to the same
+broker again, and no message is delivered twice.
 """
 
 from collections.abc import Iterable
@@ -43,10 +43,10 @@ _INTENT = Struct("<QQQHHI")
 _NOTE = Struct("<QI")
 _RUN = np.dtype([("place", "<u8"), ("length", "<u4")])
 Runs = npt.NDArray[Any]
-"""Messages that follow each other in one entry of the schedule log, as often as need be.
+"""Runs of consecutive messages in one entry of the schedule log.
 
-The *place* of the first is the offset of its entry and its index there; the *length* is how many
-there are. There may be a run for each of a million messages: they are never taken apart.
+The *place* of the first message is the offset of its entry and its index there; the *length* is
+the number of messages. There may be a million runs: they are processed as arrays.
 """
 _MAGIC = b"DD"
 _VERSION = 1
@@ -54,18 +54,18 @@ _LARGEST = 16 * 1024 * 1024
 
 
 class Kind(IntEnum):
-    """What a record says."""
+    """The kind of a record."""
 
     INTENT = 1
-    """A batch is going to a broker."""
+    """A batch is being sent to a broker."""
     DONE = 2
-    """It was accepted."""
+    """The broker accepted the batch."""
     ABANDONED = 3
-    """It was not stored there and never will be: its messages go another way."""
+    """The broker did not store the batch and never will: its messages go to another one."""
     CANCELLED = 4
     """Messages were cancelled."""
     MOVED = 5
-    """Messages were moved to another time, which the message log has."""
+    """Messages were rescheduled; the message log has the new time."""
 
 
 def runs_from(places: Iterable[int], lengths: Iterable[int] | int = 1) -> Runs:
@@ -78,32 +78,32 @@ def runs_from(places: Iterable[int], lengths: Iterable[int] | int = 1) -> Runs:
 
 
 def joined_runs(several: Iterable[Runs]) -> Runs:
-    """Return the runs of several in a row."""
+    """Concatenate runs."""
     return np.concatenate([np.empty(0, _RUN), *several])
 
 
 class Intent(NamedTuple):
-    """A batch that goes, or went, to a broker."""
+    """A batch that is being sent, or was sent, to a broker."""
 
     number: int
-    """Counts in this log."""
+    """The number of the batch in this log."""
     sequence: int
-    """What the broker knows it by."""
+    """The producer sequence by which the broker deduplicates it."""
     durable: int
     """The schedule log was on disk up to here."""
     broker_group: str
     partition: PartitionName
-    """Of the broker."""
+    """The partition at the broker."""
     runs: Runs
 
 
 class Noted(NamedTuple):
-    """What a dispatch log says."""
+    """The contents of a dispatch log."""
 
     intents: dict[int, Intent]
-    """By number; those that were abandoned are gone."""
+    """By number, without abandoned ones."""
     done: set[int]
-    """The numbers of those that were accepted."""
+    """The numbers of accepted batches."""
     cancelled: list[Runs]
     moved: list[Runs]
     end: int = 0
@@ -112,11 +112,11 @@ class Noted(NamedTuple):
     durable: int = 0
     """The schedule log was on disk up to here."""
     is_damaged: bool = False
-    """Records are missing before others."""
+    """Whether records are missing before others."""
 
 
 def encode_intent(intent: Intent) -> bytes:
-    """Return the record of a batch that is about to be sent."""
+    """Encode the record of a batch that is about to be sent."""
     group, partition = intent.broker_group.encode(), intent.partition.encode()
     head = _INTENT.pack(
         intent.number,
@@ -130,11 +130,11 @@ def encode_intent(intent: Intent) -> bytes:
 
 
 def encode_note(kind: Kind, number: int, runs: Runs | None = None) -> bytes:
-    """Return the record of what became of a batch, or of messages.
+    """Encode the record of the outcome of a batch, or of messages.
 
     Args:
-        kind: What became of it.
-        number: Of the batch; of messages, up to where the schedule log was on disk.
+        kind: The outcome.
+        number: The number of the batch; for messages, up to where the schedule log was on disk.
         runs: The messages.
     """
     listed = runs_from(()) if runs is None else runs
@@ -155,14 +155,14 @@ class DispatchLog:
         self.path = tick_name(tick, "dispatch")
 
     def exists(self) -> bool:
-        """Whether anything was done to the tick."""
+        """Return whether the tick has a dispatch log."""
         return self._files.exists(self.path)
 
     def load(self, *, is_quiet: bool = False) -> Noted:
-        """Return what it says. A torn end is cut away; what is damaged before it is told.
+        """Read the log. Cut a torn end away; report damage before it.
 
         Args:
-            is_quiet: Whether nothing is cut nor told: another thread may be writing.
+            is_quiet: Whether to cut and report nothing: another thread may be writing.
         """
         if not self.exists():
             return Noted({}, set(), [], [])
@@ -173,10 +173,10 @@ class DispatchLog:
             file.close()
 
     def append(self, data: bytes, at: int) -> int:
-        """Write records at the end; return where that is then.
+        """Append records; return the new end.
 
         Raises:
-            StorageError: They may be there in part, and are not counted on.
+            StorageError: The records may be written in part, and do not count.
         """
         file = self._files.open(self.path, create=True)
         try:
@@ -185,7 +185,7 @@ class DispatchLog:
             file.close()
 
     def sync(self) -> None:
-        """Make what was written durable, but for the file's name."""
+        """Make written records durable, except for the file's name."""
         file = self._files.open(self.path)
         try:
             file.sync()
@@ -221,7 +221,7 @@ class DispatchLog:
 
     @staticmethod
     def _take_in(record: bytes, noted: Noted) -> int | None:
-        """Take in a record; return up to where the schedule log was on disk, None if it lies."""
+        """Apply a record; return its durable end of the schedule log, None if it is invalid."""
         try:
             kind = Kind(_HEAD.unpack_from(record)[2])
             payload = record[_HEAD.size : -_CRC.size]
@@ -244,7 +244,7 @@ class DispatchLog:
 
 
 def _whole(data: bytes, at: int) -> int:
-    """Return the size of the record at a place, or 0 if there is none that is whole."""
+    """Return the size of the record at an offset, or 0 if there is no intact one."""
     if len(data) - at < _HEAD.size:
         return 0
     magic, version, _, size = _HEAD.unpack_from(data, at)

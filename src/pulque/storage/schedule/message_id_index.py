@@ -1,7 +1,8 @@
-"""The hash index of a tick: where in its schedule log a message is, by its id.
+"""The hash index of a tick: the places of messages in its schedule log, by id.
 
-It lies beside the schedule log, ``20261116T0900Z.index``, and is made of it: if it is missing,
-spoilt or short, the schedule log is read instead, from where it ends. Numbers are little-endian,
+Its file ``20261116T0900Z.index`` is beside the schedule log, and derived from it: if it is
+missing, damaged or short, the schedule log is read instead, from where it ends.
+Numbers are little-endian,
 and rows count the messages of the schedule log::
 
     magic "DX" | version u16 | head size u32 | tick i64 | covered u64 | rows u64 | entries u32
@@ -10,9 +11,9 @@ and rows count the messages of the schedule log::
     | offset u64 of each entry | size u32 of each | messages u32 of each | partition u32 of each
     | the first digest u64 of each page
 
-``covered`` is up to where the schedule log is in it, which is on disk by then; ``crc`` covers all
-of the head but itself. The pages follow, with 512 messages each, sorted by digest: their digests
-u64, their rows u32, and a crc u32. To look for an id the head and one page are read. Every hit is
+``covered`` is up to where it covers the schedule log, synced by then; ``crc`` covers the whole
+head except itself. The pages follow, with 512 messages each, sorted by digest: their digests
+u64, their rows u32, and a crc u32. A search reads the head and one page. Every hit is
 checked against the entry.
 """
 
@@ -46,14 +47,14 @@ _Numbers = npt.NDArray[Any]
 
 
 class DigestHead(NamedTuple):
-    """All of an index but its pages."""
+    """An index without its pages."""
 
     covered: int
-    """The schedule log is in it up to here."""
+    """Up to where it covers the schedule log."""
     rows: int
     names: list[PartitionName]
     offsets: _Numbers
-    """Of each entry, as are the following."""
+    """The offset of each entry; the following are per entry, too."""
     sizes: _Numbers
     counts: _Numbers
     owners: _Numbers
@@ -83,7 +84,7 @@ _NOTHING = DigestHead(
 
 
 class _SpoiltError(Exception):
-    """What is read is not what was written."""
+    """The index is damaged."""
 
 
 class TickDigests:
@@ -96,7 +97,7 @@ class TickDigests:
         self.path = tick_name(tick, "index")
 
     def head(self) -> DigestHead | None:
-        """Return the head; None if there is none that is whole. What is spoilt is removed."""
+        """Return the head, or None; remove a damaged index."""
         if not self._files.exists(self.path):
             return None
         file = self._files.open(self.path, writable=False)
@@ -109,7 +110,7 @@ class TickDigests:
             file.close()
 
     def find(self, head: DigestHead, message_id: bytes) -> list[tuple[int, int]] | None:
-        """Return offset and size of the entries that may hold an id; None if it is spoilt."""
+        """Return offset and size of the entries that may have an id; None if it is damaged."""
         digest = digests_of(np.frombuffer(message_id, ID_TYPE).reshape(1, 2))[0]
         first = max(int(np.searchsorted(head.page_firsts, digest)) - 1, 0)
         last = int(np.searchsorted(head.page_firsts, digest, "right"))
@@ -125,15 +126,15 @@ class TickDigests:
         return head.entries_of(np.concatenate(hits)) if hits else []
 
     def extend(self, head: DigestHead | None, entries: Iterable[Entry], covered: int) -> None:
-        """Write the index anew, with entries that follow what is in it.
+        """Rewrite the index with further entries.
 
         Args:
-            head: What there is.
-            entries: What the schedule log has beyond it.
-            covered: Where that ends.
+            head: The present head.
+            entries: The entries of the schedule log beyond it.
+            covered: Where these end.
 
         Raises:
-            StorageFullError: The index is as it was.
+            StorageFullError: The index is unchanged.
         """
         head = head or _NOTHING
         try:
@@ -151,7 +152,7 @@ class TickDigests:
         replace(self._files, self.path, [_encoded(made, self._tick), *pages], is_synced=False)
 
     def remove(self) -> None:
-        """Remove it, if it is there."""
+        """Remove the index, if it exists."""
         if self._files.exists(self.path):
             self._files.remove(self.path)
 

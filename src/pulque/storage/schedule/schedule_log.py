@@ -1,19 +1,19 @@
-"""The schedule logs of a delay server: full messages by the tick that they are due in.
+"""The schedule logs of a delay server: messages with contents, by the tick of their due time.
 
-Each tick has one file, named by the instant at which it begins in UTC, ``20261116T0900Z.log``. It
-holds entries, each of them messages of one partition::
+Each tick has one file, named by its beginning in UTC, ``20261116T0900Z.log``. It
+contains entries, each with messages of one partition::
 
     magic "DS" | version u8 | closes u8 | size u32 | offset u64 | tick i64 | replayed u64
     | first due i64 | last due i64 | count u16 | name size u16 | crc u32 | name | a batch
 
 ``crc`` covers all before it and the name; the batch has a crc of its own, seeded with the name.
-``offset`` is where the entry lies and ``tick`` what the file is named by: a file that was renamed,
-and bytes that strayed, do not check.
+``offset`` is the entry's own offset and ``tick`` that of the file name: in a renamed file, or at
+another offset, the crc does not match.
 
-The entries are made by replaying the message log. All that one step of the replay adds to a tick
-is written at once, and the last entry of it *closes* the step: it says how far the message log is
-replayed as far as this tick is concerned. After a crash an unclosed rest is cut away and replayed
-again, and what is closed is not: so nothing is doubled, whatever of the files was saved.
+The entries are made by replaying the message log. Each step of the replay adds its entries to a
+tick with one write, and the last of them *closes* the step: it has the offset up to which the
+message log is replayed into this tick. After a crash an unclosed rest is cut away and replayed
+again, and closed steps are not: so nothing is doubled, whichever writes survived.
 """
 
 from collections.abc import Iterator, Sequence
@@ -51,7 +51,7 @@ _FORM = "%Y%m%dT%H%MZ"
 
 
 class Entry(NamedTuple):
-    """Some messages of a tick, and where they lie."""
+    """Some messages of a tick, and their place."""
 
     offset: int
     size: int
@@ -60,9 +60,9 @@ class Entry(NamedTuple):
     first_due_ms: int
     last_due_ms: int
     replayed: int
-    """How far the message log is replayed into this tick; 0 if the step goes on."""
+    """Up to where the message log is replayed into this tick; 0 if the step continues."""
     batch: bytes
-    """Empty where only the entries are looked at."""
+    """Empty if only the heads of entries are read."""
 
 
 @lru_cache(maxsize=65536)
@@ -73,7 +73,7 @@ def tick_name(tick: int, suffix: str = "log") -> str:
 
 
 def tick_named(name: str, suffix: str = "log") -> int | None:
-    """Return the tick that a file is named by, or None for a stranger's name."""
+    """Return the tick in a file's name, or None for a foreign name."""
     stem, _, found = name.partition(".")
     if found != suffix:
         return None
@@ -94,16 +94,16 @@ def encode_entry(  # noqa: PLR0913  # the fields of its head
     replayed: int,
     dues_ms: tuple[int, int],
 ) -> tuple[bytes, int]:
-    """Return what stands before the batch of an entry, and the size of the entry.
+    """Return the head of an entry, and the size of the entry.
 
     Args:
-        batch: In pieces that follow each other.
-        partition: Of the batch.
-        count: How many messages it has.
-        offset: Where the entry lies.
-        tick: Of the file.
-        replayed: Not 0 for the entry that closes a step: how far the message log is replayed.
-        dues_ms: When the first and the last message are due.
+        batch: The batch, in consecutive pieces.
+        partition: Its partition.
+        count: The number of its messages.
+        offset: The offset of the entry.
+        tick: The tick of the file.
+        replayed: Not 0 for the entry that closes a step: up to where the log is replayed.
+        dues_ms: The first and the last due time.
     """
     name = partition.encode()
     size = ENTRY_SIZE + len(name) + sum(map(len, batch))
@@ -124,10 +124,10 @@ class TickFile:
         self.path = tick_name(tick)
 
     def append(self, buffers: Sequence[Buffer], at: int) -> int:
-        """Write entries at the end of the file; return where that is then.
+        """Append entries; return the new end.
 
         Raises:
-            StorageError: Nothing was added.
+            StorageError: No entry was added.
         """
         file = self._files.open(self.path, create=True)
         try:
@@ -139,7 +139,7 @@ class TickFile:
             file.close()
 
     def sync(self) -> None:
-        """Make all that was written durable, but for the file's name."""
+        """Make written entries durable, except for the file's name."""
         file = self._files.open(self.path)
         try:
             file.sync()
@@ -147,7 +147,7 @@ class TickFile:
             file.close()
 
     def entries(self, start: int = 0, *, end: int | None = None) -> Iterator[Entry]:
-        """Yield the entries from an offset on, verified; what is damaged is told and left out."""
+        """Yield the verified entries from an offset on; report damage and leave it out."""
         file = self._files.open(self.path, writable=False)
         try:
             yield from self._walk(file, start, file.size() if end is None else end)
@@ -155,7 +155,7 @@ class TickFile:
             file.close()
 
     def read(self, places: Sequence[tuple[int, int]]) -> list[Entry | None]:
-        """Return entries by offset and size, verified; None for a damaged one, which is told."""
+        """Return verified entries by offset and size; report a damaged one, and return None."""
         file = self._files.open(self.path, writable=False)
         try:
             return [
@@ -166,10 +166,10 @@ class TickFile:
             file.close()
 
     def may_hold(self, message_id: bytes, start: int, end: int) -> bool:
-        """Whether an id stands somewhere in a part of the file.
+        """Return whether the bytes of an id occur in a part of the file.
 
-        Entries are not compressed: their bytes are looked at as they lie, which is many times as
-        fast as to take them apart. What is found may be something else that looks like it.
+        Entries are not compressed: a byte search is many times as fast as decoding them.
+        A hit may be a coincidence.
         """
         file = self._files.open(self.path, writable=False)
         try:
@@ -185,7 +185,7 @@ class TickFile:
             file.close()
 
     def tick_inside(self) -> int:
-        """Return the tick that the first entry is of; the file's own if that cannot be read."""
+        """Return the tick of the first entry; the file's own if that cannot be read."""
         file = self._files.open(self.path, writable=False)
         try:
             head = file.read(ENTRY_SIZE, 0)
@@ -212,13 +212,13 @@ class TickFile:
         """Cut away an unclosed end.
 
         Args:
-            start: What lies before it was whole at the last checkpoint, and is not looked at.
-            durable: What lies before it was on disk. What is damaged there stays, as it may be
-                dispatched; beyond it a power cut leaves anything, and the replay makes it anew.
+            start: Entries before it were intact at the last checkpoint, and are not read.
+            durable: Bytes before it were on disk. Damaged ones stay, as they may be
+                dispatched; beyond it a power cut leaves anything, and the replay rewrites it.
 
         Returns:
-            Where the file ends then, how far it is replayed, and how many messages there are
-            from ``start`` on.
+            The new end, up to where the log is replayed, and the number of messages from
+            ``start`` on.
         """
         file = self._files.open(self.path)
         try:
@@ -262,7 +262,7 @@ class TickFile:
                 offset = following
 
     def _entry_at(self, window: "_Window", offset: int, end: int) -> Entry | str:
-        """Return an entry, or else what is wrong with it."""
+        """Return an entry, or a text that describes the damage."""
         head = window.at(offset, min(ENTRY_SIZE, end - offset))
         if len(head) < ENTRY_SIZE:
             return f"{ENTRY_SIZE - len(head)} bytes of an entry are missing"
@@ -288,7 +288,7 @@ class TickFile:
         return Entry(offset, size, partition, count, first, last, replayed, batch)
 
     def _next(self, window: "_Window", offset: int, end: int) -> int:
-        """Return where the next entry that stands where it says it does begins, or the end."""
+        """Return where the next entry with its own offset begins, or the end."""
         while offset < end:
             data = window.at(offset, min(_WINDOW, end - offset))
             at = data.find(_MAGIC)
