@@ -18,7 +18,7 @@ from bench.raw import send_frames
 from pulque.broker.config import BrokerSettings, ListenSection, LogSection, StorageSection
 from pulque.broker.server import Broker
 from pulque.model.positions import Tenure
-from pulque.net.server import Connection
+from pulque.net.server import AcceptedConnection
 from pulque.settings.logs import configure_logging
 from pulque.wire.frame import FrameReader
 from pulque.wire.requests import (
@@ -145,7 +145,7 @@ class _Client:
 
     def __init__(self, broker: Broker) -> None:
         self._transport = _Transport()
-        self._connection = Connection(broker._server)  # noqa: SLF001
+        self._connection = AcceptedConnection(broker._server)  # noqa: SLF001
         transport: Any = self._transport
         self._connection.connection_made(transport)
         self._feed(_joined(Hello(1, 1, "micro")))
@@ -215,7 +215,7 @@ class _Client:
             self._connection.buffer_updated(part)
 
 
-def _parts(data: bytes, connection: Connection) -> Iterator[int]:
+def _parts(data: bytes, connection: AcceptedConnection) -> Iterator[int]:
     at = 0
     while at < len(data):
         buffer = connection.get_buffer(-1)

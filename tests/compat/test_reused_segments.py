@@ -14,7 +14,7 @@ from pulque.cli.common.output import Output
 from pulque.cli.log_files import print_file
 from pulque.model.positions import ConsumeSequence, Epoch, MessageOffset, PartitionId
 from pulque.model.record import ENVELOPE_SIZE, Envelope, RecordType, pack_envelope
-from pulque.storage.inspection.data_files import DamagedRange, data_files, read_messages
+from pulque.storage.inspection.data_files import UnreadableBytes, data_files, read_messages
 from pulque.storage.inspection.verification import verify
 from pulque.storage.options import StorageOptions
 from pulque.testing.files import Cut, MemoryFileSystem
@@ -175,5 +175,5 @@ def test_older_bytes_are_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
         assert not each.path.endswith(".spare")
         print_file(files, each, Output.TABLE, with_messages=True)
 
-    assert not [record for record in records if isinstance(record, DamagedRange)]
+    assert not [record for record in records if isinstance(record, UnreadableBytes)]
     assert "damage" not in capsys.readouterr().out

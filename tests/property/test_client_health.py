@@ -8,7 +8,7 @@ from pulque.client.routing.broker_health import (
     LATENCY_TABLE,
     Breaker,
     BreakerState,
-    Health,
+    BrokerHealth,
     LatencyRow,
     wait_after,
 )
@@ -21,7 +21,7 @@ from pulque.client.routing.broker_health import (
 )
 def test_slow_answers_keep_messages_away_as_the_table_says(took: float, wait: float) -> None:
     assert wait_after(LATENCY_TABLE, took) == wait
-    health = Health()
+    health = BrokerHealth()
     health.answered(100.0, took)
     assert health.is_usable(100.0 + wait)
     if wait:

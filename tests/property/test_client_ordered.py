@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from pulque.client.ordered.allotment import Attendance, Leaf, difference
+from pulque.client.ordered.allotment import AllottedPartitions, Leaf, difference
 from pulque.client.ordered.partition_core import OrderedCore, OrderedOptions, Permit
 from pulque.client.ordered.window import OrderedMessage
 from pulque.client.receiving.pull_options import PullOptions
@@ -389,10 +389,10 @@ def attended(*names: str, strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE)
     return Attended(strategy, OrderStrategy.STRICT, len(names), 10_000, 3_000, partitions)
 
 
-def attendance(clock: list[float]) -> tuple[Attendance, Permit]:
+def attendance(clock: list[float]) -> tuple[AllottedPartitions, Permit]:
     permit = Permit()
     options = PullOptions("orders", Group("g"), ConsumerId("c"), 1, 5, 1 << 20, 12, Mode.ORDERED)
-    return Attendance(options, permit, lambda: clock[0]), permit
+    return AllottedPartitions(options, permit, lambda: clock[0]), permit
 
 
 @pytest.mark.accepts("002-49", "002-50")

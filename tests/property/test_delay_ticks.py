@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulque.delay.schedule import entries as placing
-from pulque.delay.schedule.entries import Replayed, place
+from pulque.delay.schedule.entries import ReplayedStep, place
 from pulque.delay.schedule.tick_index import RowState, TickIndex
 from pulque.model.batch import seed_of, verify_crc
 from pulque.model.message import Message, StoredBatch
@@ -18,7 +18,7 @@ from pulque.model.names import PartitionName
 from pulque.model.pack import BatchPacker
 from pulque.model.positions import ConsumeSequence
 from pulque.storage.message_table import MessageTable, Scratch
-from pulque.storage.schedule.schedule_log import Entry
+from pulque.storage.schedule.schedule_log import ScheduleEntry
 
 START = 1_794_820_200_000
 TICK_MS = 300_000
@@ -47,7 +47,9 @@ def cut(*, is_fine: bool) -> Iterator[None]:
         yield
 
 
-def replayed(messages: list[tuple[str, list[int]]], *, is_even: bool = False) -> list[Replayed]:
+def replayed(
+    messages: list[tuple[str, list[int]]], *, is_even: bool = False
+) -> list[ReplayedStep]:
     """Return batches whose bodies are their numbers and due times; all of one size if asked."""
     found = []
     number = 0
@@ -64,7 +66,7 @@ def replayed(messages: list[tuple[str, list[int]]], *, is_even: bool = False) ->
         batch = packer.encode(
             seed=seed_of(subject), ids=bytes(16 * len(delays)), created_at_ms=START + i
         )
-        found.append(Replayed(PartitionName(subject), i * 100, i * 100 + 100, batch))
+        found.append(ReplayedStep(PartitionName(subject), i * 100, i * 100 + 100, batch))
     return found
 
 
@@ -77,11 +79,11 @@ def messages_of(batch: bytes, partition: PartitionName) -> list[Message]:
 
 
 def indexes_of(
-    batches: list[Replayed], scratch: Scratch
-) -> tuple[list[TickIndex], dict[int, dict[int, Entry]]]:
+    batches: list[ReplayedStep], scratch: Scratch
+) -> tuple[list[TickIndex], dict[int, dict[int, ScheduleEntry]]]:
     """Return the index of each tick, and its entries by offset."""
     indexes = []
-    kept: dict[int, dict[int, Entry]] = {}
+    kept: dict[int, dict[int, ScheduleEntry]] = {}
     for tick, placed in sorted(place(batches, TICK_MS, None, scratch).items()):
         index = TickIndex(tick)
         offset = 0
@@ -91,7 +93,7 @@ def indexes_of(
             messages = messages_of(batch, partition)
             due_ms = [message.due_at_ms for message in messages]
             assert columns["due_at_ms"][first:last].tolist() == due_ms
-            entry = Entry(
+            entry = ScheduleEntry(
                 offset, len(batch), partition, len(messages), first_ms, last_ms, 1, batch
             )
             index.add([entry])

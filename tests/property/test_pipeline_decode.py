@@ -17,7 +17,7 @@ from tests.property.batch_values import Draft, drafts, packed
 
 pytest.importorskip("pyarrow")
 from pulque.pipeline.columns import ALL_COLUMNS
-from pulque.pipeline.reading.batch_decoder import PLACE, Placed, decode
+from pulque.pipeline.reading.batch_decoder import PLACE, BatchPlace, decode
 
 NAMES = tuple(map(PartitionName, ("orders", "orders#p7", "%retry%orders%billing", "pay")))
 LATEST_MS = 253_402_300_799_999
@@ -48,7 +48,7 @@ def row(message: Message) -> dict[str, Any]:
 
 
 @st.composite
-def placed(draw: st.DrawFn) -> tuple[Placed, list[dict[str, Any]]]:
+def placed(draw: st.DrawFn) -> tuple[BatchPlace, list[dict[str, Any]]]:
     """Some batches in a buffer, with bytes of others in between, and the rows they hold."""
     data = bytearray()
     places, rows = [], []
@@ -69,11 +69,13 @@ def placed(draw: st.DrawFn) -> tuple[Placed, list[dict[str, Any]]]:
         )
         rows += [row(Message(stored, index)) for index in range(begin, end)]
     data += draw(st.binary(max_size=20))
-    return Placed(bytes(data), np.array(places, PLACE), NAMES), rows
+    return BatchPlace(bytes(data), np.array(places, PLACE), NAMES), rows
 
 
 @given(placed())
-def test_columns_hold_what_the_messages_hold(case: tuple[Placed, list[dict[str, Any]]]) -> None:
+def test_columns_hold_what_the_messages_hold(
+    case: tuple[BatchPlace, list[dict[str, Any]]],
+) -> None:
     batches, rows = case
 
     assert decode(batches, ALL_COLUMNS).to_pylist() == rows
@@ -81,7 +83,7 @@ def test_columns_hold_what_the_messages_hold(case: tuple[Placed, list[dict[str, 
 
 @given(placed(), st.lists(st.sampled_from(ALL_COLUMNS), unique=True, min_size=1))
 def test_some_columns_are_these_columns(
-    case: tuple[Placed, list[dict[str, Any]]], columns: list[str]
+    case: tuple[BatchPlace, list[dict[str, Any]]], columns: list[str]
 ) -> None:
     batches, rows = case
     found = decode(batches, columns)
@@ -100,8 +102,8 @@ def test_text_that_is_not_utf_8_is_refused(column: str) -> None:
     broken = batch[:at] + b"\xff" + batch[at + 1 :]
 
     with pytest.raises(InvalidBatchError, match="is not UTF-8"):
-        decode(Placed(broken, places, NAMES), [column])
-    assert decode(Placed(broken, places, NAMES), ["body"]).num_rows == 2
+        decode(BatchPlace(broken, places, NAMES), [column])
+    assert decode(BatchPlace(broken, places, NAMES), ["body"]).num_rows == 2
 
 
 @pytest.mark.parametrize("size", [0, 2, 400])
@@ -111,7 +113,7 @@ def test_sizes_that_do_not_add_up_are_refused(size: int) -> None:
     places = np.array([(0, 0, 0, 2, 0, 0)], PLACE)
 
     with pytest.raises(InvalidBatchError, match="do not add up"):
-        decode(Placed(wrong, places, NAMES), ["body"])
+        decode(BatchPlace(wrong, places, NAMES), ["body"])
 
 
 @pytest.mark.parametrize("encoded", [b"name_value", b"\0ame_value", b"name\0a\0\0b"])
@@ -121,4 +123,4 @@ def test_a_header_without_a_name_or_a_value_is_refused(encoded: bytes) -> None:
     places = np.array([(0, 0, 0, 1, 0, 0)], PLACE)
 
     with pytest.raises(InvalidBatchError, match="no name, or no value"):
-        decode(Placed(broken, places, NAMES), ["headers"])
+        decode(BatchPlace(broken, places, NAMES), ["headers"])

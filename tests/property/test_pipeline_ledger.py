@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("pyarrow")
 
-from pulque.pipeline.audit.ledger import Break, Fact, Flaw, Ledger, Span, State, Turn
+from pulque.pipeline.audit.ledger import Break, Fact, FateSpan, Flaw, Ledger, MessageFate, Turn
 
 MESSAGES = 60
 STEPS = st.lists(
@@ -39,7 +39,7 @@ class Model:
     """A group in a partition, message by message."""
 
     start: int
-    states: list[State] = field(default_factory=list)
+    states: list[MessageFate] = field(default_factory=list)
     failures: list[int] = field(default_factory=list)
     facts: list[Fact] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
@@ -47,7 +47,9 @@ class Model:
 
     def __post_init__(self) -> None:
         self.next = self.start
-        self.states = [State.BEFORE if n < self.start else State.NEW for n in range(MESSAGES)]
+        self.states = [
+            MessageFate.BEFORE if n < self.start else MessageFate.NEW for n in range(MESSAGES)
+        ]
         self._tell("opened", first_sequence=self.start)
 
     def _tell(self, kind: str, **fields: object) -> None:
@@ -64,7 +66,7 @@ class Model:
         for number in range(self.next, self.next + count):
             consumer.held.append((consumer.next_pull, number))
             consumer.next_pull += 1
-            self.states[number] = State.HELD
+            self.states[number] = MessageFate.HELD
         self.next += count
 
     def settle(self, name: str, count: int, nacked: int) -> None:
@@ -75,7 +77,7 @@ class Model:
         offset = 10 * (len(self.facts) + 1)
         for bit, (pull, sequence) in enumerate(done):
             is_nacked = nacked >> bit & 1
-            self.states[sequence] = State.FAILED if is_nacked else State.SETTLED
+            self.states[sequence] = MessageFate.FAILED if is_nacked else MessageFate.SETTLED
             if is_nacked:
                 self.failures.append(sequence)
                 self.facts.append(Fact("nacked", offset, 1000, name, pull, count=1))
@@ -93,7 +95,7 @@ class Model:
         if consumer.held:
             self._tell(kind, consumer=name)
         for _, sequence in consumer.held:
-            self.states[sequence] = State.FAILED
+            self.states[sequence] = MessageFate.FAILED
             self.failures.append(sequence)
         consumer.held = []
 
@@ -103,19 +105,19 @@ class Model:
         self.turns.append(Turn(self.facts[-1].offset, target))
         for consumer in self.consumers.values():
             for _, sequence in consumer.held:
-                self.states[sequence] = State.SKIPPED
+                self.states[sequence] = MessageFate.SKIPPED
             consumer.held = []
         for number in range(self.next, target):
-            self.states[number] = State.SKIPPED
+            self.states[number] = MessageFate.SKIPPED
         for number in range(target, MESSAGES):
-            self.states[number] = State.NEW
+            self.states[number] = MessageFate.NEW
         self.next = target
 
     def pass_over(self, _: str, count: int, __: int) -> None:
         end = min(self.next + count, MESSAGES)
         if end > self.next:
             self._tell("passed", first_sequence=end)
-            self.states[self.next : end] = [State.FILTERED] * (end - self.next)
+            self.states[self.next : end] = [MessageFate.FILTERED] * (end - self.next)
             self.next = end
 
 
@@ -126,12 +128,12 @@ def played(start: int, steps: list[tuple[str, str, int, int]]) -> Model:
     return model
 
 
-def told(facts: list[Fact], turns: list[Turn]) -> tuple[list[Span], list[Break]]:
+def told(facts: list[Fact], turns: list[Turn]) -> tuple[list[FateSpan], list[Break]]:
     ledger = Ledger(turns=turns)
     found = [each for fact in facts for each in ledger.add(fact)]
     found += ledger.finish()
     return (
-        [each for each in found if isinstance(each, Span)],
+        [each for each in found if isinstance(each, FateSpan)],
         [each for each in found if isinstance(each, Break)],
     )
 
@@ -146,7 +148,10 @@ def test_the_ledger_knows_each_message(start: int, steps: list[tuple[str, str, i
         found = [s.state for s in spans if s.is_current and s.first <= number < s.end]
         assert found == [model.states[number]], number
     failed = [
-        n for s in spans if s.state is State.FAILED for n in range(s.first, min(s.end, MESSAGES))
+        n
+        for s in spans
+        if s.state is MessageFate.FAILED
+        for n in range(s.first, min(s.end, MESSAGES))
     ]
     assert sorted(failed) == sorted(model.failures)
 
@@ -221,10 +226,13 @@ def test_what_retention_took_is_no_break_and_a_hole_within_a_segment_is() -> Non
     ]
     ledger = Ledger(borders=(0, 30))
     found = [each for fact in facts for each in ledger.add(fact)]
-    assert found == [Span(State.EXPIRED, 10, 30)]
+    assert found == [FateSpan(MessageFate.EXPIRED, 10, 30)]
     ledger = Ledger(borders=(0, 25))
     found = [each for fact in facts for each in ledger.add(fact)]
-    assert found == [Span(State.UNKNOWN, 10, 30), Break(Flaw.NEVER_HANDED_OUT, 10, 30, 3)]
+    assert found == [
+        FateSpan(MessageFate.UNKNOWN, 10, 30),
+        Break(Flaw.NEVER_HANDED_OUT, 10, 30, 3),
+    ]
 
 
 def test_facts_that_begin_in_the_middle_are_taken_as_they_are() -> None:
@@ -237,9 +245,9 @@ def test_facts_that_begin_in_the_middle_are_taken_as_they_are() -> None:
     ]
     ledger = Ledger(is_whole=False)
     found = [each for fact in facts for each in ledger.add(fact)]
-    assert [(s.state, s.first, s.end) for s in found if isinstance(s, Span)] == [
-        (State.UNKNOWN, 0, 70),
-        (State.SETTLED, 80, 90),
+    assert [(s.state, s.first, s.end) for s in found if isinstance(s, FateSpan)] == [
+        (MessageFate.UNKNOWN, 0, 70),
+        (MessageFate.SETTLED, 80, 90),
     ]
     assert not [each for each in found if isinstance(each, Break)]
 
@@ -255,7 +263,10 @@ def test_a_broadcast_consumer_that_was_set_back_reads_again() -> None:
     ]
     ledger = Ledger(is_direct=True, turns=[Turn(4, 0)])
     found = [*(each for fact in facts for each in ledger.add(fact)), *ledger.finish()]
-    assert [each[:3] for each in found] == [(State.SETTLED, 0, 8), (State.NEW, 8, 1 << 62)]
+    assert [each[:3] for each in found] == [
+        (MessageFate.SETTLED, 0, 8),
+        (MessageFate.NEW, 8, 1 << 62),
+    ]
 
 
 def test_a_recovery_that_lost_messages_is_no_break() -> None:
@@ -268,7 +279,7 @@ def test_a_recovery_that_lost_messages_is_no_break() -> None:
     ]
     spans, breaks = told(facts, [Turn(4, 8)])
     assert breaks == []
-    settled = [n for s in spans if s.state is State.SETTLED for n in range(s.first, s.end)]
+    settled = [n for s in spans if s.state is MessageFate.SETTLED for n in range(s.first, s.end)]
     assert sorted(settled) == list(range(13))
     again = [*facts[:3], facts[3]._replace(start=1), facts[4]]
     _, breaks = told(again, [Turn(4, 8)])
@@ -298,9 +309,9 @@ def test_what_an_ordered_consumer_left_unsettled_comes_anew() -> None:
     spans, breaks = told(facts, turns)
     assert not breaks
     assert [(s.state, s.first, min(s.end, 10)) for s in spans] == [
-        (State.SETTLED, 0, 4),
-        (State.SETTLED, 4, 6),
-        (State.FAILED, 6, 7),
-        (State.SETTLED, 7, 8),
-        (State.NEW, 8, 10),
+        (MessageFate.SETTLED, 0, 4),
+        (MessageFate.SETTLED, 4, 6),
+        (MessageFate.FAILED, 6, 7),
+        (MessageFate.SETTLED, 7, 8),
+        (MessageFate.NEW, 8, 10),
     ]

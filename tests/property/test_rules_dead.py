@@ -5,21 +5,21 @@ from hypothesis import strategies as st
 
 from pulque.model.actions import DeadPurged
 from pulque.model.positions import ConsumeSequence, PartitionId
-from pulque.rules.dead import DeadLetters
+from pulque.rules.dead import DeadLetterState
 
 P, Q = PartitionId(1), PartitionId(2)
 END = 40
 ranges = st.tuples(st.integers(0, END), st.integers(0, END)).map(sorted)
 
 
-def resolved(steps: list[list[int]]) -> DeadLetters:
-    letters = DeadLetters()
+def resolved(steps: list[list[int]]) -> DeadLetterState:
+    letters = DeadLetterState()
     for start, end in steps:
         letters.resolve(P, ConsumeSequence(start), ConsumeSequence(end))
     return letters
 
 
-def open_in(letters: DeadLetters, partition: PartitionId, start: int, end: int) -> list[int]:
+def open_in(letters: DeadLetterState, partition: PartitionId, start: int, end: int) -> list[int]:
     found = letters.open_ranges(partition, ConsumeSequence(start), ConsumeSequence(end))
     return [s for each in found for s in range(each.start, each.end)]
 
@@ -43,7 +43,7 @@ def test_a_checkpoint_and_a_recovery_keep_what_is_stored(steps: list[list[int]],
     before = open_in(letters, P, 0, end)
     letters.clip({P: ConsumeSequence(end)})
     saved = {key: value for key, value in letters.encode_changes().items() if value is not None}
-    again = DeadLetters()
+    again = DeadLetterState()
     again.load(saved)
 
     assert open_in(again, P, 0, end) == before
@@ -54,7 +54,7 @@ def test_a_checkpoint_and_a_recovery_keep_what_is_stored(steps: list[list[int]],
 
 
 def test_a_purge_is_a_fact() -> None:
-    letters = DeadLetters()
+    letters = DeadLetterState()
 
     letters.handle(DeadPurged(P, ConsumeSequence(3), ConsumeSequence(5), 0))
 

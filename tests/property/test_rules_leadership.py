@@ -11,7 +11,7 @@ from pulque.model.names import PartitionName, Pattern
 from pulque.model.positions import Epoch
 from pulque.model.routes import Slots
 from pulque.rules.leadership import (
-    Candidate,
+    ElectionCandidate,
     Vigil,
     asked,
     beat_within,
@@ -36,8 +36,8 @@ def candidate(
     end: int = 0,
     is_fit: bool = True,
     is_alive: bool = True,
-) -> Candidate:
-    return Candidate(name, name, token or f"token-{name}", end, is_fit, is_alive)
+) -> ElectionCandidate:
+    return ElectionCandidate(name, name, token or f"token-{name}", end, is_fit, is_alive)
 
 
 candidates = st.lists(
@@ -62,7 +62,9 @@ def test_the_first_leader_is_alone_in_sync() -> None:
 
 
 @given(others=candidates)
-def test_who_replaces_a_leader_lives_is_whole_and_was_in_sync(others: list[Candidate]) -> None:
+def test_who_replaces_a_leader_lives_is_whole_and_was_in_sync(
+    others: list[ElectionCandidate],
+) -> None:
     able = {
         each.directory: each
         for each in others
@@ -165,7 +167,7 @@ class Group(RuleBasedStateMachine):
         self.row = wanted
 
     @rule(asker=candidates, others=candidates)
-    def ask(self, asker: list[Candidate], others: list[Candidate]) -> None:
+    def ask(self, asker: list[ElectionCandidate], others: list[ElectionCandidate]) -> None:
         for each in asker:
             wanted = asked(self.row, each, others)
             self.take(wanted[0] if wanted else None)
@@ -173,7 +175,7 @@ class Group(RuleBasedStateMachine):
                 self.having_all.discard(each.directory)
 
     @rule(others=candidates)
-    def lose_the_leader(self, others: list[Candidate]) -> None:
+    def lose_the_leader(self, others: list[ElectionCandidate]) -> None:
         self.take(replace_leader(self.row, others))
 
     @precondition(lambda self: len(self.row.in_sync) < len(NAMES))

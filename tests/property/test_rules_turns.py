@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pulque.model.names import Group
 from pulque.model.positions import PartitionId
-from pulque.rules.turns import Candidate, Turns
+from pulque.rules.turns import PullCandidate, Turns
 
 GROUP = Group("g")
 LEVELS = st.integers(0, 9)
@@ -21,9 +21,10 @@ class Backlog:
     levels: list[int]
     is_steady: list[bool]
 
-    def candidates(self) -> list[Candidate]:
+    def candidates(self) -> list[PullCandidate]:
         return [
-            Candidate(place, PartitionId(place), level) for place, level in enumerate(self.levels)
+            PullCandidate(place, PartitionId(place), level)
+            for place, level in enumerate(self.levels)
         ]
 
     def waiting(self, flicker: int) -> set[int]:
@@ -108,7 +109,7 @@ def test_equals_take_turns(count: int, rounds: int) -> None:
 
 def test_groups_have_turns_of_their_own() -> None:
     turns = Turns(0.5)
-    candidates = [Candidate(0, PartitionId(0), 9), Candidate(1, PartitionId(1), 0)]
+    candidates = [PullCandidate(0, PartitionId(0), 9), PullCandidate(1, PartitionId(1), 0)]
     for group in (Group("a"), Group("b"), Group("a"), Group("b")):
         favoured = turns.favoured(group, lambda: {0, 9})
         first, _ = turns.in_order(group, candidates, favoured)

@@ -16,7 +16,7 @@ from pulque.model.pack import BatchPacker
 from pulque.storage.engine import Engine
 from pulque.storage.events import SilentListener
 from pulque.storage.indexes import key_index, key_rows
-from pulque.storage.indexes.key_index import EVERYTHING, KeyIndex, Wanted
+from pulque.storage.indexes.key_index import EVERYTHING, KeyIndex, KeyQuery
 from pulque.storage.indexes.key_rows import hash_of_id, hash_of_key
 from pulque.testing.files import MemoryFileSystem
 from tests.unit.storage.storing import opened
@@ -110,13 +110,13 @@ def index_of(engine: Engine, files: MemoryFileSystem) -> KeyIndex:
     return KeyIndex(files, lambda: engine.segments, engine.partitions.name_of, SilentListener())
 
 
-def found(index: KeyIndex, wanted: Wanted) -> list[tuple[int, int]]:
+def found(index: KeyIndex, wanted: KeyQuery) -> list[tuple[int, int]]:
     return [
         (each.offset, each.index) for looked in index.look(wanted) for each in looked.candidates
     ]
 
 
-def expected(sent: list[Sent], wanted: Wanted, *hashes: int) -> list[tuple[int, int]]:
+def expected(sent: list[Sent], wanted: KeyQuery, *hashes: int) -> list[tuple[int, int]]:
     """Return what a walk over everything has, the newest first."""
     return [
         (each.offset, each.place)
@@ -132,10 +132,10 @@ def check_all(index: KeyIndex, sent: list[Sent], **limits: int | tuple[int, int]
     key_hashes = [hash_of_key(each.subject, each.key) if each.key else -1 for each in sent]
     id_hashes = [hash_of_id(each.id) for each in sent]
     for subject, key in product(("orders", "invoices"), ("a", "33f2a4a7", "never sent")):
-        wanted = Wanted(hash_of_key(subject, key), is_id=False, **limits)  # type: ignore[arg-type]
+        wanted = KeyQuery(hash_of_key(subject, key), is_id=False, **limits)  # type: ignore[arg-type]
         assert found(index, wanted) == expected(sent, wanted, *key_hashes)
     for each in (sent[0], sent[len(sent) // 2], sent[-1]):
-        wanted = Wanted(hash_of_id(each.id), is_id=True, **limits)  # type: ignore[arg-type]
+        wanted = KeyQuery(hash_of_id(each.id), is_id=True, **limits)  # type: ignore[arg-type]
         assert found(index, wanted) == expected(sent, wanted, *id_hashes)
 
 
@@ -211,7 +211,7 @@ def test_a_search_in_steps_finds_each_once(history: list[Batch]) -> None:
     sent = store(engine, history)
     with small_parts():
         index = index_of(engine, files)
-        whole = Wanted(hash_of_key("orders", "a"), is_id=False)
+        whole = KeyQuery(hash_of_key("orders", "a"), is_id=False)
         at, steps = (EVERYTHING, 0), []
         for _ in range(len(sent) + 1):
             some = found(index, whole._replace(before=at))[:2]

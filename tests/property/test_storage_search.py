@@ -13,7 +13,7 @@ from pulque.model.pack import BatchPacker
 from pulque.model.positions import ConsumeSequence
 from pulque.storage.engine import Engine
 from pulque.storage.options import StorageOptions
-from pulque.storage.reading.tag_search import Budget, Found, TagTest
+from pulque.storage.reading.tag_search import Budget, TagMatches, TagTest
 from pulque.testing.files import MemoryFileSystem
 from pulque.testing.raw import messages_in
 from tests.crash.opening import open_engine
@@ -77,7 +77,7 @@ def store(engine: Engine, drawn: list[Step]) -> list[frozenset[str]]:
     return stored
 
 
-def matching(found: Found, wanted: Filter) -> list[int]:
+def matching(found: TagMatches, wanted: Filter) -> list[int]:
     """Return the sequences of what a consumer would hand out."""
     data = b"".join(found.buffers)
     messages = messages_in("orders", found.first_sequence, found.length, memoryview(data))

@@ -10,12 +10,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from pulque.broker.clients import ClientTable
-from pulque.broker.components import Parts
+from pulque.broker.components import BrokerParts
 from pulque.broker.groups.group_reset import Resetter
 from pulque.broker.groups.ordered_groups import Steward
 from pulque.broker.groups.partition_allotment import LoneAttendance
 from pulque.broker.groups.pull_locks import Locker
-from pulque.broker.groups.subscriptions import Registrar
+from pulque.broker.groups.subscriptions import GroupRegistrar
 from pulque.broker.housekeeping import Housekeeper, Rhythm
 from pulque.broker.pulling.partition_reads import Browser
 from pulque.broker.pulling.puller import Puller
@@ -34,7 +34,7 @@ from pulque.clock import SystemClock
 from pulque.errors import PulqueError
 from pulque.model.positions import Epoch, Tenure
 from pulque.rules.lease import Leases
-from pulque.rules.retry import RetryPolicy
+from pulque.rules.retry import RetryRules
 from pulque.serving.attended import Authorisation
 from pulque.serving.commit import Committer
 from pulque.storage.events import SilentListener
@@ -55,7 +55,7 @@ class Inside:
     """The parts, and what went wrong."""
 
     state: BrokerState
-    parts: Parts
+    parts: BrokerParts
     committer: Committer
     housekeeper: Housekeeper
     failures: list[PulqueError]
@@ -113,7 +113,7 @@ async def open_inside(files: MemoryFileSystem) -> AsyncIterator[Inside]:  # noqa
     )
     appender = Appender(state, around, committer)
     releaser = Releaser(state, around, appender)
-    at_once = RetryPolicy(delays_ms=())
+    at_once = RetryRules(delays_ms=())
     redeliverer = Redeliverer(
         state,
         around,
@@ -124,7 +124,7 @@ async def open_inside(files: MemoryFileSystem) -> AsyncIterator[Inside]:  # noqa
     )
     settler = Settler(state, clock, perform=redeliverer.perform, longest_delay_ms=1000)
     locker = Locker(state, clock, committer.sync_facts, puller.look_again)
-    parts = Parts(
+    parts = BrokerParts(
         BrokerReceiver(
             state,
             around,
@@ -136,7 +136,7 @@ async def open_inside(files: MemoryFileSystem) -> AsyncIterator[Inside]:  # noqa
         settler,
         Browser(engine, executor, PullLimits(1000, _MIB, 1000)),
         redeliverer,
-        Registrar(state, around, committer, puller.dismiss, locker),
+        GroupRegistrar(state, around, committer, puller.dismiss, locker),
         releaser,
         Resetter(state, around, committer, wake=wake),
         DeadLetterOffice(state, around, committer, appender, 1000),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from pulque.errors import PulqueError
-from pulque.net.server import Connection
+from pulque.net.server import AcceptedConnection
 from pulque.testing.raw import RawConnection
 from pulque.wire.requests import Request
 from pulque.wire.responses import Response
@@ -41,9 +41,9 @@ class Steps:
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Steps]:
     """Count and time the steps of all connections, without those of the garbage collector."""
     steps = Steps()
-    take = Connection._handle_next  # noqa: SLF001  # it is what a turn consists of
+    take = AcceptedConnection._handle_next  # noqa: SLF001  # it is what a turn consists of
 
-    def timed(connection: Connection) -> bool:
+    def timed(connection: AcceptedConnection) -> bool:
         began = time.thread_time()
         try:
             return take(connection)
@@ -51,7 +51,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Steps]:
             steps.count += 1
             steps.longest_ms = max(steps.longest_ms, (time.thread_time() - began) * 1000)
 
-    monkeypatch.setattr(Connection, "_handle_next", timed)
+    monkeypatch.setattr(AcceptedConnection, "_handle_next", timed)
     gc.collect()
     gc.disable()
     try:

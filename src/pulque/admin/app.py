@@ -18,7 +18,7 @@ from pulque.admin.api.subject import SubjectsApi
 from pulque.admin.broker_requests import BrokerRequests
 from pulque.admin.cluster import Cluster
 from pulque.admin.context import Context
-from pulque.admin.http.guard import Guard
+from pulque.admin.http.guard import RequestGuard
 from pulque.admin.http.problems import PROBLEMS, install
 from pulque.clock import SystemClock
 
@@ -66,7 +66,7 @@ def create_app(context: Context, hosts: Collection[str] = ()) -> FastAPI:
         app.include_router(noun(context).router, prefix=PREFIX)
     app.include_router(HealthApi(context).router)
     install(app)
-    app.add_middleware(Guard, hosts=hosts)
+    app.add_middleware(RequestGuard, hosts=hosts)
     return app
 
 

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 from pulque.app.handler import AckName, Handler, OnAbandonName, Wishes, make_handler
-from pulque.app.serving import Plan, Serving
+from pulque.app.serving import AppRun, Plan
 from pulque.app.signature import Decode, Function, check_hook, check_middleware
 from pulque.client.aio.client import Client, connect
 from pulque.client.arguments.checks import check_number, check_path, check_timeout
@@ -28,7 +28,7 @@ from pulque.client.connection.fork_safety import forked, on_fork
 from pulque.client.connection.url import addresses_of
 from pulque.client.options.client_options import DEFAULT_TIMEOUT, AcksName, acks_of
 from pulque.client.persistence.consumer_identity import application_name
-from pulque.client.sending.outgoing_message import Parts, Receipt
+from pulque.client.sending.outgoing_message import MessageParts, Receipt
 from pulque.dedup import Checker
 from pulque.errors import ForkedError, UsageError
 from pulque.model.names import Pattern, overlap
@@ -87,7 +87,7 @@ class App:
         self._middleware: list[Function] = []
         self._startup: list[Function] = []
         self._shutdown: list[Function] = []
-        self._serving: Serving | None = None
+        self._serving: AppRun | None = None
         self._task: asyncio.Task[BaseException | None] | None = None
         self._forked: ForkedError | None = None
         """What to raise on use in a child that was forked while the application ran."""
@@ -277,7 +277,7 @@ class App:
         payload: object,
         *,
         timeout: float | None = None,
-        **parts: Unpack[Parts],
+        **parts: Unpack[MessageParts],
     ) -> Receipt:
         """Send a message, and return its receipt once it is confirmed.
 
@@ -299,7 +299,7 @@ class App:
         payload: object,
         *,
         timeout: float | None = None,
-        **parts: Unpack[Parts],
+        **parts: Unpack[MessageParts],
     ) -> Receipt:
         """Send from a handler that is not async: block its thread until the confirmation."""
         loop = self._running().loop
@@ -314,7 +314,7 @@ class App:
             self._serving = self._task = None
             self._forked = forked("application's client", "use pulque.connect() in the child")
 
-    def _running(self) -> Serving:
+    def _running(self) -> AppRun:
         if self._forked is not None:
             raise self._forked.with_traceback(None)
         if self._serving is None:
@@ -398,7 +398,7 @@ class App:
         if task is not None and (problem := await task) is not None:
             raise problem
 
-    def _begin(self) -> Serving:
+    def _begin(self) -> AppRun:
         if not self._handlers:
             raise UsageError("no handler is registered: use @app.subscribe")
         if self._serving is not None:
@@ -417,10 +417,10 @@ class App:
             shutdown=tuple(self._shutdown),
             grace=self.grace,
         )
-        self._serving, self._forked = Serving(plan, client), None
+        self._serving, self._forked = AppRun(plan, client), None
         return self._serving
 
-    async def _serve(self, serving: Serving) -> BaseException | None:
+    async def _serve(self, serving: AppRun) -> BaseException | None:
         try:
             return await serving.run()
         finally:

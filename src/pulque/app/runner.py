@@ -27,7 +27,7 @@ from pulque.app.outcomes import (
 )
 from pulque.app.payload import PayloadError
 from pulque.app.signature import Function
-from pulque.app.threads import Job, Threads
+from pulque.app.threads import HandlerJob, Threads
 from pulque.client.aio.consumer import Consumer
 from pulque.client.receiving.prefetch import HORIZON
 from pulque.client.receiving.received_message import ReceivedMessage, expire
@@ -58,7 +58,7 @@ class Call:
         self.messages = messages
         self.ending: Ending = ""
         """Why the runner cancelled it."""
-        self.jobs: list[Job] = []
+        self.jobs: list[HandlerJob] = []
         self.nested: list[Any] = []
         self.task: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None

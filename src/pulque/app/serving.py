@@ -11,7 +11,7 @@ from pulque.app.runner import Runner
 from pulque.app.signature import Function, name_of
 from pulque.client.aio.client import Client
 
-__all__ = ["Plan", "Serving"]
+__all__ = ["AppRun", "Plan"]
 
 log = logging.getLogger("pulque.app")
 
@@ -30,7 +30,7 @@ class Plan:
     grace: float
 
 
-class Serving:
+class AppRun:
     """An application while it runs. Lives in one event loop; only ``stop`` is thread-safe.
 
     Args:

@@ -12,10 +12,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Job", "Threads"]
+__all__ = ["HandlerJob", "Threads"]
 
 
-class Job:
+class HandlerJob:
     """One call in a thread.
 
     Attributes:
@@ -45,14 +45,14 @@ class Threads:
         self._name = name
         self._on_late = on_late
         self._loop = asyncio.get_running_loop()
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[HandlerJob | None] = queue.SimpleQueue()
         self._busy = 0
         self._started = 0
 
-    def submit(self, call: Callable[[], Any]) -> Job:
+    def submit(self, call: Callable[[], Any]) -> HandlerJob:
         """Run a function in a thread, in the context of the caller."""
         context = contextvars.copy_context()
-        job = Job(lambda: context.run(call), self._loop.create_future())
+        job = HandlerJob(lambda: context.run(call), self._loop.create_future())
         self._busy += 1
         if self._busy + self.stuck > self._started:
             self._started += 1
@@ -61,7 +61,7 @@ class Threads:
         self._jobs.put(job)
         return job
 
-    def give_up(self, job: Job) -> None:
+    def give_up(self, job: HandlerJob) -> None:
         """Give up the thread of a call; the next call gets another one."""
         if not job.done.done() and not job.is_stuck:
             job.is_stuck = True
@@ -84,7 +84,7 @@ class Threads:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
                 self._loop.call_soon_threadsafe(self._ended, job, result, error)
 
-    def _ended(self, job: Job, result: Any, error: BaseException | None) -> None:
+    def _ended(self, job: HandlerJob, result: Any, error: BaseException | None) -> None:
         if job.is_stuck:
             self.stuck -= 1
             self._on_late()

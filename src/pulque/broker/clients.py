@@ -15,7 +15,7 @@ from pulque.model.names import (
     patterns_of,
     subject_of,
 )
-from pulque.net.server import Connection
+from pulque.net.server import AcceptedConnection
 from pulque.rules.consumption import Consumption
 from pulque.storage.logs.partitions import Partitions
 from pulque.wire.clients import ConnectedClient, ConnectedConsumer
@@ -37,7 +37,7 @@ _Key = tuple[Group, ConsumerId]
 class _Client:
     """One connection."""
 
-    connection: Connection
+    connection: AcceptedConnection
     name: str
     connected_at_ms: int
     consumers: dict[_Key, dict[Pattern, None]] = field(default_factory=dict)
@@ -58,13 +58,13 @@ class ClientTable:
         self._clock = clock
         self._clients: dict[int, _Client] = {}
         """In the order of their numbers."""
-        self._numbers: dict[Connection, int] = {}
+        self._numbers: dict[AcceptedConnection, int] = {}
         self._last = 0
 
     def __len__(self) -> int:
         return len(self._clients)
 
-    def greeted(self, connection: Connection, name: str) -> None:
+    def greeted(self, connection: AcceptedConnection, name: str) -> None:
         """Take in a new client."""
         self._last += 1
         age_ms = self._clock.monotonic_ms() - connection.opened_at_ms
@@ -72,19 +72,19 @@ class ClientTable:
         self._clients[self._last] = client
         self._numbers[connection] = self._last
 
-    def closed(self, connection: Connection) -> None:
+    def closed(self, connection: AcceptedConnection) -> None:
         """Forget a client."""
         number = self._numbers.pop(connection, None)
         if number is not None:
             del self._clients[number]
 
-    def subscribed(self, connection: Connection, key: _Key, subject: Pattern) -> None:
+    def subscribed(self, connection: AcceptedConnection, key: _Key, subject: Pattern) -> None:
         """Take note of what a consumer wants."""
         client = self._clients.get(self._numbers.get(connection, 0))
         if client is not None and not client.is_full:
             client.consumers.setdefault(key, {})[subject] = None
 
-    def pulled(self, connection: Connection, request: Pull) -> None:
+    def pulled(self, connection: AcceptedConnection, request: Pull) -> None:
         """Take note of a consumer that pulls without having subscribed here."""
         key = (Group(request.group), ConsumerId(request.consumer))
         if key not in self._clients[self._numbers[connection]].consumers:
@@ -92,7 +92,7 @@ class ClientTable:
             for subject in islice(request.covers or wanted, _MOST_ROWS):
                 self.subscribed(connection, key, Pattern(subject))
 
-    def left(self, connection: Connection, key: _Key) -> None:
+    def left(self, connection: AcceptedConnection, key: _Key) -> None:
         """Forget a consumer that leaves."""
         self._clients[self._numbers[connection]].consumers.pop(key, None)
 

@@ -7,7 +7,7 @@ from pulque.broker.groups.group_reset import Resetter
 from pulque.broker.groups.ordered_groups import Steward
 from pulque.broker.groups.partition_allotment import LoneAttendance
 from pulque.broker.groups.pull_locks import Locker
-from pulque.broker.groups.subscriptions import Registrar
+from pulque.broker.groups.subscriptions import GroupRegistrar
 from pulque.broker.pulling.partition_reads import Browser
 from pulque.broker.pulling.puller import Puller
 from pulque.broker.receiving.receiver import BrokerReceiver
@@ -17,11 +17,11 @@ from pulque.broker.settling.due_retries import Releaser
 from pulque.broker.settling.retry import Redeliverer
 from pulque.broker.settling.settler import Settler
 
-__all__ = ["Parts"]
+__all__ = ["BrokerParts"]
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class BrokerParts:
     """One of each."""
 
     receiver: BrokerReceiver
@@ -29,7 +29,7 @@ class Parts:
     settler: Settler
     browser: Browser
     redeliverer: Redeliverer
-    registrar: Registrar
+    registrar: GroupRegistrar
     releaser: Releaser
     resetter: Resetter
     office: DeadLetterOffice

@@ -43,13 +43,13 @@ from pulque.settings.units import (
 )
 
 __all__ = [
+    "BrokerClusterSection",
+    "BrokerReplicationSection",
     "BrokerSettings",
-    "ClusterSection",
     "ConsumptionSection",
     "LimitsSection",
     "ListenSection",
     "LogSection",
-    "ReplicationSection",
     "RetrySection",
     "StorageSection",
 ]
@@ -264,7 +264,7 @@ def parse_delays(text: str) -> list[timedelta]:
     return [parse_duration(each) for each in text.split()]
 
 
-class ClusterSection(JoinSection):
+class BrokerClusterSection(JoinSection):
     """Which cluster the broker belongs to."""
 
     meta: Listed = Field(
@@ -289,7 +289,7 @@ class ClusterSection(JoinSection):
         return checked_name(group) if group else group
 
 
-class ReplicationSection(Section):
+class BrokerReplicationSection(Section):
     """How many brokers of its group have the same messages."""
 
     copies: Annotated[Number, Field(ge=1, le=9)] = Field(
@@ -321,7 +321,7 @@ class ReplicationSection(Section):
         return self.min_in_sync or min(self.copies, 2)
 
     @model_validator(mode="after")
-    def _fits(self) -> "ReplicationSection":
+    def _fits(self) -> "BrokerReplicationSection":
         if (self.min_in_sync or 1) > self.copies:
             raise ValueError(
                 f"min_in_sync ({self.min_in_sync}) is over copies ({self.copies}): messages could "
@@ -356,11 +356,11 @@ class BrokerSettings(ServerSettings):
         default=RetrySection(),
         description="What becomes of messages that a consumer could not process.",
     )
-    cluster: ClusterSection = Field(
-        default=ClusterSection(), description="Which cluster the broker belongs to."
+    cluster: BrokerClusterSection = Field(
+        default=BrokerClusterSection(), description="Which cluster the broker belongs to."
     )
-    replication: ReplicationSection = Field(
-        default=ReplicationSection(),
+    replication: BrokerReplicationSection = Field(
+        default=BrokerReplicationSection(),
         description="How many brokers of its group have the same messages.",
     )
     log: LogSection = Field(

@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import dataclass
 from itertools import pairwise
 
-from pulque.broker.components import Parts
+from pulque.broker.components import BrokerParts
 from pulque.broker.state import BrokerState, Surroundings
 from pulque.errors import CorruptionError, PulqueError, StorageFullError
 from pulque.net.steps import Steps, in_slices
@@ -42,7 +42,7 @@ class Housekeeper:
         self,
         state: BrokerState,
         around: Surroundings,
-        parts: Parts,
+        parts: BrokerParts,
         committer: Committer,
         rhythm: Rhythm,
     ) -> None:

@@ -7,7 +7,7 @@ from pulque.broker.housekeeping import Rhythm
 from pulque.broker.state import PullLimits, SendLimits
 from pulque.model.positions import Epoch
 from pulque.net.server import ConnectionLimits
-from pulque.rules.retry import RetryPolicy
+from pulque.rules.retry import RetryRules
 from pulque.storage.options import StorageOptions
 from pulque.wire.frame import MAX_PAYLOAD
 
@@ -68,11 +68,11 @@ def pull_limits(settings: BrokerSettings) -> PullLimits:
     )
 
 
-def retry_policy(settings: BrokerSettings) -> RetryPolicy:
+def retry_policy(settings: BrokerSettings) -> RetryRules:
     """Return what becomes of messages that fail, unless their group says otherwise."""
     retry, longest = settings.retry, longest_delay_ms(settings)
     delays_ms = tuple(min(in_ms(delay), longest) for delay in parse_delays(retry.delays))
-    return RetryPolicy(delays_ms, retry.jitter_percent / 100, retry.attempts)
+    return RetryRules(delays_ms, retry.jitter_percent / 100, retry.attempts)
 
 
 def longest_delay_ms(settings: BrokerSettings) -> int:

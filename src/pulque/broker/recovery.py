@@ -16,7 +16,7 @@ from pulque.model.positions import ConsumeSequence
 from pulque.rules.adoption import Adoption, Adoptions
 from pulque.rules.consumption import Consumption
 from pulque.rules.consumption_state import load_state
-from pulque.rules.dead import DeadLetters
+from pulque.rules.dead import DeadLetterState
 from pulque.rules.dedup import Dedup
 from pulque.rules.schedule import Schedule
 from pulque.storage.engine import Engine
@@ -36,7 +36,7 @@ class Recovered:
         self.dedup = Dedup()
         self.consumption = Consumption()
         self.schedule = Schedule()
-        self.dead = DeadLetters()
+        self.dead = DeadLetterState()
         self.adoptions = Adoptions()
         self.batches = 0
         self.facts = 0

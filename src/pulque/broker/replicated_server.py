@@ -57,7 +57,7 @@ _FAREWELL_S = 0.1
 _LEAVE_AGAIN_S = 5.0
 
 
-class _Known(NamedTuple):
+class _KnownLeadership(NamedTuple):
     """What is known of the data directory, whoever has it open."""
 
     directory: str
@@ -111,7 +111,7 @@ class ReplicatedBroker(Supervised):
         self._following: Following | None = None
         self._server: FrameServer | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._last = _Known("", 0, 0, 0, 0, is_fit=True)
+        self._last = _KnownLeadership("", 0, 0, 0, 0, is_fit=True)
         """As it was when the logs were closed last."""
         self._port = settings.listen.port
         self.url = ""
@@ -395,15 +395,15 @@ class ReplicatedBroker(Supervised):
             for link in registration.links:
                 link.hurry()
 
-    def _known(self) -> _Known:
+    def _known(self) -> _KnownLeadership:
         if self._broker is not None:
             return self._known_of(self._broker)
         return self._last if self._logs is None else _known_of_logs(self._logs)
 
     @staticmethod
-    def _known_of(broker: Broker) -> _Known:
+    def _known_of(broker: Broker) -> _KnownLeadership:
         found = broker.describe(ServerState.READY)
-        return _Known(
+        return _KnownLeadership(
             found.directory,
             found.incarnation,
             broker.message_end,
@@ -494,8 +494,8 @@ def open_logs(files: FileSystem, options: StorageOptions, listener: Listener) ->
     return logs
 
 
-def _known_of_logs(logs: ReplicaLogs) -> _Known:
-    return _Known(
+def _known_of_logs(logs: ReplicaLogs) -> _KnownLeadership:
+    return _KnownLeadership(
         logs.identity.id,
         logs.start_count,
         logs.message_end,

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pulque.broker.cluster.local_routes import LocalRoutes, parse_asked
 from pulque.broker.cluster.membership import ClusterSide
 from pulque.broker.cluster.partition_coverage import Place
-from pulque.broker.cluster.route_watches import Watcher
-from pulque.broker.components import Parts
+from pulque.broker.cluster.route_watches import RouteWatch
+from pulque.broker.components import BrokerParts
 from pulque.broker.housekeeping import opened_in_steps
 from pulque.broker.replication.log_streams import Streams
 from pulque.broker.responses import BrokerResponder
@@ -21,7 +21,7 @@ from pulque.errors import (
 )
 from pulque.model.names import ConsumerId, Group, Pattern, effective_group
 from pulque.model.routes import RouteKind
-from pulque.net.server import Connection, Work
+from pulque.net.server import AcceptedConnection, Work
 from pulque.net.steps import Steps
 from pulque.serving.requests import (
     RequestHandler,
@@ -103,7 +103,7 @@ class BrokerHandler(RequestHandler):
     def __init__(  # noqa: PLR0913  # all that it hands requests to
         self,
         welcome: Welcome,
-        parts: Parts,
+        parts: BrokerParts,
         state: BrokerState,
         clock: Clock,
         *,
@@ -127,7 +127,7 @@ class BrokerHandler(RequestHandler):
             state.places, cluster.broker_group, cluster.gate, parts.attendance.order_of
         )
         """Which partitions are here."""
-        self._watcher = Watcher(state.places, self.routes)
+        self._watcher = RouteWatch(state.places, self.routes)
         self._consumption = state.consumption
         self._clock = clock
         self._status = status
@@ -190,11 +190,11 @@ class BrokerHandler(RequestHandler):
             row(HandOver, self._hand_over, is_held=True),
         )
 
-    def pause(self, connection: Connection) -> None:
+    def pause(self, connection: AcceptedConnection) -> None:
         """Write what a connection sent, now that all its requests are handled."""
         self._receiver.pause(connection)
 
-    def closed(self, connection: Connection) -> None:
+    def closed(self, connection: AcceptedConnection) -> None:
         """Forget what a connection was waiting for."""
         self._puller.closed(connection)
         self._parts.browser.closed(connection)
@@ -210,32 +210,36 @@ class BrokerHandler(RequestHandler):
         self._watcher.partition_added(places)
         self._parts.attendance.partition_added()
 
-    def _greeted(self, connection: Connection, request: Hello) -> None:
+    def _greeted(self, connection: AcceptedConnection, request: Hello) -> None:
         self._clients.greeted(connection, request.client)
 
     # -- messages ----------------------------------------------------------------------------
 
-    def _send(self, connection: Connection, request: Send, responder: Responder) -> Work | None:
+    def _send(
+        self, connection: AcceptedConnection, request: Send, responder: Responder
+    ) -> Work | None:
         if len(request.batches) > self._receiver.batches_per_step:
             return self._receiver.send_in_steps(request, responder.answer, self._why_refused)
         self._receiver.send(request, responder.answer, connection)
         return None
 
-    def _pull(self, connection: Connection, request: Pull, responder: Responder) -> Work | None:
+    def _pull(
+        self, connection: AcceptedConnection, request: Pull, responder: Responder
+    ) -> Work | None:
         answer = self._while_it_leads(responder)
         refuse = responder.refuse
         work = self._puller.pull(request, connection, answer, refuse, connection.go_on_with)
         self._clients.pulled(connection, request)
         return work
 
-    def _settle(self, _: Connection, request: Settle, responder: Responder) -> None:
+    def _settle(self, _: AcceptedConnection, request: Settle, responder: Responder) -> None:
         responder.answer(self._settler.settle(request))
         self._puller.settled(*_consumer_of(request))
 
-    def _read(self, connection: Connection, request: Read, responder: Responder) -> None:
+    def _read(self, connection: AcceptedConnection, request: Read, responder: Responder) -> None:
         self._parts.browser.read(request, connection, responder.answer, responder.refuse)
 
-    def _seal(self, _: Connection, request: Seal, responder: Responder) -> Work:
+    def _seal(self, _: AcceptedConnection, request: Seal, responder: Responder) -> Work:
         """Seal both logs at one instant, so that an archive has of both what belongs together."""
         del request
         actions = self._engine.actions
@@ -253,7 +257,9 @@ class BrokerHandler(RequestHandler):
 
     # -- groups ------------------------------------------------------------------------------
 
-    def _beat(self, connection: Connection, request: Heartbeat, responder: Responder) -> None:
+    def _beat(
+        self, connection: AcceptedConnection, request: Heartbeat, responder: Responder
+    ) -> None:
         responder.answer(self._settler.heartbeat(request))
         if request.is_leaving:
             key = _consumer_of(request)
@@ -261,7 +267,9 @@ class BrokerHandler(RequestHandler):
             self._parts.locker.left(*key)
             self._puller.dismiss([key])
 
-    def _subscribe(self, connection: Connection, request: Subscribe, responder: Responder) -> None:
+    def _subscribe(
+        self, connection: AcceptedConnection, request: Subscribe, responder: Responder
+    ) -> None:
         def answer(response: Subscribed) -> None:
             key = (Group(response.group), ConsumerId(request.consumer))
             self._clients.subscribed(connection, key, Pattern(request.subject))
@@ -269,10 +277,10 @@ class BrokerHandler(RequestHandler):
 
         self._parts.registrar.subscribe(request, answer, responder.refuse)
 
-    def _groups(self, _: Connection, request: Groups, responder: Responder) -> Work:
+    def _groups(self, _: AcceptedConnection, request: Groups, responder: Responder) -> Work:
         return self._parts.resetter.groups(request, responder.answer_written)
 
-    def _reset(self, connection: Connection, request: Reset, responder: Responder) -> Work:
+    def _reset(self, connection: AcceptedConnection, request: Reset, responder: Responder) -> Work:
         return self._parts.resetter.reset(
             request,
             responder.answer_written,
@@ -280,22 +288,22 @@ class BrokerHandler(RequestHandler):
             lambda rest: connection.go_on_with(in_steps(rest, responder)),
         )
 
-    def _ordered(self, _: Connection, request: Ordered, responder: Responder) -> Work:
+    def _ordered(self, _: AcceptedConnection, request: Ordered, responder: Responder) -> Work:
         report = yield from self._parts.steward.report(request)
         responder.answer(report)
 
-    def _lock(self, connection: Connection, request: Lock, responder: Responder) -> None:
+    def _lock(self, connection: AcceptedConnection, request: Lock, responder: Responder) -> None:
         answer = self._while_it_leads(responder)
         self._parts.locker.lock(request, connection, answer, responder.refuse)
 
     # -- the cluster -------------------------------------------------------------------------
 
-    def _report(self, _: Connection, request: Status, responder: Responder) -> Work:
+    def _report(self, _: AcceptedConnection, request: Status, responder: Responder) -> Work:
         del request
         report = yield from self._status()
         responder.answer(StatusReport(report))
 
-    def _route(self, _: Connection, request: Route, responder: Responder) -> None:
+    def _route(self, _: AcceptedConnection, request: Route, responder: Responder) -> None:
         """Answer what is here, or have a meta server say who serves a subject."""
         relay = self._cluster.relay
         if relay is not None and request.kind is not RouteKind.LOCAL:
@@ -307,22 +315,28 @@ class BrokerHandler(RequestHandler):
         route = self.routes.route(request.subject, request.group, request.kind)
         responder.answer(Routed(route))
 
-    def _watch(self, connection: Connection, request: Watch, responder: Responder) -> Work:
+    def _watch(self, connection: AcceptedConnection, request: Watch, responder: Responder) -> Work:
         return self._watcher.watch(request, connection, responder.answer)
 
-    def _attend(self, connection: Connection, request: Attend, responder: Responder) -> None:
+    def _attend(
+        self, connection: AcceptedConnection, request: Attend, responder: Responder
+    ) -> None:
         self._parts.attendance.attend(request, connection, responder.answer)
 
     # -- followers ---------------------------------------------------------------------------
 
-    def _follow(self, connection: Connection, request: Follow, responder: Responder) -> None:
+    def _follow(
+        self, connection: AcceptedConnection, request: Follow, responder: Responder
+    ) -> None:
         responder.answer(self._copied().follow(request, connection))
 
-    def _replicate(self, connection: Connection, request: Replicate, responder: Responder) -> None:
+    def _replicate(
+        self, connection: AcceptedConnection, request: Replicate, responder: Responder
+    ) -> None:
         self._copied().replicate(request, connection, responder.answer, responder.refuse)
 
     def _copy_checkpoint(
-        self, connection: Connection, request: CopyCheckpoint, responder: Responder
+        self, connection: AcceptedConnection, request: CopyCheckpoint, responder: Responder
     ) -> None:
         self._copied().checkpoint(request, connection, responder.answer, responder.refuse)
 
@@ -336,7 +350,7 @@ class BrokerHandler(RequestHandler):
             raise NotLeaderError("this broker stands alone: nobody can follow it")
         return self._streams
 
-    def _hand_over(self, _: Connection, request: HandOver, responder: Responder) -> None:
+    def _hand_over(self, _: AcceptedConnection, request: HandOver, responder: Responder) -> None:
         if self._streams is None:
             raise NotLeaderError("this broker stands alone: nobody can take over")
         self._streams.hand_over(request, responder.answer, responder.refuse)

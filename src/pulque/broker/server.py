@@ -14,14 +14,14 @@ import structlog
 
 from pulque.broker.clients import ClientTable
 from pulque.broker.cluster.membership import ClusterSide, advertised, join_cluster, register_of
-from pulque.broker.cluster.partition_coverage import Places
-from pulque.broker.components import Parts
+from pulque.broker.cluster.partition_coverage import PartitionCoverage
+from pulque.broker.components import BrokerParts
 from pulque.broker.config import BrokerSettings
 from pulque.broker.groups.group_reset import Resetter
 from pulque.broker.groups.ordered_groups import Steward
 from pulque.broker.groups.partition_allotment import LoneAttendance
 from pulque.broker.groups.pull_locks import Locker
-from pulque.broker.groups.subscriptions import Registrar
+from pulque.broker.groups.subscriptions import GroupRegistrar
 from pulque.broker.housekeeping import Housekeeper
 from pulque.broker.parameters import (
     READERS,
@@ -40,7 +40,7 @@ from pulque.broker.receiving.internal_appends import Appender
 from pulque.broker.receiving.new_subjects import Newcomers
 from pulque.broker.receiving.receiver import BrokerReceiver
 from pulque.broker.recovery import Recovered, recover
-from pulque.broker.replication.leader import Leading, Rule
+from pulque.broker.replication.leader import ReplicationLeader, Rule
 from pulque.broker.replication.log_streams import Streams
 from pulque.broker.requests import BrokerHandler
 from pulque.broker.search.key_index_writer import Indexer
@@ -197,7 +197,7 @@ class Broker(Supervised):
             recovered.dedup,
             leases,
             Tenure(epoch, engine.start_count),
-            Places(engine.partitions.by_id.values()),
+            PartitionCoverage(engine.partitions.by_id.values()),
             schedule=recovered.schedule,
             dead=recovered.dead,
             adoptions=recovered.adoptions,
@@ -260,13 +260,13 @@ class Broker(Supervised):
         )
         puller = Puller(state, around, pull_limits(settings), self._committer.sync_facts)
         locker = Locker(state, self._clock, self._committer.sync_facts, puller.look_again)
-        self._parts = Parts(
+        self._parts = BrokerParts(
             BrokerReceiver(state, around, self._committer, send_limits(settings), newcomers),
             puller,
             settler,
             Browser(state.engine, self._executor, pull_limits(settings)),
             redeliverer,
-            Registrar(state, around, self._committer, puller.dismiss, locker),
+            GroupRegistrar(state, around, self._committer, puller.dismiss, locker),
             releaser,
             Resetter(state, around, self._committer, wake=self._wake),
             DeadLetterOffice(
@@ -332,7 +332,7 @@ class Broker(Supervised):
         )
 
     @property
-    def leading(self) -> Leading | None:
+    def leading(self) -> ReplicationLeader | None:
         """How it leads its group; None for a broker that stands alone."""
         return None if self._streams is None else self._streams.leading
 
@@ -341,7 +341,7 @@ class Broker(Supervised):
         if self._reign is None:
             return None
         return Streams(
-            Leading(
+            ReplicationLeader(
                 self._reign.rule,
                 self._state.engine,
                 self._cluster.gate,

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
-from pulque.broker.cluster.partition_coverage import Places
+from pulque.broker.cluster.partition_coverage import PartitionCoverage
 from pulque.clock import Clock
 from pulque.errors import NotAllowedError, PulqueError
 from pulque.model.actions import Action, DeadPurged
@@ -13,7 +13,7 @@ from pulque.model.names import ConsumerId, Group, PartitionName, subject_of
 from pulque.model.positions import Tenure
 from pulque.rules.adoption import Adoptions
 from pulque.rules.consumption import Consumption, Effect
-from pulque.rules.dead import DeadLetters
+from pulque.rules.dead import DeadLetterState
 from pulque.rules.dedup import Dedup
 from pulque.rules.groups import GroupsSettings
 from pulque.rules.lease import Leases
@@ -39,11 +39,11 @@ class BrokerState:
     """Which consumers live."""
     tenure: Tenure
     """The epoch and the start that this broker hands out messages under."""
-    places: Places = field(default_factory=lambda: Places(()))
+    places: PartitionCoverage = field(default_factory=lambda: PartitionCoverage(()))
     """Which partitions a subscription covers."""
     schedule: Schedule = field(default_factory=Schedule)
     """What waits for its next attempt."""
-    dead: DeadLetters = field(default_factory=DeadLetters)
+    dead: DeadLetterState = field(default_factory=DeadLetterState)
     """Which dead letters were dealt with."""
     adoptions: Adoptions = field(default_factory=Adoptions)
     """What was taken over from brokers that were away."""

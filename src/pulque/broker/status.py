@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 from pulque.broker.cluster.membership import ClusterSide
-from pulque.broker.components import Parts
+from pulque.broker.components import BrokerParts
 from pulque.broker.state import BrokerState
 from pulque.model.names import is_retry
 from pulque.net.steps import Steps, in_slices
@@ -34,7 +34,7 @@ def cluster_report(cluster: ClusterSide) -> dict[str, Any]:
 
 
 def status_report(
-    state: BrokerState, parts: Parts, committer: Committer, connections: int
+    state: BrokerState, parts: BrokerParts, committer: Committer, connections: int
 ) -> Steps[dict[str, Any]]:
     """Return counts, positions and sizes; long lists are cut at a thousand rows.
 

@@ -18,11 +18,11 @@ from pulque.storage.indexes.key_file import read_heads
 from pulque.storage.indexes.segment_index import Entry, SealedIndex
 from pulque.storage.inspection.data_files import (
     BatchRecord,
-    DamagedRange,
     DataFile,
     FactRecord,
     FileKind,
     TableRecord,
+    UnreadableBytes,
     data_files,
     kind_of,
     read_facts,
@@ -105,10 +105,10 @@ def _rows_of(
 
 
 def _message_rows(
-    record: BatchRecord | TableRecord | DamagedRange, *, with_messages: bool
+    record: BatchRecord | TableRecord | UnreadableBytes, *, with_messages: bool
 ) -> Iterator[dict[str, object] | Message]:
     match record:
-        case DamagedRange():
+        case UnreadableBytes():
             yield _damage_row(record)
         case TableRecord(envelope, rows):
             yield {
@@ -143,8 +143,8 @@ def _message_rows(
                 yield from (Message(stored, index) for index in range(len(stored)))
 
 
-def _fact_row(record: FactRecord | DamagedRange) -> dict[str, object]:
-    if isinstance(record, DamagedRange):
+def _fact_row(record: FactRecord | UnreadableBytes) -> dict[str, object]:
+    if isinstance(record, UnreadableBytes):
         return _damage_row(record)
     action = record.action
     return {
@@ -166,7 +166,7 @@ def _value(field: str, value: Any) -> object:
 def _checkpoint_rows(files: FileSystem, each: DataFile) -> Iterator[dict[str, object]]:
     state = read_checkpoint(files, each.path)
     if isinstance(state, str):
-        yield _damage_row(DamagedRange(0, 0, state))
+        yield _damage_row(UnreadableBytes(0, 0, state))
         return
     for key, value in state.items():
         if key == MARK_KEY:
@@ -179,7 +179,7 @@ def _mark_row(state: dict[bytes, bytes]) -> dict[str, object]:
     try:
         mark = Mark.decode(state)
     except ValueError as problem:
-        return _damage_row(DamagedRange(0, 0, str(problem)))
+        return _damage_row(UnreadableBytes(0, 0, str(problem)))
     return {"type": "mark", **mark._asdict(), "stored_at_ms": instant(mark.stored_at_ms)}
 
 
@@ -189,7 +189,7 @@ def _index_rows(files: FileSystem, each: DataFile) -> Iterator[dict[str, object]
         index = SealedIndex(file, each.path, base=each.base)  # type: ignore[arg-type]
         entries = index.all_entries()
     except PulqueError as error:
-        yield _damage_row(DamagedRange(getattr(error, "offset", 0), 0, str(error)))
+        yield _damage_row(UnreadableBytes(getattr(error, "offset", 0), 0, str(error)))
         return
     finally:
         file.close()
@@ -216,14 +216,14 @@ def _keys_rows(files: FileSystem, each: DataFile) -> Iterator[dict[str, object]]
         times = {"begun_ms": instant(head.begun_ms), "last_ms": instant(head.last_ms)}
         yield {"type": "part", **head._asdict(), **times}
     if problem:
-        yield _damage_row(DamagedRange(sum(head.size for head in heads), 0, problem))
+        yield _damage_row(UnreadableBytes(sum(head.size for head in heads), 0, problem))
 
 
 def _entry_row(entry: Entry) -> dict[str, object]:
     return {"type": "entry", **entry._asdict(), "stored_at_ms": instant(entry.stored_at_ms)}
 
 
-def _damage_row(damage: DamagedRange) -> dict[str, object]:
+def _damage_row(damage: UnreadableBytes) -> dict[str, object]:
     return {
         "type": "damage",
         "offset": damage.offset,

@@ -7,7 +7,7 @@ from functools import partial
 from pulque.delay.context import Around
 from pulque.delay.dispatch.dispatcher import Dispatcher
 from pulque.delay.pending_queries import Looker
-from pulque.delay.recovery import Recovered, encode_closed, encode_sequences
+from pulque.delay.recovery import RecoveredSchedule, encode_closed, encode_sequences
 from pulque.delay.schedule.checkpoint import Extent
 from pulque.delay.schedule.dispatch_log_writer import Notebook
 from pulque.delay.schedule.replay import Replayer
@@ -15,7 +15,7 @@ from pulque.errors import PulqueError, StorageFullError
 from pulque.rules.ticks import LONGEST_TICK_MS
 from pulque.serving.commit import Committer
 
-__all__ = ["Housekeeper", "IdleDetector"]
+__all__ = ["DelayHousekeeper", "IdleDetector"]
 
 _TICK_S = 0.25
 _LITTLE_BYTES = 1024 * 1024
@@ -37,12 +37,12 @@ _QUIET_MS = 5000
 """… after a pause of so long."""
 
 
-class Housekeeper:
+class DelayHousekeeper:
     """Runs on the same event loop as the data path; disk work runs in threads."""
 
     def __init__(  # noqa: PLR0913  # what it needs, and nothing else
         self,
-        recovered: Recovered,
+        recovered: RecoveredSchedule,
         committer: Committer,
         notebook: Notebook,
         dispatcher: Dispatcher,

@@ -6,7 +6,7 @@ import numpy as np
 
 from pulque.clock import Clock
 from pulque.delay.dispatch.dispatcher import Dispatcher
-from pulque.delay.pending_queries import Found, Looker
+from pulque.delay.pending_queries import FoundRow, Looker
 from pulque.delay.receiver import DelayReceiver, DueLimits
 from pulque.delay.schedule.dispatch_log_writer import Notebook
 from pulque.delay.schedule.entries import MOVED_PREFIX
@@ -143,7 +143,7 @@ class Changer:
         self.moved += 1
         return Fate.MOVED
 
-    async def _store_moved(self, found: Found, table: MessageTable, due_ms: int) -> None:
+    async def _store_moved(self, found: FoundRow, table: MessageTable, due_ms: int) -> None:
         index, row = found
         rows = np.array([row])
         before = found.state
@@ -174,7 +174,7 @@ class Changer:
         finally:
             moving.discard(found.place)
 
-    async def _find(self, message_id: bytes, due_ms: int) -> tuple[Fate, Found | None]:
+    async def _find(self, message_id: bytes, due_ms: int) -> tuple[Fate, FoundRow | None]:
         """Return a waiting message, or its fate."""
         self._forget_written()
         found = await self._looker.find(message_id, due_ms)

@@ -32,7 +32,7 @@ from pulque.wire.delay import (
 )
 from pulque.wire.stuck import StuckListed, StuckMessages
 
-__all__ = ["Found", "Looker"]
+__all__ = ["FoundRow", "Looker"]
 
 _PLACE = Struct("<qqq")
 _HOUR = Struct("<q")
@@ -42,7 +42,7 @@ _AT_ONCE = 64
 """Ticks to search before other requests get a turn."""
 
 
-class Found(NamedTuple):
+class FoundRow(NamedTuple):
     """A message of a tick."""
 
     tick: TickIndex
@@ -58,13 +58,13 @@ class Found(NamedTuple):
         """Its place in the schedule log of its tick."""
         return self.tick.place_of(self.row)
 
-    def within(self, live: Mapping[int, TickIndex]) -> "Found":
+    def within(self, live: Mapping[int, TickIndex]) -> "FoundRow":
         """Return it as in the live index of its tick, if that was loaded meanwhile."""
         index = live.get(self.tick.tick)
         if index is None or index is self.tick:
             return self
         rows = index.rows_of(runs_from([self.place]))
-        return Found(index, int(rows[0])) if len(rows) else self
+        return FoundRow(index, int(rows[0])) if len(rows) else self
 
 
 class Looker:
@@ -113,7 +113,7 @@ class Looker:
     def _used(self) -> int:
         return sum(index.memory for index in self._kept.values())
 
-    async def find(self, message_id: bytes, due_ms: int) -> list[Found]:
+    async def find(self, message_id: bytes, due_ms: int) -> list[FoundRow]:
         """Return the messages with an id, the newest last.
 
         Args:
@@ -128,12 +128,12 @@ class Looker:
             some = cold[at : at + _AT_ONCE]
             find = partial(self._store.search.find, some, message_id, may_index=due_ms != ANY_DUE)
             indexes += await self._around.look(find)
-        found: list[Found] = []
+        found: list[FoundRow] = []
         for index in sorted(indexes, key=_tick_of):
             rows = index.find(message_id)
             if due_ms != ANY_DUE:
                 rows = rows[index.due_ms[rows] == due_ms]
-            found += [Found(index, row) for row in rows.tolist()]
+            found += [FoundRow(index, row) for row in rows.tolist()]
         return [each.within(live) for each in found]
 
     def _ticks_of(self, due_ms: int) -> list[int]:

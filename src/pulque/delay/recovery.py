@@ -21,7 +21,7 @@ from pulque.storage.indexes.segment_index import Entry
 from pulque.storage.logs.partitions import Partition
 from pulque.storage.options import StorageOptions
 
-__all__ = ["Recovered", "encode_closed", "encode_sequences", "recover"]
+__all__ = ["RecoveredSchedule", "encode_closed", "encode_sequences", "recover"]
 
 _PREFIX = b"next."
 _CLOSED_KEY = b"closed"
@@ -58,7 +58,7 @@ class _Observer:
 
 
 @dataclass(frozen=True, slots=True)
-class Recovered:
+class RecoveredSchedule:
     """The state of a delay server."""
 
     engine: Engine
@@ -78,7 +78,7 @@ class Recovered:
 
 def recover(
     files: FileSystem, options: StorageOptions, listener: Listener, tick_ms: int, now_ms: int
-) -> Recovered:
+) -> RecoveredSchedule:
     """Open and recover a data directory."""
     observer = _Observer()
     engine = Engine(files, options, listener, observer, now_ms)
@@ -96,7 +96,7 @@ def recover(
     batches = replay_rest(engine, store, listener, was_tick_ms)
     store.tell_made_again()
     unresumed = frozenset(tick for tick, each in noted if open_intents(each))
-    return Recovered(
+    return RecoveredSchedule(
         engine,
         store,
         observer.dedup,

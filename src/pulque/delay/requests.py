@@ -14,7 +14,7 @@ from pulque.errors import PulqueError, ReadOnlyError, UnsupportedError
 from pulque.model.names import PartitionName, Pattern, parse_pattern
 from pulque.model.routes import PartitionRoute, RouteKind
 from pulque.model.routes import Route as RouteOf
-from pulque.net.server import Connection, Work
+from pulque.net.server import AcceptedConnection, Work
 from pulque.serving.request_tasks import RequestTasks
 from pulque.serving.requests import RequestHandler, returns, row
 from pulque.serving.responses import Responder
@@ -67,7 +67,7 @@ class DelayHandler(RequestHandler):
         self._registration = registration
         self._status = status
         self._tasks = RequestTasks("delay server")
-        self._changing: WeakKeyDictionary[Connection, asyncio.Lock] = WeakKeyDictionary()
+        self._changing: WeakKeyDictionary[AcceptedConnection, asyncio.Lock] = WeakKeyDictionary()
         """So that a connection stands once in the queue of those who change something."""
         super().__init__(
             (
@@ -85,7 +85,7 @@ class DelayHandler(RequestHandler):
             send_single=self._single_send,
         )
 
-    def pause(self, connection: Connection) -> None:
+    def pause(self, connection: AcceptedConnection) -> None:
         """Pass on that a connection has sent all of its requests for now."""
         self._receiver.pause(connection)
 
@@ -101,7 +101,9 @@ class DelayHandler(RequestHandler):
         self._check_writable()
         self._receiver.send_single(request, responder)
 
-    def _send(self, connection: Connection, request: Send, responder: Responder) -> Work | None:
+    def _send(
+        self, connection: AcceptedConnection, request: Send, responder: Responder
+    ) -> Work | None:
         self._check_writable()
         if len(request.batches) > self._receiver.batches_per_step:
             return self._receiver.send_in_steps(request, responder.answer)
@@ -112,24 +114,26 @@ class DelayHandler(RequestHandler):
         if self._registration.is_read_only:
             raise ReadOnlyError("this delay server takes no messages, by command")
 
-    async def _listed(self, connection: Connection, request: Scheduled) -> ScheduledListed:
+    async def _listed(self, connection: AcceptedConnection, request: Scheduled) -> ScheduledListed:
         del connection
         await self._receiver.replayer.caught_up()
         return await self._looker.listed(request)
 
-    async def _stuck(self, connection: Connection, request: StuckMessages) -> StuckListed:
+    async def _stuck(self, connection: AcceptedConnection, request: StuckMessages) -> StuckListed:
         del connection
         return self._looker.stuck(request)
 
-    async def _cancel(self, connection: Connection, request: Cancel) -> Cancelled:
+    async def _cancel(self, connection: AcceptedConnection, request: Cancel) -> Cancelled:
         async with self._turn_of(connection):
             return Cancelled(await self._changer.cancel(request.tickets))
 
-    async def _reschedule(self, connection: Connection, request: Reschedule) -> Rescheduled:
+    async def _reschedule(
+        self, connection: AcceptedConnection, request: Reschedule
+    ) -> Rescheduled:
         async with self._turn_of(connection):
             return Rescheduled(await self._changer.reschedule(request.moves))
 
-    def _turn_of(self, connection: Connection) -> asyncio.Lock:
+    def _turn_of(self, connection: AcceptedConnection) -> asyncio.Lock:
         return self._changing.setdefault(connection, asyncio.Lock())
 
     def _route(self, request: Route) -> Routed:
@@ -141,11 +145,11 @@ class DelayHandler(RequestHandler):
         return Routed(RouteOf(pattern, 0, (here,)))
 
     def _in_task(
-        self, work: Callable[[Connection, R], Coroutine[None, None, Response]]
-    ) -> Callable[[Connection, R, Responder], None]:
+        self, work: Callable[[AcceptedConnection, R], Coroutine[None, None, Response]]
+    ) -> Callable[[AcceptedConnection, R, Responder], None]:
         """Return a handler that answers a request from a task."""
 
-        def handle(connection: Connection, request: R, responder: Responder) -> None:
+        def handle(connection: AcceptedConnection, request: R, responder: Responder) -> None:
             async def do() -> Response:
                 try:
                     return await work(connection, request)

@@ -15,14 +15,14 @@ from pulque.client.connection.url import Address, parse_address
 from pulque.clock import Clock, SystemClock
 from pulque.delay.config import DelaySettings
 from pulque.delay.context import Around
-from pulque.delay.dispatch.broker_connections import Brokers, Taker
+from pulque.delay.dispatch.broker_connections import BrokerConnections, Taker
 from pulque.delay.dispatch.dispatcher import Dispatcher
 from pulque.delay.dispatch.due_batches import Delivery
-from pulque.delay.housekeeping import Housekeeper
+from pulque.delay.housekeeping import DelayHousekeeper
 from pulque.delay.pending_changes import Changer
 from pulque.delay.pending_queries import Looker
 from pulque.delay.receiver import DelayReceiver, DueLimits
-from pulque.delay.recovery import Recovered, recover
+from pulque.delay.recovery import RecoveredSchedule, recover
 from pulque.delay.registration import DelayRegistration
 from pulque.delay.requests import DelayHandler
 from pulque.delay.schedule.dispatch_log_writer import Notebook
@@ -123,7 +123,7 @@ class DelayServer(Supervised):
             await self.close()
             raise
 
-    async def _begin(self, recovered: Recovered, began_ms: int) -> None:
+    async def _begin(self, recovered: RecoveredSchedule, began_ms: int) -> None:
         """Start to serve, after all parts are built."""
         self._tasks = [asyncio.create_task(self._supervise(self._notebook.run()))]
         if recovered.store.is_ahead:
@@ -149,7 +149,7 @@ class DelayServer(Supervised):
             return  # there is nobody to register at, and no need to
         await self._registration.start()
 
-    def _recover(self, files: DataDirectory) -> Recovered:
+    def _recover(self, files: DataDirectory) -> RecoveredSchedule:
         """Recover the data directory."""
         settings = self._settings
         return recover(
@@ -160,7 +160,7 @@ class DelayServer(Supervised):
             self._clock.now_ms(),
         )
 
-    def _build(self, recovered: Recovered) -> None:
+    def _build(self, recovered: RecoveredSchedule) -> None:
         """Build the parts."""
         settings, clock = self._settings, self._clock
         engine, store = recovered.engine, recovered.store
@@ -188,7 +188,7 @@ class DelayServer(Supervised):
             answered=self._answered,
         )
         self._notebook = Notebook(store, around.noter, around.warn)
-        self._brokers: Taker = self._given_brokers or Brokers(
+        self._brokers: Taker = self._given_brokers or BrokerConnections(
             self._registration.links,
             settings.name,
             clock,
@@ -231,7 +231,7 @@ class DelayServer(Supervised):
         self._changer = Changer(
             store, looker, self._notebook, self._receiver, self._dispatcher, clock=clock, due=due
         )
-        self._housekeeper = Housekeeper(
+        self._housekeeper = DelayHousekeeper(
             recovered,
             self._committer,
             self._notebook,

@@ -13,8 +13,8 @@ from pulque.admin.cluster import (
     WatchingClient,
 )
 from pulque.errors import NotAllowedError, UnknownServerError, UnknownSubjectError
-from pulque.meta.cluster_commands import Administration
-from pulque.meta.components import Parts
+from pulque.meta.cluster_commands import ClusterCommands
+from pulque.meta.components import MetaParts
 from pulque.meta.directory_refresh import Refresher
 from pulque.meta.policies import PoliciesInForce, written
 from pulque.model.cluster import GroupMarks, Placement, Server, ServerState
@@ -39,9 +39,9 @@ class AdministeredCluster:
 
     def __init__(
         self,
-        parts: Parts,
+        parts: MetaParts,
         refresher: Refresher,
-        administration: Administration,
+        administration: ClusterCommands,
         policies: PoliciesInForce,
     ) -> None:
         self._parts = parts

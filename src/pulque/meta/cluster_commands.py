@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from pulque.errors import InvalidRequestError, NotAllowedError, UnknownSubjectError
-from pulque.meta.components import Parts
+from pulque.meta.components import MetaParts
 from pulque.meta.directory_refresh import Refresher
 from pulque.meta.subject_creation import Subjects
 from pulque.model.cluster import GroupMarks, Placement, Server
@@ -13,19 +13,19 @@ from pulque.rules.membership import usable_groups
 from pulque.rules.ranges import check_count, merge, open_places, split
 from pulque.rules.routing import place_on
 
-__all__ = ["Administration"]
+__all__ = ["ClusterCommands"]
 
 _TRIES = 5
 _NO_MARKS = GroupMarks()
 
 
-class Administration:
+class ClusterCommands:
     """Commands about subjects, broker groups and servers.
 
     All of them raise ``UnavailableError`` while the database is away.
     """
 
-    def __init__(self, parts: Parts, refresher: Refresher, subjects: Subjects) -> None:
+    def __init__(self, parts: MetaParts, refresher: Refresher, subjects: Subjects) -> None:
         self._parts = parts
         self._directory = parts.directory
         self._store = parts.store

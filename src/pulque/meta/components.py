@@ -6,19 +6,19 @@ from dataclasses import dataclass
 
 from pulque.clock import Clock
 from pulque.errors import UnavailableError
-from pulque.meta.database.store import Store
+from pulque.meta.database.store import ClusterStore
 from pulque.meta.directory import Directory
 from pulque.meta.online_clients import OnlineClients
 from pulque.meta.route_watches import Watches
 
-__all__ = ["Background", "Parts"]
+__all__ = ["Background", "MetaParts"]
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class MetaParts:
     """One of each."""
 
-    store: Store
+    store: ClusterStore
     directory: Directory
     watches: Watches
     online: OnlineClients

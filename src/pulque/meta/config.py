@@ -13,13 +13,13 @@ from pulque.settings.units import DAY, HOUR, MILLISECOND, MINUTE, SECOND, Durati
 
 __all__ = [
     "AdminSection",
-    "ClusterSection",
     "DatabaseSection",
+    "MetaClusterSection",
     "MetaLimitsSection",
     "MetaListenSection",
+    "MetaReplicationSection",
     "MetaSettings",
     "MetaStorageSection",
-    "ReplicationSection",
     "SubjectsSection",
 ]
 
@@ -102,7 +102,7 @@ class DatabaseSection(Section):
             ) from None
 
 
-class ClusterSection(Section):
+class MetaClusterSection(Section):
     """How the servers of the cluster are watched over."""
 
     heartbeat: Annotated[Duration, Field(ge=50 * MILLISECOND, le=HOUR)] = Field(
@@ -116,7 +116,7 @@ class ClusterSection(Section):
     )
 
 
-class ReplicationSection(Section):
+class MetaReplicationSection(Section):
     """How broker groups that have followers are led."""
 
     lease: Annotated[Duration, Field(ge=200 * MILLISECOND, le=HOUR)] = Field(
@@ -221,11 +221,12 @@ class MetaSettings(ServerSettings):
     database: DatabaseSection = Field(
         default=DatabaseSection(), description="Where the cluster is written down."
     )
-    cluster: ClusterSection = Field(
-        default=ClusterSection(), description="How the servers of the cluster are watched over."
+    cluster: MetaClusterSection = Field(
+        default=MetaClusterSection(),
+        description="How the servers of the cluster are watched over.",
     )
-    replication: ReplicationSection = Field(
-        default=ReplicationSection(),
+    replication: MetaReplicationSection = Field(
+        default=MetaReplicationSection(),
         description="How broker groups that have followers are led.",
     )
     subjects: SubjectsSection = Field(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from pulque.errors import ConfigError, UnavailableError
-from pulque.meta.components import Parts
+from pulque.meta.components import MetaParts
 from pulque.meta.saved_directory import read_recollection, recollect, write_recollection
 from pulque.model.names import Subject
 
@@ -29,7 +29,7 @@ class Refresher:
     """
 
     def __init__(
-        self, parts: Parts, *, refresh_s: float, beat_s: float, file: Path | None = None
+        self, parts: MetaParts, *, refresh_s: float, beat_s: float, file: Path | None = None
     ) -> None:
         self._store = parts.store
         self._directory = parts.directory

@@ -16,7 +16,7 @@ from pulque.errors import (
     PulqueError,
     UnavailableError,
 )
-from pulque.meta.components import Background, Parts
+from pulque.meta.components import Background, MetaParts
 from pulque.meta.config import MetaSettings
 from pulque.meta.directory_refresh import Refresher
 from pulque.meta.policies import PoliciesInForce
@@ -34,7 +34,7 @@ from pulque.rules.membership import (
 )
 from pulque.wire.registration import Register, Registered
 
-__all__ = ["Registrar", "ServerReport"]
+__all__ = ["ServerRegistrar", "ServerReport"]
 
 _TRIES = 3
 _LARGEST = 2**63 - 1
@@ -51,18 +51,22 @@ class ServerReport(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Registration:
     request: Register
     server: Server
     answer: Callable[[Registered], None]
     refuse: Callable[[PulqueError], None]
 
 
-class Registrar:
+class ServerRegistrar:
     """Takes registrations."""
 
     def __init__(
-        self, parts: Parts, refresher: Refresher, background: Background, settings: MetaSettings
+        self,
+        parts: MetaParts,
+        refresher: Refresher,
+        background: Background,
+        settings: MetaSettings,
     ) -> None:
         self._parts = parts
         self._directory = parts.directory
@@ -95,14 +99,14 @@ class Registrar:
         server = _server_of(request)
         self._refresher.check_loaded()
         check_cluster(request.cluster, self._refresher.cluster, server.name)
-        asked = _Asked(request, server, answer, refuse)
+        asked = _Registration(request, server, answer, refuse)
         try:
             self._take_in(asked)
         except (FencedError, NotAllowedError):
             # Another meta server may know better: who leads, or that the other one is gone.
             self._background.start(self._look_again(asked))
 
-    def _take_in(self, asked: _Asked) -> None:
+    def _take_in(self, asked: _Registration) -> None:
         server = asked.server
         known = self._directory.servers.get(server.name)
         change = self._decide(known, server)
@@ -111,7 +115,7 @@ class Registrar:
         else:
             self._background.start(self._write(asked, known))
 
-    async def _look_again(self, asked: _Asked) -> None:
+    async def _look_again(self, asked: _Registration) -> None:
         """Take in a server that was to be refused, unless the database says the same."""
         with contextlib.suppress(UnavailableError):
             await self._refresher.refresh()
@@ -130,7 +134,7 @@ class Registrar:
             check_owner(servers, server, heard, now_ms, leaderships)
         return change
 
-    async def _write(self, asked: _Asked, known: Server | None) -> None:
+    async def _write(self, asked: _Registration, known: Server | None) -> None:
         """Write a server down, then let it in."""
         name = asked.server.name
         try:
@@ -160,7 +164,7 @@ class Registrar:
             seen = other
         raise UnavailableError(f"{server.name} registers at several places at once; try again")
 
-    def _accept(self, asked: _Asked) -> None:
+    def _accept(self, asked: _Registration) -> None:
         request, server = asked.request, asked.server
         clock = self._parts.clock
         self._directory.put(server)

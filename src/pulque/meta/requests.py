@@ -5,15 +5,15 @@ from dataclasses import replace
 from functools import partial
 
 from pulque.errors import PulqueError, UnsupportedError
-from pulque.meta.components import Parts
+from pulque.meta.components import MetaParts
 from pulque.meta.directory_refresh import Refresher
-from pulque.meta.leadership.leases import Leading
-from pulque.meta.ordered.partition_allotment import Attendance
-from pulque.meta.registration import Registrar
+from pulque.meta.leadership.leases import LeaderLeases
+from pulque.meta.ordered.partition_allotment import PartitionAllotment
+from pulque.meta.registration import ServerRegistrar
 from pulque.meta.subject_creation import Subjects
 from pulque.model.names import Pattern, Subject, parse_owner, parse_pattern, parse_subject
 from pulque.model.routes import RouteKind
-from pulque.net.server import Connection, Work
+from pulque.net.server import AcceptedConnection, Work
 from pulque.serving.metalink import MOST_HELD
 from pulque.serving.requests import RequestHandler, calls_back, returns, row
 from pulque.serving.responses import Responder
@@ -44,13 +44,13 @@ class MetaHandler(RequestHandler):
     def __init__(  # noqa: PLR0913  # one for each kind of question
         self,
         welcome: Welcome,
-        parts: Parts,
+        parts: MetaParts,
         refresher: Refresher,
-        registrar: Registrar,
+        registrar: ServerRegistrar,
         subjects: Subjects,
-        attendance: Attendance,
+        attendance: PartitionAllotment,
         *,
-        leading: Leading,
+        leading: LeaderLeases,
         status: Callable[[], bytes],
         max_watched: int,
     ) -> None:
@@ -79,7 +79,7 @@ class MetaHandler(RequestHandler):
             decode=partial(decode_request, max_watched=max_watched),
         )
 
-    def closed(self, connection: Connection) -> None:
+    def closed(self, connection: AcceptedConnection) -> None:
         """Forget what a connection was waiting for."""
         self._watches.closed(connection)
         self._attendance.closed(connection)
@@ -89,13 +89,15 @@ class MetaHandler(RequestHandler):
         del request
         return StatusReport(self._status())
 
-    def _attend(self, connection: Connection, request: Attend, responder: Responder) -> None:
+    def _attend(
+        self, connection: AcceptedConnection, request: Attend, responder: Responder
+    ) -> None:
         self._attendance.attend(request, connection, responder.answer, responder.refuse)
 
-    def _lead(self, connection: Connection, request: Lead, responder: Responder) -> None:
+    def _lead(self, connection: AcceptedConnection, request: Lead, responder: Responder) -> None:
         self._leading.lead(request, connection, responder.answer, responder.refuse)
 
-    def _route(self, connection: Connection, request: Route, responder: Responder) -> None:
+    def _route(self, connection: AcceptedConnection, request: Route, responder: Responder) -> None:
         pattern = _pattern_of(request)
         self._refresher.check_loaded()
         if request.kind is RouteKind.LOCAL:
@@ -115,7 +117,7 @@ class MetaHandler(RequestHandler):
 
         self._subjects.create(subject, created)
 
-    def _watch(self, connection: Connection, request: Watch, responder: Responder) -> Work:
+    def _watch(self, connection: AcceptedConnection, request: Watch, responder: Responder) -> Work:
         if any(kind is RouteKind.LOCAL for kind, *_ in request.known):
             raise UnsupportedError("a meta server has no partitions; ask a broker for its own")
         self._refresher.check_loaded()

@@ -34,7 +34,7 @@ _Chore = Iterator[int]
 K = TypeVar("K")
 
 
-class _Waiter:
+class _RouteWaiter:
     """One watch."""
 
     __slots__ = ("answer", "is_over", "known", "owner", "turn")
@@ -55,11 +55,11 @@ class Watches:
     def __init__(self, directory: Directory, clock: Clock) -> None:
         self._directory = directory
         self._clock = clock
-        self._waiting: dict[_Key, dict[_Waiter, None]] = {}
+        self._waiting: dict[_Key, dict[_RouteWaiter, None]] = {}
         """By what is watched."""
-        self._ending: dict[int, dict[_Waiter, None]] = {}
+        self._ending: dict[int, dict[_RouteWaiter, None]] = {}
         """By the turn at which their time is up."""
-        self._by_owner: dict[object, dict[_Waiter, None]] = {}
+        self._by_owner: dict[object, dict[_RouteWaiter, None]] = {}
         self._turn = self._turn_at(clock.monotonic_ms())
         self._timer: asyncio.TimerHandle | None = None
         self._chores: deque[_Chore] = deque()
@@ -81,7 +81,7 @@ class Watches:
         for asked in in_slices(request.known):
             known += [(kind, self._pattern(name), group, old) for kind, name, group, old in asked]
             yield
-        waiter = _Waiter(owner, answer)
+        waiter = _RouteWaiter(owner, answer)
         self._by_owner.setdefault(owner, {})[waiter] = None
         for some in in_slices(known):
             if waiter.is_over:
@@ -99,7 +99,7 @@ class Watches:
 
     def changed(self, subjects: Iterable[Subject]) -> None:
         """Look at the watches of some subjects."""
-        found: dict[_Waiter, None] = {}
+        found: dict[_RouteWaiter, None] = {}
         for subject in subjects:
             for kind in (RouteKind.REALTIME, RouteKind.FOLLOWERS):
                 found |= self._waiting.get((kind, Pattern(subject)), {})
@@ -129,7 +129,7 @@ class Watches:
         placed = self._directory.subjects.get(Subject(text))
         return Pattern(placed[0].partition) if placed else parse_pattern(text)
 
-    def _look(self, waiter: _Waiter) -> _Chore:
+    def _look(self, waiter: _RouteWaiter) -> _Chore:
         """Answer if there is something to tell."""
         told: list[ChangedRoute] = []
         size = 0
@@ -169,7 +169,7 @@ class Watches:
                 return
         asyncio.get_running_loop().call_soon(self._do_some)
 
-    def _stand(self, waiter: _Waiter, turn: int) -> None:
+    def _stand(self, waiter: _RouteWaiter, turn: int) -> None:
         """Have a watch wait until its time is up."""
         waiter.turn = turn
         self._ending.setdefault(turn, {})[waiter] = None
@@ -192,11 +192,11 @@ class Watches:
         if self._ending:
             self._schedule()
 
-    def _end(self, waiter: _Waiter) -> None:
+    def _end(self, waiter: _RouteWaiter) -> None:
         self._remove(waiter)
         waiter.answer(Watched(()))
 
-    def _remove(self, waiter: _Waiter) -> None:
+    def _remove(self, waiter: _RouteWaiter) -> None:
         waiter.is_over = True
         _take_out(self._by_owner, waiter.owner, waiter)
         if waiter.turn is not None:
@@ -204,7 +204,7 @@ class Watches:
             self.waiting -= 1
         self._do_later((self._take_out_all(waiter),))
 
-    def _take_out_all(self, waiter: _Waiter) -> _Chore:
+    def _take_out_all(self, waiter: _RouteWaiter) -> _Chore:
         for some in in_slices(waiter.known):
             for kind, pattern, _, _ in some:
                 _take_out(self._waiting, (kind, pattern), waiter)
@@ -215,7 +215,7 @@ class Watches:
         return now_ms // _TURN_MS
 
 
-def _take_out(places: dict[K, dict[_Waiter, None]], key: K, waiter: _Waiter) -> None:
+def _take_out(places: dict[K, dict[_RouteWaiter, None]], key: K, waiter: _RouteWaiter) -> None:
     found = places.get(key, {})
     found.pop(waiter, None)
     if not found:

@@ -11,21 +11,21 @@ import structlog
 from pulque.clock import Clock, SystemClock
 from pulque.errors import ConfigError, UnavailableError
 from pulque.meta.admin_cluster import AdministeredCluster
-from pulque.meta.cluster_commands import Administration
-from pulque.meta.components import Background, Parts
+from pulque.meta.cluster_commands import ClusterCommands
+from pulque.meta.components import Background, MetaParts
 from pulque.meta.config import MetaSettings
 from pulque.meta.database.allotment_store import AttendingStore
 from pulque.meta.database.connection import Database, check_directory, parse_database_url
 from pulque.meta.database.leadership_store import LeadershipStore
-from pulque.meta.database.store import Store
+from pulque.meta.database.store import ClusterStore
 from pulque.meta.directory import Directory
 from pulque.meta.directory_refresh import Refresher
 from pulque.meta.leadership.elections import Elections
-from pulque.meta.leadership.leases import Leading
+from pulque.meta.leadership.leases import LeaderLeases
 from pulque.meta.online_clients import OnlineClients
 from pulque.meta.ordered.closed_partitions import Drains
-from pulque.meta.ordered.partition_allotment import Attendance
-from pulque.meta.registration import Registrar
+from pulque.meta.ordered.partition_allotment import PartitionAllotment
+from pulque.meta.registration import ServerRegistrar
 from pulque.meta.requests import MetaHandler
 from pulque.meta.route_watches import Watches
 from pulque.meta.saved_directory import FILE
@@ -81,14 +81,14 @@ class MetaServer:
         self._background = Background(self._failed)
         self._stop = asyncio.Event()
         self._server: FrameServer | None = None
-        self._store: Store | None = None
+        self._store: ClusterStore | None = None
         self._watches: Watches | None = None
         self._refresher: Refresher | None = None
-        self._attendance: Attendance | None = None
+        self._attendance: PartitionAllotment | None = None
         self._drains: Drains | None = None
         self._elections: Elections | None = None
-        self._leading: Leading | None = None
-        self.administration: Administration
+        self._leading: LeaderLeases | None = None
+        self.administration: ClusterCommands
         """What is done by command; there once it is started."""
         self._admin: AdminServer | None = None
         self.url = ""
@@ -175,10 +175,10 @@ class MetaServer:
         beat_s = settings.cluster.heartbeat.total_seconds()
         directory = Directory(Heard(int(beat_s * 1000)), clock)
         database = _database(settings)
-        self._store = Store(database)
+        self._store = ClusterStore(database)
         self._watches = Watches(directory, clock)
         online = OnlineClients(clock)
-        parts = Parts(self._store, directory, self._watches, online, clock, self._log.warning)
+        parts = MetaParts(self._store, directory, self._watches, online, clock, self._log.warning)
         refresher = self._refresher = Refresher(
             parts,
             refresh_s=settings.database.refresh.total_seconds(),
@@ -186,20 +186,20 @@ class MetaServer:
             beat_s=beat_s / 2,
             file=_last_known(settings),
         )
-        registrar = Registrar(parts, refresher, self._background, settings)
+        registrar = ServerRegistrar(parts, refresher, self._background, settings)
         subjects = Subjects(parts, refresher, self._background, settings)
         leaderships = LeadershipStore(database)
         lease_ms = int(settings.replication.lease.total_seconds() * 1000)
         elections = Elections(parts, leaderships, refresher, lease_ms=lease_ms)
-        leading = Leading(parts, leaderships, refresher, elections, self._background)
+        leading = LeaderLeases(parts, leaderships, refresher, elections, self._background)
         self._elections, self._leading = elections, leading
         registrar.on_left = elections.hurry
-        self.administration = Administration(parts, refresher, subjects)
+        self.administration = ClusterCommands(parts, refresher, subjects)
         self._cluster = AdministeredCluster(
             parts, refresher, self.administration, subjects.policies
         )
         ordered = settings.ordered
-        attendance = self._attendance = Attendance(
+        attendance = self._attendance = PartitionAllotment(
             parts,
             AttendingStore(database),
             refresher,

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from pulque.meta.components import Parts
+from pulque.meta.components import MetaParts
 from pulque.meta.directory_refresh import Refresher
 from pulque.meta.leadership.elections import Elections
-from pulque.meta.leadership.leases import Leading
-from pulque.meta.registration import Registrar
+from pulque.meta.leadership.leases import LeaderLeases
+from pulque.meta.registration import ServerRegistrar
 from pulque.model.cluster import GroupMarks, Server
 from pulque.model.leadership import Leadership
 
@@ -16,11 +16,11 @@ _NO_MARKS = GroupMarks()
 
 
 def status_report(
-    parts: Parts,
+    parts: MetaParts,
     refresher: Refresher,
-    registrar: Registrar,
+    registrar: ServerRegistrar,
     elections: Elections,
-    leading: Leading,
+    leading: LeaderLeases,
 ) -> dict[str, Any]:
     """Return the report; fields are added without notice."""
     directory = parts.directory
@@ -45,7 +45,7 @@ def status_report(
     }
 
 
-def _leadership(parts: Parts, elections: Elections, row: Leadership) -> dict[str, Any]:
+def _leadership(parts: MetaParts, elections: Elections, row: Leadership) -> dict[str, Any]:
     leader = parts.directory.broker_in(row.broker_group, row.leader)
     return {
         "broker_group": row.broker_group,
@@ -60,7 +60,7 @@ def _leadership(parts: Parts, elections: Elections, row: Leadership) -> dict[str
     }
 
 
-def _server(parts: Parts, registrar: Registrar, server: Server) -> dict[str, Any]:
+def _server(parts: MetaParts, registrar: ServerRegistrar, server: Server) -> dict[str, Any]:
     directory = parts.directory
     marks = directory.marks.get(server.broker_group, _NO_MARKS)
     report = registrar.reports.get(server.name)

@@ -7,7 +7,7 @@ the one before was under way.
 from collections.abc import Callable, Sequence
 
 from pulque.errors import NotAllowedError, PulqueError, UnknownSubjectError
-from pulque.meta.components import Background, Parts
+from pulque.meta.components import Background, MetaParts
 from pulque.meta.config import MetaSettings
 from pulque.meta.directory_refresh import Refresher
 from pulque.meta.policies import PoliciesInForce
@@ -26,7 +26,11 @@ class Subjects:
     """Creates subjects that somebody wants to send to."""
 
     def __init__(
-        self, parts: Parts, refresher: Refresher, background: Background, settings: MetaSettings
+        self,
+        parts: MetaParts,
+        refresher: Refresher,
+        background: Background,
+        settings: MetaSettings,
     ) -> None:
         self._store = parts.store
         self._directory = parts.directory

@@ -29,7 +29,14 @@ from pulque.wire.frame import HANDSHAKE_LIMIT, Frame, FrameReader
 from pulque.wire.responses import encode_error
 from pulque.wire.versions import OLDEST
 
-__all__ = ["TURN_MS", "Connection", "ConnectionLimits", "FrameServer", "Handler", "Work"]
+__all__ = [
+    "TURN_MS",
+    "AcceptedConnection",
+    "ConnectionLimits",
+    "FrameHandler",
+    "FrameServer",
+    "Work",
+]
 
 TURN_MS = 5
 """How long frames of one connection are handled before the event loop goes on."""
@@ -67,10 +74,10 @@ class ConnectionLimits:
     idle_ms: int
 
 
-class Handler(Protocol):
+class FrameHandler(Protocol):
     """What a server does with frames."""
 
-    def handle(self, connection: "Connection", frame: Frame) -> Work | None:
+    def handle(self, connection: "AcceptedConnection", frame: Frame) -> Work | None:
         """Answer a frame, now or later. The payload must be copied to be kept.
 
         Returns:
@@ -80,14 +87,14 @@ class Handler(Protocol):
             ProtocolError: The connection is to be closed, after an answer that says why.
         """
 
-    def pause(self, connection: "Connection") -> None:
+    def pause(self, connection: "AcceptedConnection") -> None:
         """Take note that all frames of this connection that have come are handled."""
 
-    def closed(self, connection: "Connection") -> None:
+    def closed(self, connection: "AcceptedConnection") -> None:
         """Forget what was waiting for this connection."""
 
 
-class Connection(asyncio.BufferedProtocol):
+class AcceptedConnection(asyncio.BufferedProtocol):
     """One client."""
 
     def __init__(self, server: "FrameServer") -> None:
@@ -400,7 +407,7 @@ class FrameServer:
 
     def __init__(
         self,
-        handler: Handler,
+        handler: FrameHandler,
         limits: ConnectionLimits,
         clock: Clock,
         log: Callable[..., None],
@@ -410,9 +417,9 @@ class FrameServer:
         self.clock = clock
         self._log = log
         self._told: dict[str, int] = {}
-        self.connections: set[Connection] = set()
-        self._answering: set[Connection] = set()
-        self._backlog: OrderedDict[Connection, None] = OrderedDict()
+        self.connections: set[AcceptedConnection] = set()
+        self._answering: set[AcceptedConnection] = set()
+        self._backlog: OrderedDict[AcceptedConnection, None] = OrderedDict()
         """Connections that wait for their turn, in this order."""
         self._is_turn_due = False
         self._server: asyncio.Server | None = None
@@ -424,7 +431,7 @@ class FrameServer:
         """Begin to accept connections; return the address."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
-            lambda: Connection(self), host, port, backlog=1024, reuse_address=True
+            lambda: AcceptedConnection(self), host, port, backlog=1024, reuse_address=True
         )
         self._sweep()
         address = self._server.sockets[0].getsockname()
@@ -455,7 +462,7 @@ class FrameServer:
         for connection in list(self.connections):
             connection.abort()
 
-    def has_answers(self, connection: Connection) -> None:
+    def has_answers(self, connection: AcceptedConnection) -> None:
         """See to it that a connection's answers are written when this turn of the loop ends."""
         if not self._answering:
             asyncio.get_running_loop().call_soon(self.write_out)
@@ -467,7 +474,7 @@ class FrameServer:
         for connection in answering:
             connection.write_out()
 
-    def go_on_later(self, connection: Connection) -> None:
+    def go_on_later(self, connection: AcceptedConnection) -> None:
         """See to it that a connection has its turn."""
         self._backlog[connection] = None
         self._take_turns_later()
@@ -492,7 +499,7 @@ class FrameServer:
             if self._backlog:
                 self._take_turns_later()
 
-    def opened(self, connection: Connection, descriptor: int) -> None:
+    def opened(self, connection: AcceptedConnection, descriptor: int) -> None:
         """Count a connection, or refuse it."""
         count = len(self.connections)
         if count >= self.limits.max_connections or descriptor >= _last_descriptor():
@@ -507,11 +514,11 @@ class FrameServer:
         if told < _LINES_PER_SWEEP:
             self._log(event, **fields)
 
-    def lost(self, connection: Connection) -> None:
+    def lost(self, connection: AcceptedConnection) -> None:
         """Forget what a connection was waiting for."""
         self.handler.closed(connection)
 
-    def forget(self, connection: Connection) -> None:
+    def forget(self, connection: AcceptedConnection) -> None:
         """Forget a connection. One that is lost counts until the work it began is done."""
         self.connections.discard(connection)
         if self._is_empty is not None and not self.connections:

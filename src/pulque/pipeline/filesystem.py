@@ -12,10 +12,10 @@ from pyarrow import fs
 from pulque.errors import StorageError, UsageError
 from pulque.storage.files import Buffer
 
-__all__ = ["OpenFile", "Tree"]
+__all__ = ["ArrowFile", "Tree"]
 
 
-class OpenFile:
+class ArrowFile:
     """One file, for reading. Speaks storage's own port, so that its readers can be used."""
 
     def __init__(self, handle: pa.NativeFile, path: str) -> None:
@@ -87,14 +87,14 @@ class Tree:
         found = self._infos(directory)
         return sorted(info.base_name for info in found if info.type is fs.FileType.Directory)
 
-    def open(self, path: str) -> OpenFile:
+    def open(self, path: str) -> ArrowFile:
         """Open a file for reading.
 
         Raises:
             StorageError: It cannot be read.
         """
         try:
-            return OpenFile(self._files.open_input_file(self._full(path)), path)
+            return ArrowFile(self._files.open_input_file(self._full(path)), path)
         except (OSError, pa.ArrowException) as error:
             raise StorageError(f"{self.where}/{path}: {error}") from error
 

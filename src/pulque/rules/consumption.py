@@ -32,10 +32,10 @@ from pulque.model.names import ConsumerId, Group, is_broadcast
 from pulque.model.positions import ConsumeSequence, PartitionId
 from pulque.rules.groups import GroupsSettings
 from pulque.rules.locks import Locks
-from pulque.rules.redelivery import GroupState, Redeliver, Redelivery
+from pulque.rules.redelivery import Redeliver, Redelivery, RedeliveryState
 from pulque.rules.subscription import Subscription
 
-__all__ = ["Consumption", "Effect", "GroupKey", "GroupState", "Redeliver", "Redelivery"]
+__all__ = ["Consumption", "Effect", "GroupKey", "Redeliver", "Redelivery", "RedeliveryState"]
 
 GroupKey = tuple[PartitionId, Group]
 """One group in one partition."""
@@ -50,7 +50,7 @@ class Consumption:
         """The settings of groups: mode, filter, start, retries."""
         self.locks = Locks()
         """The pull locks of ordered groups."""
-        self.groups: dict[GroupKey, GroupState] = {}
+        self.groups: dict[GroupKey, RedeliveryState] = {}
         self.subscriptions: dict[SubscriptionId, Subscription] = {}
         self.changed_groups: set[GroupKey] = set()
         self.changed_subscriptions: set[SubscriptionId] = set()
@@ -318,7 +318,7 @@ class Consumption:
             self.settings.put(action.group, action.subject, action.settings)
             return
         key = (action.partition, action.group)
-        state = self.groups.setdefault(key, GroupState(action.next_sequence))
+        state = self.groups.setdefault(key, RedeliveryState(action.next_sequence))
         if isinstance(action, PassedOver):
             state.next_sequence = action.next_sequence
         self.changed_groups.add(key)
@@ -354,7 +354,7 @@ class Consumption:
             subscription.since_ms = action.at_ms
         subscription.pulled(action.tenure, action.first_sequence, action.count, action.wanted)
         key = (subscription.partition, subscription.group)
-        state = self.groups.setdefault(key, GroupState(action.first_sequence))
+        state = self.groups.setdefault(key, RedeliveryState(action.first_sequence))
         # The last pull alone tells what comes next: a recovery in between may have set the group
         # back, and the log has that only in this fact.
         state.next_sequence = ConsumeSequence(action.first_sequence + action.count)
@@ -402,7 +402,7 @@ class Consumption:
         Pending redeliveries still come: those messages failed before the reset.
         """
         key = (action.partition, action.group)
-        state = self.groups.setdefault(key, GroupState(action.next_sequence))
+        state = self.groups.setdefault(key, RedeliveryState(action.next_sequence))
         state.next_sequence = action.next_sequence
         self.changed_groups.add(key)
         for each in self.consumers_of(*key):
@@ -426,7 +426,7 @@ class Consumption:
         key = (action.partition, action.group)
         self._give_back(key)
         self.locks.vacate(key)
-        state = self.groups.setdefault(key, GroupState(action.sequence))
+        state = self.groups.setdefault(key, RedeliveryState(action.sequence))
         state.next_sequence = ConsumeSequence(action.sequence + 1)
         self.changed_groups.add(key)
         dead = Redelivery(action.sequence, NO_RETRY, action.reason, action.at_ms)
@@ -436,7 +436,7 @@ class Consumption:
         """Take back what consumers hold; the first of it is delivered next."""
         for each in self.consumers_of(*key):
             if each.held:
-                state = self.groups.setdefault(key, GroupState(each.held[0].first_sequence))
+                state = self.groups.setdefault(key, RedeliveryState(each.held[0].first_sequence))
                 first = min(state.next_sequence, each.held[0].first_sequence)
                 state.next_sequence = first
                 each.lose()
@@ -452,7 +452,7 @@ class Consumption:
         ]
         if not wanted:
             return []
-        state = self.groups.setdefault((partition, group), GroupState(ConsumeSequence(0)))
+        state = self.groups.setdefault((partition, group), RedeliveryState(ConsumeSequence(0)))
         state.add(wanted)
         self.changed_groups.add((partition, group))
         return [Redeliver(partition, group, tuple(wanted))]

@@ -17,7 +17,7 @@ from pulque.model.positions import (
     StartCount,
     Tenure,
 )
-from pulque.rules.consumption import Consumption, GroupState, Redelivery
+from pulque.rules.consumption import Consumption, Redelivery, RedeliveryState
 from pulque.rules.subscription import HeldRange, Subscription
 
 __all__ = ["encode_changes", "load_state"]
@@ -81,7 +81,7 @@ def load_state(state: Mapping[bytes, bytes]) -> Consumption:
     return consumption
 
 
-def _encode_group(state: GroupState) -> bytes:
+def _encode_group(state: RedeliveryState) -> bytes:
     parts = [_GROUP.pack(state.next_sequence, len(state.pending))]
     # Those that were nacked together differ in nothing but their sequence.
     for how, run in groupby(state.pending.values(), key=_how):
@@ -97,9 +97,9 @@ def _encode_group(state: GroupState) -> bytes:
     return b"".join(parts)
 
 
-def _decode_group(value: bytes) -> GroupState:
+def _decode_group(value: bytes) -> RedeliveryState:
     next_sequence, count = _GROUP.unpack_from(value)
-    state = GroupState(ConsumeSequence(next_sequence))
+    state = RedeliveryState(ConsumeSequence(next_sequence))
     at = _GROUP.size
     while len(state.pending) < count:
         length, delay_ms, at_ms, is_failure, size = _PENDING.unpack_from(value, at)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from pulque.model.actions import DeadPurged
 from pulque.model.positions import ConsumeSequence, PartitionId
 
-__all__ = ["DeadLetters", "SequenceRange"]
+__all__ = ["DeadLetterState", "SequenceRange"]
 
 _KEY = Struct("<1sI")
 _PREFIX = b"x"
@@ -27,7 +27,7 @@ class SequenceRange(NamedTuple):
     end: ConsumeSequence
 
 
-class DeadLetters:
+class DeadLetterState:
     """The resent and purged letters of all dead-letter partitions."""
 
     def __init__(self) -> None:

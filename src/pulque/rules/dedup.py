@@ -28,7 +28,7 @@ _KEY = Struct("<1sIQ")
 _STATE = Struct("<IQq?")
 
 
-class _Window:
+class _ProducerWindow:
     """The last numbers of one producer in one partition."""
 
     __slots__ = ("base", "firsts", "incarnation", "is_named", "seen_at_ms")
@@ -46,7 +46,7 @@ class Dedup:
     """Remembers the batches of producers. Sees every stored batch, live and in replay."""
 
     def __init__(self) -> None:
-        self._windows: dict[tuple[PartitionId, int], _Window] = {}
+        self._windows: dict[tuple[PartitionId, int], _ProducerWindow] = {}
         self._changed: set[tuple[PartitionId, int]] = set()
 
     def __len__(self) -> int:
@@ -98,7 +98,9 @@ class Dedup:
         sequence = header.producer_sequence
         if window is None or window.incarnation != header.incarnation:
             is_named = bool(header.flags & Flag.NAMED_PRODUCER)
-            window = _Window(header.incarnation, max(sequence - WINDOW + 1, 0), is_named=is_named)
+            window = _ProducerWindow(
+                header.incarnation, max(sequence - WINDOW + 1, 0), is_named=is_named
+            )
             self._windows[key] = window
         firsts = window.firsts
         at = sequence - window.base
@@ -166,14 +168,14 @@ class Dedup:
                 self._windows[PartitionId(partition), producer_id] = _decode(value)
 
 
-def _encode(window: _Window) -> bytes:
+def _encode(window: _ProducerWindow) -> bytes:
     head = _STATE.pack(window.incarnation, window.base, window.seen_at_ms, window.is_named)
     return head + window.firsts.tobytes()
 
 
-def _decode(value: bytes) -> _Window:
+def _decode(value: bytes) -> _ProducerWindow:
     incarnation, base, seen_at_ms, is_named = _STATE.unpack_from(value)
-    window = _Window(incarnation, base, is_named=is_named)
+    window = _ProducerWindow(incarnation, base, is_named=is_named)
     window.firsts.frombytes(value[_STATE.size :])
     window.seen_at_ms = seen_at_ms
     return window

@@ -18,7 +18,7 @@ from pulque.model.routes import PartitionRoute, Route
 from pulque.rules.routing import NO_SLOTS, version_of
 
 __all__ = [
-    "Candidate",
+    "ElectionCandidate",
     "Vigil",
     "asked",
     "beat_within",
@@ -38,7 +38,7 @@ BEATS = 5
 """How many heartbeats fit into a leader's lease."""
 
 
-class Candidate(NamedTuple):
+class ElectionCandidate(NamedTuple):
     """A broker of a group, as of its last heartbeat."""
 
     directory: str
@@ -99,7 +99,7 @@ def beat_within(lease_ms: int) -> int:
     return max(lease_ms // BEATS, 1)
 
 
-def found(broker_group: str, first: Candidate, min_in_sync: int) -> Leadership:
+def found(broker_group: str, first: ElectionCandidate, min_in_sync: int) -> Leadership:
     """Return the first leadership of a broker group."""
     return Leadership(
         broker_group, Epoch(1), 1, first.directory, first.token, (first.directory,), min_in_sync
@@ -107,7 +107,7 @@ def found(broker_group: str, first: Candidate, min_in_sync: int) -> Leadership:
 
 
 def elect(
-    row: Leadership, chosen: Candidate, in_sync: Collection[str] | None = None
+    row: Leadership, chosen: ElectionCandidate, in_sync: Collection[str] | None = None
 ) -> Leadership:
     """Return the leadership of a chosen broker, in the next epoch.
 
@@ -131,7 +131,7 @@ def elect(
     )
 
 
-def replace_leader(row: Leadership, candidates: Iterable[Candidate]) -> Leadership | None:
+def replace_leader(row: Leadership, candidates: Iterable[ElectionCandidate]) -> Leadership | None:
     """Return the leadership of another broker; None if none can lead."""
     rest = [each for each in row.in_sync if each != row.leader]
     return hand_over(row, rest, candidates)
@@ -140,7 +140,7 @@ def replace_leader(row: Leadership, candidates: Iterable[Candidate]) -> Leadersh
 def hand_over(
     row: Leadership,
     in_sync: Collection[str],
-    candidates: Iterable[Candidate],
+    candidates: Iterable[ElectionCandidate],
     preferred: str = "",
 ) -> Leadership | None:
     """Return the leadership of one of the brokers that have everything; None if none can lead.
@@ -182,7 +182,9 @@ def without(row: Leadership, gone: Collection[str]) -> Leadership | None:
     return change_in_sync(row, rest) if len(rest) < len(row.in_sync) else None
 
 
-def set_min_in_sync(row: Leadership, leader: Candidate, min_in_sync: int) -> Leadership | None:
+def set_min_in_sync(
+    row: Leadership, leader: ElectionCandidate, min_in_sync: int
+) -> Leadership | None:
     """Return the leadership with the leader's ``min_in_sync``; None if that is unchanged.
 
     Only the leader's setting counts; other brokers' settings count when they lead.
@@ -195,7 +197,7 @@ def set_min_in_sync(row: Leadership, leader: Candidate, min_in_sync: int) -> Lea
 
 
 def asked(
-    row: Leadership, asker: Candidate, candidates: Iterable[Candidate]
+    row: Leadership, asker: ElectionCandidate, candidates: Iterable[ElectionCandidate]
 ) -> tuple[Leadership, str] | None:
     """Return the leadership after a broker's ``Lead`` request, and the reason; None if unchanged.
 

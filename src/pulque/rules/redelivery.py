@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pulque.model.names import Group
 from pulque.model.positions import ConsumeSequence, PartitionId
 
-__all__ = ["GroupState", "Redeliver", "Redelivery"]
+__all__ = ["Redeliver", "Redelivery", "RedeliveryState"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Redeliver:
     redeliveries: tuple[Redelivery, ...]
 
 
-class GroupState:
+class RedeliveryState:
     """One group in one partition: the next undelivered message, and pending redeliveries."""
 
     __slots__ = ("next_sequence", "pending", "ranges")

@@ -31,10 +31,10 @@ __all__ = [
     "UNREADABLE_SIZE_HEADER",
     "DeadLetter",
     "Decision",
-    "Failed",
-    "RetryAt",
+    "FailedDelivery",
+    "RetryLater",
     "RetryNow",
-    "RetryPolicy",
+    "RetryRules",
     "decide",
     "is_expired",
     "parse_position",
@@ -81,7 +81,7 @@ DEFAULT_DELAYS_MS = (
 
 
 @dataclass(frozen=True, slots=True)
-class RetryPolicy:
+class RetryRules:
     """How often a group retries, with which back-off."""
 
     delays_ms: tuple[int, ...] = DEFAULT_DELAYS_MS
@@ -100,7 +100,7 @@ class RetryPolicy:
         return delay + int(delay * self.jitter * drawn)
 
 
-class Failed(NamedTuple):
+class FailedDelivery(NamedTuple):
     """The failed attempt."""
 
     attempt: int
@@ -117,7 +117,7 @@ class RetryNow:
 
 
 @dataclass(frozen=True, slots=True)
-class RetryAt:
+class RetryLater:
     """Keep the message until it is due, then deliver it with this attempt number."""
 
     attempt: int
@@ -131,10 +131,12 @@ class DeadLetter:
     reason: str
 
 
-Decision = RetryNow | RetryAt | DeadLetter
+Decision = RetryNow | RetryLater | DeadLetter
 
 
-def decide(redelivery: Redelivery, failed: Failed, policy: RetryPolicy, now_ms: int) -> Decision:
+def decide(
+    redelivery: Redelivery, failed: FailedDelivery, policy: RetryRules, now_ms: int
+) -> Decision:
     """Return the consequence of a failed attempt, or of a message that was handed back.
 
     A delay that the consumer asked for overrides the policy, and so does its reject;
@@ -158,7 +160,7 @@ def decide(redelivery: Redelivery, failed: Failed, policy: RetryPolicy, now_ms: 
     due_ms = redelivery.at_ms + delay_ms if delay_ms else now_ms
     if is_expired(failed.expires_at_ms, max(due_ms, now_ms)):
         return DeadLetter(EXPIRED)
-    return RetryAt(attempt, due_ms) if due_ms > now_ms else RetryNow(attempt)
+    return RetryLater(attempt, due_ms) if due_ms > now_ms else RetryNow(attempt)
 
 
 def is_expired(expires_at_ms: int, at_ms: int) -> bool:

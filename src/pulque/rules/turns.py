@@ -12,10 +12,10 @@ from typing import NamedTuple
 from pulque.model.names import MAX_LEVEL, Group
 from pulque.model.positions import PartitionId
 
-__all__ = ["Candidate", "Turns"]
+__all__ = ["PullCandidate", "Turns"]
 
 
-class Candidate(NamedTuple):
+class PullCandidate(NamedTuple):
     """One partition that a pull wants."""
 
     place: int
@@ -55,14 +55,14 @@ class Turns:
         return min(waiting(), key=lambda level: (level <= last, level), default=None)
 
     def in_order(
-        self, group: Group, candidates: Sequence[Candidate], favoured: int | None
-    ) -> list[Candidate]:
+        self, group: Group, candidates: Sequence[PullCandidate], favoured: int | None
+    ) -> list[PullCandidate]:
         """Return the partitions in the order in which a pull visits them."""
         if len(candidates) < 2:
             return list(candidates)
         served = self._served
 
-        def turn_of(each: Candidate) -> tuple[bool, int, int]:
+        def turn_of(each: PullCandidate) -> tuple[bool, int, int]:
             return (
                 each.level != favoured,
                 -each.level,

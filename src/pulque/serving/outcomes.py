@@ -10,8 +10,8 @@ from pulque.wire.requests import Acks
 from pulque.wire.responses import Outcome, Sent
 
 __all__ = [
-    "PendingSend",
     "Waiter",
+    "WaitingSend",
     "outcome_of",
     "put_again",
     "refused",
@@ -35,7 +35,7 @@ class Waiter(Protocol):
         """Take the outcome of one batch."""
 
 
-class PendingSend:
+class WaitingSend:
     """One send whose outcomes come in."""
 
     __slots__ = ("_answer", "_missing", "_outcomes")
@@ -69,7 +69,7 @@ def take_in_steps(
         refusal: Says why nothing may be stored any more, if that is so.
         per_step: How many batches a step takes in.
     """
-    pending = PendingSend(len(batches), answer)
+    pending = WaitingSend(len(batches), answer)
     for start in range(0, len(batches), per_step):
         error = refusal()
         for index, (name, batch) in enumerate(batches[start : start + per_step], start):

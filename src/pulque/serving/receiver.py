@@ -9,8 +9,8 @@ from pulque.model.positions import ConsumeSequence
 from pulque.net.server import Work
 from pulque.serving.commit import Committer
 from pulque.serving.outcomes import (
-    PendingSend,
     Waiter,
+    WaitingSend,
     refused,
     take_in_steps,
     wants_disk,
@@ -54,7 +54,7 @@ class BatchReceiver(ABC):
         batches = request.batches
         if not batches:
             raise InvalidRequestError(f"a send of 0 batches; 1 to {MAX_BATCHES} are allowed")
-        pending = PendingSend(len(batches), answer)
+        pending = WaitingSend(len(batches), answer)
         to_disk = wants_disk(request.acks, has_followers=self._committer.has_followers)
         for index, (name, batch) in enumerate(batches):
             self._take_in(name, bytes(batch), pending, index, wants_disk=to_disk)

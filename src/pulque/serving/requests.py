@@ -19,7 +19,7 @@ from pulque.errors import (
     RequestTimeoutError,
     UnsupportedError,
 )
-from pulque.net.server import Connection, Work
+from pulque.net.server import AcceptedConnection, Work
 from pulque.serving.responses import Responder
 from pulque.wire.frame import Frame
 from pulque.wire.requests import Hello, Request, decode_request
@@ -33,7 +33,7 @@ _MOST_HELD = 1000
 """Requests of one connection that may wait for their answers, if the server says nothing else."""
 
 R = TypeVar("R", bound=Request)
-RowHandler = Callable[[Connection, R, Responder], Work | None]
+RowHandler = Callable[[AcceptedConnection, R, Responder], Work | None]
 """Answers a request, at once, later, or with the last of the steps that it returns."""
 
 
@@ -75,7 +75,7 @@ def row(  # one fact after the other, each by its name
 def returns(answer: Callable[[R], Response]) -> RowHandler[R]:
     """Return a handler that sends what a function returns."""
 
-    def handle(_: Connection, request: R, responder: Responder) -> None:
+    def handle(_: AcceptedConnection, request: R, responder: Responder) -> None:
         responder.answer(answer(request))
 
     return handle
@@ -86,13 +86,13 @@ def calls_back(
 ) -> RowHandler[R]:
     """Return a handler for a function that calls one of two functions, now or later."""
 
-    def handle(_: Connection, request: R, responder: Responder) -> None:
+    def handle(_: AcceptedConnection, request: R, responder: Responder) -> None:
         begin(request, responder.answer, responder.refuse)
 
     return handle
 
 
-def in_steps(work: Work, responder: Responder, client: Connection | None = None) -> Work:
+def in_steps(work: Work, responder: Responder, client: AcceptedConnection | None = None) -> Work:
     """Take the steps of a request, and send an error if one of them raises it.
 
     Args:
@@ -163,7 +163,7 @@ class RequestHandler:
         """The types of request that the server answers."""
         return frozenset(self._table)
 
-    def handle(self, connection: Connection, frame: Frame) -> Work | None:
+    def handle(self, connection: AcceptedConnection, frame: Frame) -> Work | None:
         """Answer a frame, now or later."""
         responder = self._responder(connection, frame.request_id, self._epoch)
         try:
@@ -186,15 +186,17 @@ class RequestHandler:
             responder.refuse(error)
         return None
 
-    def pause(self, connection: Connection) -> None:
+    def pause(self, connection: AcceptedConnection) -> None:
         """Note that all frames of a connection that have come are handled."""
 
-    def closed(self, connection: Connection) -> None:
+    def closed(self, connection: AcceptedConnection) -> None:
         """Forget what a connection was waiting for."""
 
     # -- inside ------------------------------------------------------------------------------
 
-    def _greet(self, connection: Connection, request: Request, responder: Responder) -> None:
+    def _greet(
+        self, connection: AcceptedConnection, request: Request, responder: Responder
+    ) -> None:
         """Do the handshake.
 
         Raises:
@@ -221,11 +223,11 @@ class RequestHandler:
                 "knows none"
             )
 
-    def _greeted(self, connection: Connection, request: Hello) -> None:
+    def _greeted(self, connection: AcceptedConnection, request: Hello) -> None:
         """Note who a client is, once the handshake is done."""
 
     def _dispatch(
-        self, connection: Connection, request: Request, responder: Responder
+        self, connection: AcceptedConnection, request: Request, responder: Responder
     ) -> Work | None:
         """Answer a request by its row; return the steps that are left to take."""
         found = self._table.get(type(request))
@@ -241,7 +243,7 @@ class RequestHandler:
             return None
         return in_steps(work, responder, None if found.outlives_client else connection)
 
-    def _hold(self, connection: Connection, responder: Responder) -> None:
+    def _hold(self, connection: AcceptedConnection, responder: Responder) -> None:
         """Count a request among those that wait.
 
         Raises:
@@ -251,7 +253,7 @@ class RequestHandler:
             raise OverloadedError(f"{connection.waiting} requests of this connection wait already")
         responder.hold()
 
-    def _check_deadline(self, connection: Connection, timeout_ms: int) -> None:
+    def _check_deadline(self, connection: AcceptedConnection, timeout_ms: int) -> None:
         """Refuse what its client has given up by now: nothing is stored for nobody.
 
         Raises:
@@ -265,6 +267,6 @@ class RequestHandler:
             )
 
 
-def _greet_again(_: Connection, request: Hello, responder: Responder) -> None:
+def _greet_again(_: AcceptedConnection, request: Hello, responder: Responder) -> None:
     del request, responder
     raise RemoteProtocolError("a second Hello on one connection")

@@ -1,7 +1,7 @@
 """The answer to one request: sent over the connection that the request came on, now or later."""
 
 from pulque.errors import PulqueError
-from pulque.net.server import Connection
+from pulque.net.server import AcceptedConnection
 from pulque.wire.codec import Writer
 from pulque.wire.opcodes import Opcode
 from pulque.wire.responses import (
@@ -28,7 +28,7 @@ class Responder:
 
     __slots__ = ("_connection", "_epoch", "_is_held", "_request_id")
 
-    def __init__(self, connection: Connection, request_id: int, epoch: int) -> None:
+    def __init__(self, connection: AcceptedConnection, request_id: int, epoch: int) -> None:
         self._connection = connection
         self._request_id = request_id
         self._epoch = epoch

@@ -18,7 +18,7 @@ from pulque.storage.logs.segment import Segment
 
 __all__ = [
     "CheckpointJob",
-    "Health",
+    "DiskHealth",
     "IndexJob",
     "RemovalJob",
     "Step",
@@ -31,7 +31,7 @@ SyncPoint = tuple[tuple[MessageOffset, int], tuple[ActionOffset, int] | None]
 """The ends of the two logs when the steps of a sync were made."""
 
 
-class Health:
+class DiskHealth:
     """Whether the disk can still be trusted with the logs.
 
     A failed write or sync is final. The kernel drops pages that it could not write, so
@@ -76,7 +76,7 @@ class Health:
 class SyncJob:
     """Makes everything before ``end`` durable; ``run`` may be called from any thread."""
 
-    def __init__(self, health: Health, steps: list[Step], point: SyncPoint) -> None:
+    def __init__(self, health: DiskHealth, steps: list[Step], point: SyncPoint) -> None:
         self._health = health
         self._steps = steps
         self.point = point

@@ -20,13 +20,13 @@ from pulque.model.record import ENVELOPE_SIZE
 from pulque.storage.checkpoint import MARK_KEY, Checkpoints, Mark
 from pulque.storage.directory.archive_progress import read_archived
 from pulque.storage.directory.disk_space import Room
-from pulque.storage.directory.identity import Identity
+from pulque.storage.directory.identity import DirectoryIdentity
 from pulque.storage.directory.layout import CHECKPOINTS, DIRECTORIES, segment_path
-from pulque.storage.disk_jobs import CheckpointJob, Health, IndexJob, RemovalJob, Step, SyncJob
+from pulque.storage.disk_jobs import CheckpointJob, DiskHealth, IndexJob, RemovalJob, Step, SyncJob
 from pulque.storage.events import Listener
 from pulque.storage.files import Buffer, FileSystem
 from pulque.storage.indexes.consume_log import ConsumeLogs, Span
-from pulque.storage.indexes.open_entries import OpenFile
+from pulque.storage.indexes.open_entries import OpenEntries
 from pulque.storage.indexes.segment_index import OpenIndex
 from pulque.storage.logs.action_log import ActionLog
 from pulque.storage.logs.message_log import Appended, MessageLog
@@ -35,7 +35,7 @@ from pulque.storage.logs.segment import Segment
 from pulque.storage.options import StorageOptions
 from pulque.storage.reading.damaged_batches import Damages
 from pulque.storage.reading.record_reader import RecordReader
-from pulque.storage.reading.tag_search import Search
+from pulque.storage.reading.tag_search import TagSearch
 from pulque.storage.recovery import Observer, RecoveredLog, recover_message_log
 from pulque.storage.replication.copy_source import Copyable
 
@@ -56,9 +56,9 @@ class Engine(Copyable):
         self._files = files
         self._options = options
         self._listener = listener
-        self._health = Health()
+        self._health = DiskHealth()
         self._room = Room(files, options)
-        self.identity = Identity.open(files)
+        self.identity = DirectoryIdentity.open(files)
         for directory in DIRECTORIES:
             files.make_directory(directory)
         self.start_count: StartCount = self.identity.count_start(files)
@@ -74,14 +74,14 @@ class Engine(Copyable):
         self._consume_logs = ConsumeLogs(files, self._log, listener, recovered.indexes)
         self.damages = Damages(files, self.partitions, listener, has_copies=options.is_replicated)
         self._reader = RecordReader(self._log, self.damages)
-        self.search = Search(self._consume_logs, self._log, self.damages)
+        self.search = TagSearch(self._consume_logs, self._log, self.damages)
         """Searches messages by tag."""
         self.actions = ActionLog.open(files, options, listener, self._mark.action_offset)
         self._unconfirmed: deque[tuple[MessageOffset, Partition, ConsumeSequence]] = deque()
         self._confirmed: list[Partition] = []
         """Partitions with new confirmed messages that ``write`` has not returned yet."""
         self.records_since_checkpoint = 0
-        self._open_file = OpenFile(files)
+        self._open_file = OpenEntries(files)
         self._begin(recovered, now_ms)
 
     # -- appending ---------------------------------------------------------------------------

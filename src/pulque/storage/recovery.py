@@ -37,7 +37,7 @@ from pulque.storage.files import FileSystem
 from pulque.storage.indexes.index_rebuild import BAD_TABLE, entries_of, entry_of
 from pulque.storage.indexes.segment_index import ENTRY_SIZE, Entry, OpenIndex, write_sealed_index
 from pulque.storage.logs.partitions import Partition, Partitions, TableRow, decode_table
-from pulque.storage.logs.segment import Damage, Segment, open_segment, record_at, walk
+from pulque.storage.logs.segment import DamagedBytes, Segment, open_segment, record_at, walk
 
 __all__ = ["Observer", "RecoveredLog", "recover_message_log"]
 
@@ -184,7 +184,7 @@ class _Recovery:
         """Apply a segment's records; return whether anything is left of it."""
         segment = self._segments[at]
         for item in walk(segment, MessageOffset(start)):
-            if isinstance(item, Damage):
+            if isinstance(item, DamagedBytes):
                 problem, offset, end = item.reason, item.offset, item.end
             else:
                 envelope, content = item
@@ -195,7 +195,7 @@ class _Recovery:
             if not self._was_durable(at, offset):
                 return self._cut(at, offset)
             self._report([segment], offset, end - offset, problem)
-            if not isinstance(item, Damage):
+            if not isinstance(item, DamagedBytes):
                 self._pass_over(item[0])
         return self._check_end(at)
 
@@ -275,7 +275,7 @@ class _Recovery:
         """Yield how far the log was on disk, as the records from ``offset`` on say."""
         for segment in self._segments[at:]:
             for item in walk(segment, MessageOffset(max(offset, segment.base))):
-                if isinstance(item, Damage):
+                if isinstance(item, DamagedBytes):
                     yield item.synced
                 elif item[0].synced <= item[0].offset:
                     yield item[0].synced

@@ -33,8 +33,8 @@ from pulque.broker.server import Broker
 from pulque.client.connection.url import Address, parse_address
 from pulque.clock import SystemClock, put_back, stand_in
 from pulque.delay.config import DelaySettings
-from pulque.delay.dispatch.broker_connections import Brokers
-from pulque.delay.recovery import Recovered
+from pulque.delay.dispatch.broker_connections import BrokerConnections
+from pulque.delay.recovery import RecoveredSchedule
 from pulque.delay.server import DelayServer
 from pulque.errors import PulqueError, UnavailableError, UsageError
 from pulque.model.names import PartitionName, Pattern, Subject
@@ -377,7 +377,7 @@ class _BreakableBroker(Broker):
         return is_due or bool(self._state.consumption.pending())
 
 
-class _OneBroker(Brokers):
+class _OneBroker(BrokerConnections):
     """The broker beside a delay server, which needs no meta server to find it."""
 
     def __init__(
@@ -428,7 +428,7 @@ class _BreakableDelay(DelayServer):
         self._log = _logger("pulque.delay")
         self._listener = LoggingListener(self._log)
 
-    def _build(self, recovered: Recovered) -> None:
+    def _build(self, recovered: RecoveredSchedule) -> None:
         super()._build(recovered)
         self._faults = BreakableHandler(self._server.handler, self._send_faults)
         self._server.handler = self._faults

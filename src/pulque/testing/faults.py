@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from pulque.errors import PulqueError, StorageFullError
 from pulque.model.names import ConsumerId, Group
-from pulque.net.server import Connection, Handler, Work
+from pulque.net.server import AcceptedConnection, FrameHandler, Work
 from pulque.storage.files import Buffer, DataDirectory, File
 from pulque.wire.frame import Frame
 from pulque.wire.requests import Heartbeat, Opcode, Pull, decode_request
@@ -121,10 +121,10 @@ class SendFaults:
 class BreakableHandler:
     """Stands before a server's handler of requests. Lives in the server's event loop."""
 
-    def __init__(self, inner: Handler, faults: SendFaults) -> None:
+    def __init__(self, inner: FrameHandler, faults: SendFaults) -> None:
         self._inner = inner
         self._faults = faults
-        self._heard_of: dict[Connection, set[tuple[Group, ConsumerId]]] = {}
+        self._heard_of: dict[AcceptedConnection, set[tuple[Group, ConsumerId]]] = {}
         self.is_dead = False
         """Whether nobody is to hear anything any more."""
 
@@ -133,7 +133,7 @@ class BreakableHandler:
         """The consumers that have a connection."""
         return set().union(*self._heard_of.values())
 
-    def handle(self, connection: Connection, frame: Frame) -> Work | None:
+    def handle(self, connection: AcceptedConnection, frame: Frame) -> Work | None:
         """Answer a frame, or not."""
         if self.is_dead:
             connection.abort()
@@ -145,16 +145,16 @@ class BreakableHandler:
             self._listen(connection, frame)
         return self._inner.handle(connection, frame)
 
-    def pause(self, connection: Connection) -> None:
+    def pause(self, connection: AcceptedConnection) -> None:
         """Pass on that all frames of a connection are handled."""
         self._inner.pause(connection)
 
-    def closed(self, connection: Connection) -> None:
+    def closed(self, connection: AcceptedConnection) -> None:
         """Forget a connection."""
         self._heard_of.pop(connection, None)
         self._inner.closed(connection)
 
-    def _fail(self, connection: Connection, frame: Frame) -> None:
+    def _fail(self, connection: AcceptedConnection, frame: Frame) -> None:
         self._faults.left -= 1
         error = self._faults.error
         if error is None:
@@ -163,7 +163,7 @@ class BreakableHandler:
         else:
             connection.send([encode_error(error, frame.request_id, frame.epoch)])
 
-    def _listen(self, connection: Connection, frame: Frame) -> None:
+    def _listen(self, connection: AcceptedConnection, frame: Frame) -> None:
         """Remember which consumer speaks on a connection, until it says that it leaves."""
         try:
             request = decode_request(frame)

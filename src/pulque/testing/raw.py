@@ -63,7 +63,7 @@ from pulque.wire.responses import (
     decode_response,
 )
 
-__all__ = ["Handed", "RawConnection", "Run", "expect", "messages_in", "pack_batch"]
+__all__ = ["Handed", "RawConnection", "RawRun", "expect", "messages_in", "pack_batch"]
 
 T = TypeVar("T", bound=Response)
 _QUESTIONS = 5
@@ -120,7 +120,7 @@ def messages_in(
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RawRun:
     """Deliveries that follow each other, with their messages."""
 
     partition: str
@@ -146,7 +146,7 @@ class Handed:
     """The answer to a pull."""
 
     states: tuple[State, ...]
-    runs: tuple[Run, ...]
+    runs: tuple[RawRun, ...]
     routes_changed: bool = False
 
     @property
@@ -168,7 +168,7 @@ class Handed:
             records = each.records if not isinstance(each.records, tuple) else b""
             found = messages_in(partition, each.first_sequence, each.count, records)
             runs.append(
-                Run(
+                RawRun(
                     partition,
                     each.tenure,
                     each.first_pull,
@@ -328,7 +328,7 @@ class RawConnection:
 
     async def settle(  # noqa: PLR0913  # one for each field
         self,
-        run: Run,
+        run: RawRun,
         *,
         group: str = "g",
         consumer: str = "c",

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from pulque.admin.http.guard import Guard
+from pulque.admin.http.guard import RequestGuard
 from pulque.admin.http.round_robin import RoundRobin
 
 LOCAL = (b"host", b"localhost")
@@ -48,7 +48,7 @@ async def test_each_request_goes_on_in_a_round_of_its_own(scope: dict[str, objec
     async def send(_: Message) -> None:
         raise AssertionError("nothing is to be sent")
 
-    guard = Guard(app)
+    guard = RequestGuard(app)
     asyncio.get_running_loop().call_later(0.05, whole.set)
     asyncio.get_running_loop().call_later(0.2, same.set)
     await asyncio.gather(*(guard(scope, receive, send) for _ in range(50)))

@@ -9,7 +9,7 @@ from pulque.model.names import PartitionName, Pattern
 from pulque.model.positions import Epoch, StartCount, Tenure
 from pulque.model.routes import PartitionRoute, Role
 from pulque.model.routes import Route as RouteOf
-from pulque.net.server import Connection, ConnectionLimits, FrameServer
+from pulque.net.server import AcceptedConnection, ConnectionLimits, FrameServer
 from pulque.wire.frame import MAX_PAYLOAD, Frame
 from pulque.wire.leadership import Lead, Led
 from pulque.wire.registration import Register, Registered, ServerState
@@ -79,7 +79,7 @@ class FakeMeta:
         self._server = FrameServer(self, _LIMITS, SystemClock(), lambda *_, **__: None)
         await asyncio.sleep(0)
 
-    def handle(self, connection: Connection, frame: Frame) -> None:
+    def handle(self, connection: AcceptedConnection, frame: Frame) -> None:
         request = decode_request(frame)
         found: Response | PulqueError
         match request:
@@ -106,8 +106,8 @@ class FakeMeta:
         else:
             connection.send(encode_response(found, frame.request_id, 0))
 
-    def pause(self, connection: Connection) -> None:
+    def pause(self, connection: AcceptedConnection) -> None:
         """Every request is answered on its own: there is nothing to be done together."""
 
-    def closed(self, connection: Connection) -> None:
+    def closed(self, connection: AcceptedConnection) -> None:
         """Nothing waits here."""

@@ -12,7 +12,7 @@ from pulque.broker.pulling.cold_reads import ColdReads
 from pulque.broker.requests import BrokerHandler
 from pulque.errors import ErrorCode, OverloadedError, RequestTimeoutError
 from pulque.model.names import Group
-from pulque.net.server import Connection
+from pulque.net.server import AcceptedConnection
 from pulque.testing.clock import ManualClock
 from pulque.testing.raw import RawConnection, expect, pack_batch
 from pulque.wire.frame import Frame
@@ -187,7 +187,7 @@ async def test_a_send_whose_time_is_up_is_not_worked_on(
     running = await start()
     raw = await running.connect()
     batch = pack_batch("orders", numbered(1))
-    monkeypatch.setattr(Connection, "waited_ms", 1001)
+    monkeypatch.setattr(AcceptedConnection, "waited_ms", 1001)
 
     with pytest.raises(RequestTimeoutError, match="limit of 1000 ms waited 1001 ms"):
         await raw.ask(Send(Acks.DISK, 1000, (("orders", batch),)), Sent)
@@ -206,7 +206,7 @@ async def test_requests_that_wait_behind_unread_answers_know_how_long(
     waits: list[int] = []
     handle = BrokerHandler.handle
 
-    def watched(self: BrokerHandler, connection: Connection, frame: Frame) -> None:
+    def watched(self: BrokerHandler, connection: AcceptedConnection, frame: Frame) -> None:
         waits.append(connection.waited_ms)
         clock.advance(1)
         handle(self, connection, frame)

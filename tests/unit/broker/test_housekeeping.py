@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import pytest
 
 from pulque.broker.clients import ClientTable
-from pulque.broker.components import Parts
+from pulque.broker.components import BrokerParts
 from pulque.broker.groups.group_reset import Resetter
 from pulque.broker.groups.ordered_groups import Steward
 from pulque.broker.groups.partition_allotment import LoneAttendance
 from pulque.broker.groups.pull_locks import Locker
-from pulque.broker.groups.subscriptions import Registrar
+from pulque.broker.groups.subscriptions import GroupRegistrar
 from pulque.broker.housekeeping import Housekeeper, Rhythm
 from pulque.broker.pulling.partition_reads import Browser
 from pulque.broker.pulling.puller import Puller
@@ -41,7 +41,7 @@ from pulque.model.batch import read_header
 from pulque.model.names import ConsumerId, Group, PartitionName
 from pulque.model.positions import ConsumeSequence, Epoch, PullSequence, StartCount, Tenure
 from pulque.rules.lease import Leases
-from pulque.rules.retry import RetryPolicy
+from pulque.rules.retry import RetryRules
 from pulque.serving.attended import Authorisation
 from pulque.serving.commit import Committer
 from pulque.storage.events import SilentListener
@@ -81,13 +81,13 @@ async def workshop() -> AsyncIterator[Workshop]:
         state,
         around,
         appender,
-        lambda _group, _subject: RetryPolicy(),
+        lambda _group, _subject: RetryRules(),
         waits=releaser.wake,
         max_message=1000,
     )
     limits = PullLimits(100, 1000, 100)
     locker = Locker(state, clock, committer.sync_facts, print)
-    parts = Parts(
+    parts = BrokerParts(
         BrokerReceiver(
             state,
             around,
@@ -99,7 +99,7 @@ async def workshop() -> AsyncIterator[Workshop]:
         Settler(state, clock, perform=redeliverer.perform, longest_delay_ms=1000),
         Browser(engine, executor, limits),
         redeliverer,
-        Registrar(state, around, committer, print, locker),
+        GroupRegistrar(state, around, committer, print, locker),
         releaser,
         Resetter(state, around, committer, wake=print),
         DeadLetterOffice(state, around, committer, appender, 1000),
@@ -110,7 +110,7 @@ async def workshop() -> AsyncIterator[Workshop]:
             appender,
             AdoptionRules(
                 Gate("broker"),
-                lambda _group, _subject: RetryPolicy(),
+                lambda _group, _subject: RetryRules(),
                 SendLimits(1000, 1000, 1000),
                 1000,
             ),

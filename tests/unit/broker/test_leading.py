@@ -29,7 +29,7 @@ from pulque.model.leadership import EpochStart, Leadership
 from pulque.model.pack import ProducedBy
 from pulque.model.positions import ActionOffset, Epoch, MessageOffset
 from pulque.serving.listener import LoggingListener
-from pulque.storage.directory.identity import Identity
+from pulque.storage.directory.identity import DirectoryIdentity
 from pulque.storage.files import OsFileSystem
 from pulque.storage.replication.leadership_epochs import begin_epoch
 from pulque.testing.clock import ManualClock
@@ -121,7 +121,7 @@ class LeaderAlone:
         self.said = Said(led, self.clock)
         directory.mkdir(exist_ok=True)
         files = OsFileSystem(str(directory))
-        Identity.open(files)
+        DirectoryIdentity.open(files)
         epochs = begin_epoch(files, Epoch(epoch), MessageOffset(0), ActionOffset(0))
         gate = Gate("broker")
         rule = Rule(led, self.said, epochs, LAG_MS, 0)

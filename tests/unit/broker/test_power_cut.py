@@ -14,7 +14,7 @@ import pytest
 from pulque.errors import ErrorCode
 from pulque.model.pack import ProducedBy
 from pulque.testing.files import Cut, MemoryFileSystem
-from pulque.testing.raw import RawConnection, Run
+from pulque.testing.raw import RawConnection, RawRun
 from pulque.wire.requests import Acks, Seal
 from pulque.wire.responses import Sealed
 from tests.crash.one_thread import run_in_one_thread
@@ -41,7 +41,7 @@ async def live(running: Running, files: MemoryFileSystem, random: Random) -> Lif
     """Send, pull, settle, nack, leave and seal at random."""
     life = Life(files)
     raw = await running.connect()
-    held: dict[str, list[Run]] = {consumer: [] for consumer in CONSUMERS}
+    held: dict[str, list[RawRun]] = {consumer: [] for consumer in CONSUMERS}
     for step in range(60):
         consumer = random.choice(CONSUMERS)
         match random.choice(["send", "send", "pull", "pull", "settle", "settle", "leave", "seal"]):
@@ -73,7 +73,7 @@ async def send(raw: RawConnection, life: Life, random: Random, step: int) -> Non
         life.confirmed |= dict.fromkeys(bodies, life.files.operations)
 
 
-async def pull(raw: RawConnection, held: list[Run], consumer: str, random: Random) -> None:
+async def pull(raw: RawConnection, held: list[RawRun], consumer: str, random: Random) -> None:
     expected = [
         max((run.last_pull + 1 for run in held if run.partition == name), default=-1)
         for name in ("orders", RETRY)
@@ -89,7 +89,9 @@ async def pull(raw: RawConnection, held: list[Run], consumer: str, random: Rando
     held += got.runs
 
 
-async def settle(raw: RawConnection, life: Life, run: Run, consumer: str, random: Random) -> None:
+async def settle(
+    raw: RawConnection, life: Life, run: RawRun, consumer: str, random: Random
+) -> None:
     nacked = {run.first_pull + n: "no" for n in range(run.length) if random.random() < 0.3}
     began = life.files.operations
     await raw.settle(run, consumer=consumer, nacked=nacked)

@@ -15,7 +15,7 @@ import pytest
 from pulque.model.message import Message
 from pulque.testing.clock import ManualClock
 from pulque.testing.files import Cut, MemoryFileSystem
-from pulque.testing.raw import RawConnection, Run
+from pulque.testing.raw import RawConnection, RawRun
 from pulque.wire.dead import Dead, DeadListed, Resend, Resent
 from pulque.wire.requests import Acks
 from tests.crash.one_thread import run_in_one_thread
@@ -69,7 +69,7 @@ async def live(running: Running, life: Life, random: Random) -> None:
                 pass
 
 
-async def settle(raw: RawConnection, life: Life, run: Run, random: Random) -> None:
+async def settle(raw: RawConnection, life: Life, run: RawRun, random: Random) -> None:
     nacked = {run.first_pull + n: "no" for n in range(run.length) if random.random() < 0.8}
     began = life.files.operations
     await raw.settle(run, nacked=nacked, delay_ms=random.choice([-1, -1, 0, 700]))

@@ -15,7 +15,7 @@ from pulque.model.leadership import EpochStart, Leadership
 from pulque.model.positions import ActionOffset, Epoch, MessageOffset
 from pulque.net.server import FrameServer
 from pulque.serving.listener import LoggingListener
-from pulque.storage.directory.identity import Identity
+from pulque.storage.directory.identity import DirectoryIdentity
 from pulque.storage.files import OsFileSystem
 from pulque.storage.options import StorageOptions
 from pulque.storage.replication.leadership_epochs import write_epochs
@@ -51,7 +51,7 @@ def files(tmp_path: Path) -> OsFileSystem:
     """The data directory of the broker below, which is not started yet."""
     (tmp_path / "data").mkdir()
     found = OsFileSystem(str(tmp_path / "data"))
-    Identity.open(found)
+    DirectoryIdentity.open(found)
     return found
 
 

@@ -15,7 +15,7 @@ from pulque.storage.engine import Engine
 from pulque.storage.indexes.consume_log import Span
 from pulque.storage.logs.partitions import Partition
 from pulque.testing.clock import ManualClock
-from pulque.testing.raw import RawConnection, Run
+from pulque.testing.raw import RawConnection, RawRun
 from pulque.wire.groups import Subscribe, Subscribed
 from pulque.wire.requests import Acks, Seal, Send
 from pulque.wire.responses import Sealed, Sent
@@ -40,12 +40,12 @@ async def stored(raw: RawConnection, partition: str, count: int) -> list[Message
     return found
 
 
-async def hand_out(raw: RawConnection, *partitions: str, consumer: str = "c") -> Run:
+async def hand_out(raw: RawConnection, *partitions: str, consumer: str = "c") -> RawRun:
     got = await raw.pull(*partitions, consumer=consumer, timeout_ms=5000)
     return got.runs[0]
 
 
-async def fail(raw: RawConnection, partition: str, reason: str) -> Run:
+async def fail(raw: RawConnection, partition: str, reason: str) -> RawRun:
     """Pull what is there and nack all of it, as the policy says."""
     run = await hand_out(raw, partition)
     nacked = {run.first_pull + i: reason for i in range(run.length)}

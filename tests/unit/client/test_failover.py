@@ -10,7 +10,7 @@ import pytest
 
 import pulque
 from pulque import aio
-from pulque.client.routing.broker_health import Health
+from pulque.client.routing.broker_health import BrokerHealth
 from pulque.client.routing.route_table import RouteKey, RouteTable
 from pulque.errors import NotAllowedError, NotLeaderError, UnsupportedError
 from pulque.model.names import PartitionName, Pattern
@@ -420,7 +420,7 @@ def route_to(*ports: int) -> Route:
     )
 
 
-def open_circuit(health: Health, now: float) -> None:
+def open_circuit(health: BrokerHealth, now: float) -> None:
     health.failed(now, 2.0)
     assert health.is_open(now)
 

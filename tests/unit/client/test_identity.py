@@ -13,7 +13,7 @@ import pytest
 import pulque
 from pulque.client.persistence.consumer_identity import (
     STATE_VARIABLE,
-    Identity,
+    ConsumerIdentity,
     application_name,
     state_folder,
 )
@@ -21,9 +21,9 @@ from pulque.errors import InvalidNameError
 from pulque.testing.broker import InProcessBroker
 
 
-def take(folder: Path, **changes: str) -> Identity:
+def take(folder: Path, **changes: str) -> ConsumerIdentity:
     names = {"application": "shop", "group": "kitchen", "subject": "orders"}
-    return Identity.take(folder, **{**names, **changes})
+    return ConsumerIdentity.take(folder, **{**names, **changes})
 
 
 def test_two_that_run_have_different_ids(tmp_path: Path) -> None:
@@ -117,8 +117,8 @@ def test_a_full_disk_keeps_no_slot_from_those_that_come_later(
     first.release()
 
 
-def given(folder: Path, consumer_id: str) -> Identity:
-    return Identity.given(consumer_id, folder, group="kitchen", subject="orders")
+def given(folder: Path, consumer_id: str) -> ConsumerIdentity:
+    return ConsumerIdentity.given(consumer_id, folder, group="kitchen", subject="orders")
 
 
 def test_a_given_id_must_be_valid(tmp_path: Path) -> None:
@@ -279,7 +279,7 @@ def test_containers_of_one_image_have_different_ids(
     """Their files have the image's inodes, and each container has a device of its own."""
     inodes: list[float] = []
 
-    def as_in(container: str, device: int) -> Identity:
+    def as_in(container: str, device: int) -> ConsumerIdentity:
         mounts = tmp_path / f"mounts-{container}"
         mounts.write_text(f"36 35 0:{device} / / rw - overlay overlay rw\n")
         monkeypatch.setattr("pulque.client.persistence.consumer_identity._MOUNTS", mounts)

@@ -6,7 +6,7 @@ import pytest
 
 from pulque.client.connection.backoff import Backoff, Retries
 from pulque.client.receiving.error_policy import Trouble, problem_of
-from pulque.client.receiving.prefetch import Pace
+from pulque.client.receiving.prefetch import PullRate
 from pulque.errors import (
     CorruptionError,
     DisconnectedError,
@@ -86,7 +86,7 @@ def test_a_pull_that_is_refused_for_now_is_like_a_lost_connection() -> None:
     [(1000, 0.001, 1000), (100, 1.0, 10), (1, 60.0, 1), (50, 0.1, 50), (1000, 0.0, 1000)],
 )
 def test_a_consumer_asks_for_a_tenth_of_a_second(count: int, seconds: float, want: int) -> None:
-    pace = Pace(1000)
+    pace = PullRate(1000)
     pace.handled(count, seconds)
 
     assert pace.want == want
@@ -98,7 +98,7 @@ def test_a_consumer_asks_for_a_tenth_of_a_second(count: int, seconds: float, wan
 def test_several_brokers_are_asked_for_twice_as_much_by_who_is_fast(
     seconds: float, asked: int
 ) -> None:
-    pace = Pace(1000)
+    pace = PullRate(1000)
     assert pace.of_each(100) == 100  # nobody knows yet
     pace.handled(100, seconds)
 
@@ -106,7 +106,7 @@ def test_several_brokers_are_asked_for_twice_as_much_by_who_is_fast(
 
 
 def test_nothing_handled_changes_nothing() -> None:
-    pace = Pace(5)
+    pace = PullRate(5)
     pace.handled(0, 1.0)
 
     assert pace.want == 5

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pulque.delay.dispatch.broker_connections import Brokers
+from pulque.delay.dispatch.broker_connections import BrokerConnections
 from pulque.delay.schedule import replay
 from pulque.model.names import PartitionName
 from pulque.model.routes import PartitionRoute
@@ -77,7 +77,7 @@ async def test_a_broker_counts_as_having_what_is_due_once_it_has_it_on_disk(
     raw = await running.connect()
     host, port = running.broker.url.removeprefix("pulque://").rsplit(":", 1)
     target = PartitionRoute(PartitionName("orders"), "g", host, int(port))
-    brokers = Brokers((), "d1", clock, timeout_s=20.0)
+    brokers = BrokerConnections((), "d1", clock, timeout_s=20.0)
     disk.close_gate()
     sending = asyncio.create_task(brokers.send(target, "orders", pack_batch("orders", [b"due"])))
     try:

@@ -11,7 +11,7 @@ import pytest
 from pulque.errors import UnavailableError
 from pulque.meta.database.connection import Database, parse_database_url
 from pulque.meta.database.leadership_store import LeadershipStore, Replica
-from pulque.meta.database.store import Store
+from pulque.meta.database.store import ClusterStore
 from pulque.model.cluster import Server, ServerState
 from pulque.model.leadership import Leadership
 from pulque.model.positions import Epoch
@@ -270,9 +270,9 @@ def database(path: Path) -> Database:
 
 
 @pytest.fixture
-async def stores(tmp_path: Path) -> AsyncIterator[tuple[Store, LeadershipStore]]:
+async def stores(tmp_path: Path) -> AsyncIterator[tuple[ClusterStore, LeadershipStore]]:
     opened = database(tmp_path / "meta.sqlite")
-    store = Store(opened)
+    store = ClusterStore(opened)
     await store.open()
     yield store, LeadershipStore(opened)
     await store.close()
@@ -282,14 +282,14 @@ ROW = Leadership("g", Epoch(1), 1, B1, "t", (B1, B2), 2)
 NEXT = ROW._replace(epoch=Epoch(2), version=2, leader=B2, in_sync=(B2,))
 
 
-async def leaderships(store: Store) -> dict[str, Leadership]:
+async def leaderships(store: ClusterStore) -> dict[str, Leadership]:
     found = await store.changes(-1)
     assert found is not None
     return found.leaderships
 
 
 async def test_a_leadership_is_created_once_and_changed_only_as_it_was_seen(
-    stores: tuple[Store, LeadershipStore],
+    stores: tuple[ClusterStore, LeadershipStore],
 ) -> None:
     store, rows = stores
     outcomes = await asyncio.gather(*(rows.create(ROW._replace(token=str(n))) for n in range(3)))
@@ -308,7 +308,7 @@ async def test_a_leadership_is_created_once_and_changed_only_as_it_was_seen(
 
 
 async def test_a_leader_that_is_counted_at_the_last_moment_stays(
-    stores: tuple[Store, LeadershipStore],
+    stores: tuple[ClusterStore, LeadershipStore],
 ) -> None:
     store, rows = stores
     await store.register(Server("b1", "g", Role.BROKER, "h", 1, B1, 1, ServerState.READY), None)
@@ -322,7 +322,7 @@ async def test_a_leader_that_is_counted_at_the_last_moment_stays(
 
 
 async def test_what_was_said_of_directories_that_nobody_has_is_forgotten(
-    stores: tuple[Store, LeadershipStore],
+    stores: tuple[ClusterStore, LeadershipStore],
 ) -> None:
     store, rows = stores
     await rows.create(ROW)
@@ -338,7 +338,9 @@ async def test_what_was_said_of_directories_that_nobody_has_is_forgotten(
     assert {each.directory for each in await rows.replicas()} == {B1, B2, "d2"}
 
 
-async def test_what_brokers_said_last_is_kept(stores: tuple[Store, LeadershipStore]) -> None:
+async def test_what_brokers_said_last_is_kept(
+    stores: tuple[ClusterStore, LeadershipStore],
+) -> None:
     _, rows = stores
     first = Replica(B1, "g", "b1", "t", 9, is_fit=True)
     await rows.hear([first, Replica(B2, "g", "b2", "u", 1, is_fit=True)])

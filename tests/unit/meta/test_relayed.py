@@ -9,9 +9,9 @@ import pytest
 from pulque.broker.config import BrokerSettings
 from pulque.broker.server import Broker
 from pulque.errors import PulqueError, UnavailableError
-from pulque.meta.ordered.partition_allotment import Attendance
+from pulque.meta.ordered.partition_allotment import PartitionAllotment
 from pulque.model.routes import RouteKind
-from pulque.net.server import Connection
+from pulque.net.server import AcceptedConnection
 from pulque.serving.metalink import MOST_HELD
 from pulque.testing.raw import RawConnection
 from pulque.wire.ordered import Attend, Attended
@@ -89,14 +89,14 @@ async def test_a_crowd_shares_few_connections(
     home: RawConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await route(home, "orders")
-    welcomed: list[Connection] = []
-    welcome = Connection.welcome
+    welcomed: list[AcceptedConnection] = []
+    welcome = AcceptedConnection.welcome
 
-    def noted(connection: Connection) -> None:
+    def noted(connection: AcceptedConnection) -> None:
         welcomed.append(connection)
         welcome(connection)
 
-    monkeypatch.setattr(Connection, "welcome", noted)
+    monkeypatch.setattr(AcceptedConnection, "welcome", noted)
     asked = [await home.put(word(number)) for number in range(MANY)]
 
     assert {type(each) for each in await answers(home, asked)} == {Attended}
@@ -117,7 +117,9 @@ async def test_all_who_wait_are_told_that_the_meta_server_is_gone(
     await route(home, "orders")
     await home.ask(word(0), Attended)
     unanswered: list[object] = []
-    monkeypatch.setattr(Attendance, "attend", lambda _, asked, *__: unanswered.append(asked))
+    monkeypatch.setattr(
+        PartitionAllotment, "attend", lambda _, asked, *__: unanswered.append(asked)
+    )
     asked = [await home.put(word(number)) for number in range(FEW)]
 
     async def all_wait() -> bool:
@@ -136,7 +138,7 @@ async def test_what_a_meta_server_did_not_answer_in_time_takes_no_place_from_oth
     await route(home, "orders")
     monkeypatch.setattr("pulque.broker.cluster.meta_relay._ROUTE_S", 0.5)
     with monkeypatch.context() as slow:
-        slow.setattr(Attendance, "attend", lambda *_: None)
+        slow.setattr(PartitionAllotment, "attend", lambda *_: None)
         asked = [await home.put(word(number)) for number in range(MANY)]
         for each in await answers(home, asked):
             assert isinstance(each, UnavailableError)

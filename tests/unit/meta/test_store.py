@@ -13,7 +13,7 @@ from sqlalchemy.engine import Connection
 from pulque.errors import ConfigError, UnavailableError
 from pulque.meta import migrations
 from pulque.meta.database.connection import Database, parse_database_url
-from pulque.meta.database.store import Changes, Store
+from pulque.meta.database.store import Changes, ClusterStore
 from pulque.meta.database.tables import TABLES
 from pulque.model.cluster import GroupMarks, Server, ServerState
 from pulque.model.names import Subject
@@ -29,9 +29,9 @@ def database(path: Path) -> Database:
 
 
 @pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[Store]:
+async def store(tmp_path: Path) -> AsyncIterator[ClusterStore]:
     """A new one."""
-    made = Store(database(tmp_path / "meta.sqlite"))
+    made = ClusterStore(database(tmp_path / "meta.sqlite"))
     await made.open()
     yield made
     await made.close()
@@ -42,15 +42,15 @@ def server(name: str = "b1", **fields: object) -> Server:
     return made._replace(**fields)  # type: ignore[arg-type]
 
 
-async def changes(store: Store, since: int = -1) -> Changes:
+async def changes(store: ClusterStore, since: int = -1) -> Changes:
     found = await store.changes(since)
     assert found is not None
     return found
 
 
-async def test_a_cluster_has_one_id_for_ever(store: Store, tmp_path: Path) -> None:
+async def test_a_cluster_has_one_id_for_ever(store: ClusterStore, tmp_path: Path) -> None:
     first = await store.open()
-    others = [Store(database(tmp_path / "meta.sqlite")) for _ in range(3)]
+    others = [ClusterStore(database(tmp_path / "meta.sqlite")) for _ in range(3)]
 
     assert {first, *await asyncio.gather(*(each.open() for each in others))} == {first}
     for each in others:
@@ -71,7 +71,7 @@ async def test_sqlite_syncs_every_commit_whichever_connection_makes_it(tmp_path:
     assert min(found) >= full
 
 
-async def test_what_was_written_is_read_once(store: Store) -> None:
+async def test_what_was_written_is_read_once(store: ClusterStore) -> None:
     placed = place_on(ORDERS, ["b1", "b2"])
     await store.register(server(), None)
     await store.create_subjects({ORDERS: placed})
@@ -87,7 +87,7 @@ async def test_what_was_written_is_read_once(store: Store) -> None:
     assert await store.changes(found.revision) is None
 
 
-async def test_only_what_is_newer_is_read(store: Store) -> None:
+async def test_only_what_is_newer_is_read(store: ClusterStore) -> None:
     await store.create_subjects({ORDERS: place_on(ORDERS, ["b1"])})
     before = (await changes(store)).revision
     other = Subject("refunds")
@@ -102,7 +102,7 @@ async def test_only_what_is_newer_is_read(store: Store) -> None:
 
 
 @pytest.mark.accepts("002-11")
-async def test_a_subject_that_is_there_stays_as_it_is(store: Store) -> None:
+async def test_a_subject_that_is_there_stays_as_it_is(store: ClusterStore) -> None:
     first = place_on(ORDERS, ["b1", "b2"])
     other = Subject("refunds")
     await store.create_subjects({ORDERS: first})
@@ -114,7 +114,7 @@ async def test_a_subject_that_is_there_stays_as_it_is(store: Store) -> None:
     assert other in found.subjects
 
 
-async def test_only_who_saw_it_as_it_is_may_extend_a_subject(store: Store) -> None:
+async def test_only_who_saw_it_as_it_is_may_extend_a_subject(store: ClusterStore) -> None:
     two = place_on(ORDERS, ["b1", "b2"])
     four = split(ORDERS, two, 4, ["b1", "b2"])
     await store.create_subjects({ORDERS: two})
@@ -125,7 +125,7 @@ async def test_only_who_saw_it_as_it_is_may_extend_a_subject(store: Store) -> No
     assert (await changes(store)).subjects == {ORDERS: four}
 
 
-async def test_only_who_saw_a_server_as_it_is_may_change_it(store: Store) -> None:
+async def test_only_who_saw_a_server_as_it_is_may_change_it(store: ClusterStore) -> None:
     moved = server(port=1)
     assert await store.register(server(), None) is None
     assert await store.register(server(directory="other"), None) == server()
@@ -135,7 +135,7 @@ async def test_only_who_saw_a_server_as_it_is_may_change_it(store: Store) -> Non
     assert (await changes(store)).servers == [moved]
 
 
-async def test_beats_are_counted_and_are_no_change(store: Store) -> None:
+async def test_beats_are_counted_and_are_no_change(store: ClusterStore) -> None:
     await store.register(server("b1"), None)
     await store.register(server("b2"), None)
     before = (await changes(store)).revision
@@ -145,7 +145,7 @@ async def test_beats_are_counted_and_are_no_change(store: Store) -> None:
     assert await store.changes(before) is None
 
 
-async def test_tables_of_a_newer_version_are_refused(store: Store, tmp_path: Path) -> None:
+async def test_tables_of_a_newer_version_are_refused(store: ClusterStore, tmp_path: Path) -> None:
     path = tmp_path / "meta.sqlite"
     newer = database(path)
     async with newer.writing() as connection:
@@ -158,7 +158,7 @@ async def test_tables_of_a_newer_version_are_refused(store: Store, tmp_path: Pat
 
 
 async def test_tables_that_are_current_are_left_alone(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: ClusterStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del store
     # Not even imported: `pulque up` begins sooner without it.
@@ -177,7 +177,9 @@ def test_the_newest_step_is_the_last_of_the_files() -> None:
     assert steps.get_current_head() == migrations.NEWEST
 
 
-async def test_migrations_make_the_tables_that_the_code_uses(store: Store, tmp_path: Path) -> None:
+async def test_migrations_make_the_tables_that_the_code_uses(
+    store: ClusterStore, tmp_path: Path
+) -> None:
     del store
     opened = database(tmp_path / "meta.sqlite")
 
@@ -203,5 +205,5 @@ async def test_a_database_that_does_not_answer_is_away() -> None:
     missing = Database(nobody, password=None, timeout_s=60.0)
 
     with pytest.raises(UnavailableError, match="the database of the meta servers is away"):
-        await Store(missing).open()
+        await ClusterStore(missing).open()
     await missing.close()

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pulque.net.server import Connection
+from pulque.net.server import AcceptedConnection
 from pulque.testing.raw import RawConnection
 from pulque.wire.ordered import Attend
 from pulque.wire.requests import Request
@@ -36,13 +36,13 @@ async def test_a_question_is_answered_before_most_of_a_crowd_from_another_connec
     await route(greedy, "orders")
     await follow(greedy, "b0", "b1", "b2")
     peers: list[str] = []
-    send = Connection.send
+    send = AcceptedConnection.send
 
-    def noted(connection: Connection, buffers: list[bytes | memoryview]) -> None:
+    def noted(connection: AcceptedConnection, buffers: list[bytes | memoryview]) -> None:
         peers.append(connection.peer)
         send(connection, buffers)
 
-    monkeypatch.setattr(Connection, "send", noted)
+    monkeypatch.setattr(AcceptedConnection, "send", noted)
     await modest.answer_to(await modest.put(single))
     me = peers.pop()
     asked = [await greedy.put(crowd(number)) for number in range(MANY)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from pulque.net.server import Connection, ConnectionLimits, FrameServer, Work
+from pulque.net.server import AcceptedConnection, ConnectionLimits, FrameServer, Work
 from pulque.testing.clock import ManualClock
 from pulque.wire.frame import FRAME_HEADER_SIZE, Frame, pack_frame_header
 
@@ -27,7 +27,7 @@ class Costly:
     """What was done, by the turn of the event loop that it was done in."""
     is_closed: bool = False
 
-    def handle(self, connection: Connection, frame: Frame) -> Work | None:
+    def handle(self, connection: AcceptedConnection, frame: Frame) -> Work | None:
         connection.welcome()
         name = f"{bytes(frame.payload).decode()}{frame.request_id}"
         if frame.opcode in (STEPS, FOREVER):
@@ -42,12 +42,12 @@ class Costly:
         self._done(connection, frame.request_id, name)
         return None
 
-    def _twice(self, connection: Connection, number: int, name: str) -> Iterator[None]:
+    def _twice(self, connection: AcceptedConnection, number: int, name: str) -> Iterator[None]:
         connection.go_on_with(self._in_steps(connection, 9, "9", is_endless=False))
         yield from self._in_steps(connection, number, name, is_endless=False)
 
     def _in_steps(
-        self, connection: Connection, number: int, name: str, *, is_endless: bool
+        self, connection: AcceptedConnection, number: int, name: str, *, is_endless: bool
     ) -> Iterator[None]:
         step = 0
         while is_endless or step < STEPS_OF_ONE:
@@ -59,13 +59,13 @@ class Costly:
                 return
         self._done(connection, number, name)
 
-    def _done(self, connection: Connection, number: int, name: str) -> None:
+    def _done(self, connection: AcceptedConnection, number: int, name: str) -> None:
         self.turns[-1].append(name)
         connection.send([pack_frame_header(0x80, 1, 0, number, 0)])
 
-    def pause(self, connection: Connection) -> None: ...
+    def pause(self, connection: AcceptedConnection) -> None: ...
 
-    def closed(self, connection: Connection) -> None:
+    def closed(self, connection: AcceptedConnection) -> None:
         self.is_closed = True
 
 

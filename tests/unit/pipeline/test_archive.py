@@ -27,8 +27,8 @@ from deltalake import DeltaTable
 from pulque.pipeline.archive.message_archiver import (
     Archived,
     Archiver,
-    Failed,
     Outcome,
+    SegmentFailure,
     broker_of,
     run_here,
 )
@@ -47,7 +47,7 @@ from pulque.pipeline.archive.tasks import (
 from pulque.pipeline.archive.totals import Tally
 from pulque.pipeline.lake.file_writer import WritableTree
 from pulque.pipeline.lake.maintenance import compact, sweep
-from pulque.pipeline.lake.table import MESSAGES, DataFile, Table
+from pulque.pipeline.lake.table import MESSAGES, Table, TableFile
 
 SUBJECTS = ("orders", "orders.paid", "refunds", "orders.sent")
 STEPS = ("write", "verify", "publish", "commit", "done")
@@ -300,7 +300,7 @@ def test_compaction_and_archive_at_once_disturb_neither(
 
 def test_instants_of_any_year_are_written_as_others_read_them() -> None:
     early, late = datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
-    file = DataFile("a.parquet", 1, 1, (), {"created_at": early}, {"created_at": late})
+    file = TableFile("a.parquet", 1, 1, (), {"created_at": early}, {"created_at": late})
 
     written = json.loads(file.statistics())
     assert written["minValues"] == {"created_at": "0001-01-01T00:00:00.000Z"}
@@ -313,7 +313,7 @@ def test_reports_of_tasks_reach_the_driver_as_they_were_made(
     made: list[Report] = [
         NotDone(7, 'segment "7": broken', is_damage=True),
         NotYet(8),
-        RowsDone(9, (), Tally(), Tally(1, 2, 3, 4), (DataFile("q", 1, 2, (), {}, {}),)),
+        RowsDone(9, (), Tally(), Tally(1, 2, 3, 4), (TableFile("q", 1, 2, (), {}, {}),)),
     ]
 
     def run(works: Sequence[Work]) -> list[Report]:
@@ -380,10 +380,10 @@ def test_a_damaged_segment_is_named_and_nothing_of_it_is_published(
 
     first = archive(lake, data)
     assert isinstance(first[0], Archived)
-    assert isinstance(first[-1], Failed)
+    assert isinstance(first[-1], SegmentFailure)
     assert len(first) == 2
     outcomes = archive(lake, data, keep_going=True)
-    (failed,) = (each for each in outcomes if isinstance(each, Failed))
+    (failed,) = (each for each in outcomes if isinstance(each, SegmentFailure))
     assert failed.base == int(damaged.stem)
     assert failed.is_damage
     assert damaged.name in failed.reason
@@ -409,7 +409,7 @@ def test_what_an_index_counts_must_be_there(
         return run_here([work for work in works if isinstance(work, CopyWork)])
 
     (failed,) = Archiver(str(lake), str(data), "tested", lambda: forgetful).run()
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, SegmentFailure)
     assert "its index has" in failed.reason
     assert segments(data)[0].name in failed.reason
     assert not list(lake.rglob("*.log"))
@@ -528,7 +528,7 @@ def test_a_full_disk_is_named_and_nothing_of_the_segment_is_left(
     lake = small_disk / "lake"
     outcomes = archive(lake, data)
 
-    assert isinstance(outcomes[-1], Failed)
+    assert isinstance(outcomes[-1], SegmentFailure)
     assert not outcomes[-1].is_damage
     assert "No space left" in outcomes[-1].reason
     assert not list(lake.rglob(".*.log.*"))
@@ -544,7 +544,7 @@ def test_a_lake_that_is_a_file_is_named(
     assert sent
     lake.write_text("not a directory")
     (failed,) = archive(lake, data)
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, SegmentFailure)
     assert str(lake) in failed.reason
 
 
@@ -559,7 +559,7 @@ def test_two_brokers_of_one_name_are_told_apart(lake: Path, tmp_path: Path) -> N
     outcomes = [archive(lake, tmp_path / f"data-{at}") for at in range(2)]
     assert outcomes[0] == []
     (failed,) = outcomes[1]
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, SegmentFailure)
     assert "another broker of the same name" in failed.reason
 
 

@@ -14,7 +14,13 @@ pytest.importorskip("deltalake")
 from deltalake import DeltaTable
 
 from pulque.pipeline.archive.fact_archiver import FactsArchiver
-from pulque.pipeline.archive.message_archiver import Archived, Archiver, Failed, confirm, run_here
+from pulque.pipeline.archive.message_archiver import (
+    Archived,
+    Archiver,
+    SegmentFailure,
+    confirm,
+    run_here,
+)
 
 SMALL = {"action_segment_size": "64KiB", "archive": True}
 Row = dict[str, Any]
@@ -112,7 +118,7 @@ def test_a_damaged_segment_is_named_and_left_out(nacked: int, tmp_path: Path) ->
     harmed[len(harmed) // 2] ^= 1
     path.write_bytes(harmed)
     (failed, *_) = archiver(tmp_path).run()
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, SegmentFailure)
     assert failed.is_damage
     assert f"{path.name} at offset" in failed.reason
     assert not list((tmp_path / "lake").rglob("*.parquet"))

@@ -16,7 +16,7 @@ pytest.importorskip("deltalake")
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from pulque.pipeline.archive.message_archiver import Archived, Archiver, Failed, run_here
+from pulque.pipeline.archive.message_archiver import Archived, Archiver, SegmentFailure, run_here
 from pulque.pipeline.lake.maintenance import compact
 from pulque.pipeline.options import Selection
 from pulque.pipeline.query import Question, ask, quarantined
@@ -104,7 +104,7 @@ def test_a_run_that_died_is_finished_by_the_next(data: Path, tmp_path: Path, at:
 
     with pytest.raises(RuntimeError, match=at):
         list(archiver(lake, data, step=die).run())
-    assert not [each for each in archiver(lake, data).run() if isinstance(each, Failed)]
+    assert not [each for each in archiver(lake, data).run() if isinstance(each, SegmentFailure)]
 
     check(lake)
 

@@ -9,17 +9,17 @@ from pulque.rules.retry import (
     DEFAULT_DELAYS_MS,
     DeadLetter,
     Decision,
-    Failed,
-    RetryAt,
+    FailedDelivery,
+    RetryLater,
     RetryNow,
-    RetryPolicy,
+    RetryRules,
     decide,
     parse_position,
 )
 
 NOW_MS = 1_700_000_000_000
 MESSAGE = bytes(range(16))
-STEADY = RetryPolicy(delays_ms=(1000, 5000), jitter=0.0, max_attempts=4)
+STEADY = RetryRules(delays_ms=(1000, 5000), jitter=0.0, max_attempts=4)
 
 
 def after(
@@ -29,25 +29,27 @@ def after(
     expires_at_ms: int = 0,
     late_ms: int = 0,
     is_failure: bool = True,
-    policy: RetryPolicy = STEADY,
+    policy: RetryRules = STEADY,
 ) -> Decision:
     """Decide about an attempt that failed now, when that many milliseconds have passed."""
     redelivery = Redelivery(ConsumeSequence(3), delay_ms, "no", NOW_MS, is_failure)
-    return decide(redelivery, Failed(attempt, MESSAGE, expires_at_ms), policy, NOW_MS + late_ms)
+    return decide(
+        redelivery, FailedDelivery(attempt, MESSAGE, expires_at_ms), policy, NOW_MS + late_ms
+    )
 
 
 @pytest.mark.accepts("004-13", "000-41")
 def test_each_attempt_waits_as_long_as_the_table_says_and_then_as_the_last() -> None:
-    assert after(1) == RetryAt(2, NOW_MS + 1000)
-    assert after(2) == RetryAt(3, NOW_MS + 5000)
-    assert after(3) == RetryAt(4, NOW_MS + 5000)
+    assert after(1) == RetryLater(2, NOW_MS + 1000)
+    assert after(2) == RetryLater(3, NOW_MS + 5000)
+    assert after(3) == RetryLater(4, NOW_MS + 5000)
 
 
 @pytest.mark.accepts("000-42")
 def test_after_the_last_attempt_there_is_no_other() -> None:
     assert after(4) == DeadLetter("4 attempts failed")
     assert after(5) == DeadLetter("5 attempts failed")
-    assert isinstance(after(1, policy=RetryPolicy(max_attempts=1)), DeadLetter)
+    assert isinstance(after(1, policy=RetryRules(max_attempts=1)), DeadLetter)
 
 
 def test_what_is_rejected_has_no_other_attempt() -> None:
@@ -58,12 +60,12 @@ def test_what_is_rejected_has_no_other_attempt() -> None:
 
 @pytest.mark.accepts("004-13")
 def test_the_usual_table_grows_from_a_second_to_two_hours_over_sixteen_attempts() -> None:
-    policy = RetryPolicy()
+    policy = RetryRules()
 
     waits = []
     for attempt in range(1, 16):
         decision = after(attempt, policy=policy)
-        assert isinstance(decision, RetryAt)
+        assert isinstance(decision, RetryLater)
         assert decision.attempt == attempt + 1
         waits.append(decision.due_ms - NOW_MS)
 
@@ -76,7 +78,7 @@ def test_the_usual_table_grows_from_a_second_to_two_hours_over_sixteen_attempts(
 
 
 def test_messages_that_failed_together_do_not_come_back_together() -> None:
-    policy = RetryPolicy(delays_ms=(100_000,), jitter=0.5)
+    policy = RetryRules(delays_ms=(100_000,), jitter=0.5)
 
     delays = {policy.delay_ms(1, number.to_bytes(16, "big")) for number in range(1000)}
 
@@ -87,13 +89,13 @@ def test_messages_that_failed_together_do_not_come_back_together() -> None:
 
 
 def test_a_delay_that_the_consumer_asked_for_wins_over_the_table() -> None:
-    assert after(1, delay_ms=77) == RetryAt(2, NOW_MS + 77)
+    assert after(1, delay_ms=77) == RetryLater(2, NOW_MS + 77)
     assert after(1, delay_ms=0) == RetryNow(2)
     assert after(4, delay_ms=0) == DeadLetter("4 attempts failed")
 
 
 def test_time_counts_from_the_failure_not_from_when_it_is_dealt_with() -> None:
-    assert after(1, late_ms=400) == RetryAt(2, NOW_MS + 1000)
+    assert after(1, late_ms=400) == RetryLater(2, NOW_MS + 1000)
     assert after(1, late_ms=1000) == RetryNow(2)
 
 
@@ -123,7 +125,7 @@ def test_what_would_be_expired_by_then_is_not_sent_again(
 
 
 def test_the_number_of_attempts_ends_where_its_column_does() -> None:
-    endless = RetryPolicy(delays_ms=(), max_attempts=10**9)
+    endless = RetryRules(delays_ms=(), max_attempts=10**9)
 
     assert after(0xFFFE, policy=endless) == RetryNow(0xFFFF)
     assert isinstance(after(0xFFFF, policy=endless), DeadLetter)

@@ -19,7 +19,7 @@ from pulque.errors import (
     UnsupportedError,
 )
 from pulque.model.positions import Epoch, StartCount, Tenure
-from pulque.net.server import Connection, ConnectionLimits, FrameServer, Work
+from pulque.net.server import AcceptedConnection, ConnectionLimits, FrameServer, Work
 from pulque.serving.requests import RequestHandler, RequestRow, returns, row
 from pulque.serving.responses import Responder
 from pulque.testing.raw import RawConnection
@@ -60,7 +60,7 @@ class Server:
     """A server that answers a few types of request."""
 
     held: list[Responder] = field(default_factory=list)
-    connections: list[Connection] = field(default_factory=list)
+    connections: list[AcceptedConnection] = field(default_factory=list)
     steps: int = 0
     error: PulqueError | None = None
     refusal: PulqueError | None = None
@@ -75,18 +75,20 @@ class Server:
             row(Clients, self._in_steps),
         )
 
-    def _send(self, _: Connection, request: Send, responder: Responder) -> None:
+    def _send(self, _: AcceptedConnection, request: Send, responder: Responder) -> None:
         del request
         responder.answer(Sent(()))
 
-    def _read(self, connection: Connection, request: Read, responder: Responder) -> None:
+    def _read(self, connection: AcceptedConnection, request: Read, responder: Responder) -> None:
         del request
         self.connections.append(connection)
         if self.error is not None:
             raise self.error
         self.held.append(responder)
 
-    def _in_steps(self, _: Connection, request: Seal | Clients, responder: Responder) -> Work:
+    def _in_steps(
+        self, _: AcceptedConnection, request: Seal | Clients, responder: Responder
+    ) -> Work:
         for self.steps in range(1, STEPS + 1):
             if self.steps == STEPS and self.error is not None:
                 raise self.error
@@ -214,14 +216,14 @@ async def test_a_request_that_waited_for_too_long_is_refused(
     serving: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raw = await serving.connect()
-    monkeypatch.setattr(Connection, "waited_ms", 1001)
+    monkeypatch.setattr(AcceptedConnection, "waited_ms", 1001)
 
     with pytest.raises(
         RequestTimeoutError, match="limit of 1000 ms waited 1001 ms for its turn, alas; nothing"
     ):
         await raw.ask(SEND, Sent)
     assert await raw.ask(Heartbeat("g", "c", 1), Beaten) == Beaten(1)
-    monkeypatch.setattr(Connection, "waited_ms", 1000)
+    monkeypatch.setattr(AcceptedConnection, "waited_ms", 1000)
     assert await raw.ask(SEND, Sent) == Sent(())
 
 
@@ -256,7 +258,7 @@ async def test_steps_end_with_the_client_unless_all_have_to_be_taken(
     payload = memoryview(b"".join(encode_request(request_, 1, 0)))[FRAME_HEADER_SIZE:]
     frame = Frame(request_.opcode, 1, 1, 0, payload)
 
-    work = serving.handler.handle(cast("Connection", client), frame)
+    work = serving.handler.handle(cast("AcceptedConnection", client), frame)
     assert work is not None
     next(work)
     client.is_gone = True

@@ -11,7 +11,7 @@ from pulque.model.names import PartitionName
 from pulque.model.pack import BatchPacker
 from pulque.storage.engine import Engine
 from pulque.storage.events import SilentListener
-from pulque.storage.indexes.key_index import KeyIndex, Wanted
+from pulque.storage.indexes.key_index import KeyIndex, KeyQuery
 from pulque.storage.indexes.key_rows import hash_of_id, hash_of_key
 from pulque.storage.inspection.data_files import FileKind, data_files
 from pulque.storage.inspection.verification import verify
@@ -56,7 +56,7 @@ def extended(engine: Engine, files: MemoryFileSystem) -> KeyIndex:
 
 
 def offsets(index: KeyIndex, subject: str, key: str) -> list[tuple[int, int]]:
-    wanted = Wanted(hash_of_key(subject, key), is_id=False)
+    wanted = KeyQuery(hash_of_key(subject, key), is_id=False)
     return [
         (each.offset, each.index) for looked in index.look(wanted) for each in looked.candidates
     ]
@@ -116,7 +116,7 @@ def test_the_file_is_as_the_page_says() -> None:  # noqa: PLR0915  # field by fi
     assert following[3:6] == (0, middle, engine.end)
     assert following[6] == 2
     assert offsets(index, "orders", "key 1")[0] == (third, 0)
-    looked = index.look(Wanted(hash_of_id(ids[0]), is_id=True))
+    looked = index.look(KeyQuery(hash_of_id(ids[0]), is_id=True))
     assert [tuple(c) for each in looked for c in each.candidates] == [(third, 0)]
 
 

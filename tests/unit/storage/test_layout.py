@@ -23,7 +23,7 @@ from pulque.rules.consumption import Consumption
 from pulque.storage.indexes.consume_log import Span
 from pulque.storage.indexes.segment_index import ENTRY_SIZE, SealedIndex
 from pulque.storage.logs.partitions import decode_table
-from pulque.storage.logs.segment import Damage, Segment, walk
+from pulque.storage.logs.segment import DamagedBytes, Segment, walk
 from pulque.storage.options import StorageOptions
 from pulque.testing.files import MemoryFileSystem
 from tests.unit.storage.storing import bodies_of, index_all, opened, packed, partition_of, store
@@ -94,7 +94,7 @@ def test_a_record_is_its_size_what_leads_to_it_and_the_batch_as_it_came() -> Non
 
     ((base, data),) = segments(files)
     segment = Segment("x", files.open("messages/" + f"{0:020d}.log"), base, base + len(data))
-    records = [r for r in walk(segment, MessageOffset(base)) if not isinstance(r, Damage)]
+    records = [r for r in walk(segment, MessageOffset(base)) if not isinstance(r, DamagedBytes)]
 
     envelope, content = records[-1]
     assert content == batch

@@ -34,11 +34,11 @@ from pulque.storage.indexes.key_index import KeyIndex
 from pulque.storage.indexes.segment_index import Entry, OpenIndex, write_sealed_index
 from pulque.storage.inspection.data_files import (
     BatchRecord,
-    DamagedRange,
     DataFile,
     FactRecord,
     FileKind,
     TableRecord,
+    UnreadableBytes,
     data_files,
     kind_of,
     read_facts,
@@ -328,7 +328,7 @@ def test_reading_goes_on_behind_damage(whole: MemoryFileSystem) -> None:
     copy = damaged(whole, SEALED, first.envelope.offset + 80, b"\xff\xff\xff\xff")
     kinds = [type(record) for record in read_messages(copy, SEALED, 0)]
 
-    assert kinds.count(DamagedRange) == 1
+    assert kinds.count(UnreadableBytes) == 1
     assert kinds[-1] is BatchRecord
 
 

@@ -34,7 +34,7 @@ from pulque.admin.models.pagination import (
     read_cursor,
     write_cursor,
 )
-from pulque.client.inspecting.dead_letters import Letters, Talk, death_of
+from pulque.client.inspecting.dead_letters import DeadLetterTalks, Talk, death_of
 from pulque.client.inspecting.stored_messages import text_or_base64
 from pulque.errors import InvalidRequestError, UnknownSubjectError
 from pulque.model.message import Message
@@ -90,7 +90,7 @@ class DeadApi:
     ) -> DeadPage:
         """Return dead letters that nobody has dealt with, by broker group, oldest first."""
         broker_group, sequence = read_cursor(cursor, (str, int)) or ("", -1)
-        letters = Letters(subject, group)
+        letters = DeadLetterTalks(subject, group)
         rows: list[Letter] = []
         silent: list[Unreachable] = []
         for server in sorted(await self._context.serving(), key=lambda each: each.broker_group):
@@ -123,7 +123,9 @@ class DeadApi:
     ) -> Letter:
         """Return one dead letter with its body."""
         (server, *_) = await self._context.serving(broker_group)
-        letter = await self._context.brokers.talk(server, Letters(subject, group).one(sequence))
+        letter = await self._context.brokers.talk(
+            server, DeadLetterTalks(subject, group).one(sequence)
+        )
         if letter is None:
             raise UnknownSubjectError(
                 f"dead letter {sequence} of {subject} for {group} is not on {broker_group}"
@@ -134,7 +136,7 @@ class DeadApi:
         self, subject: SubjectInPath, group: PlainGroupInPath, resend: Resend
     ) -> ResendDone:
         """Deliver dead letters to their group again, as first attempts."""
-        letters = Letters(subject, group)
+        letters = DeadLetterTalks(subject, group)
         if resend.all:
             return ResendDone(resent=await self._change_all(letters, letters.resend_all))
         wanted: dict[str, list[int]] = {}
@@ -156,7 +158,7 @@ class DeadApi:
 
     async def purge(self, subject: SubjectInPath, group: PlainGroupInPath, purge: Purge) -> Purged:
         """Give up dead letters: they are not shown any more, and cannot be resent."""
-        letters = Letters(subject, group)
+        letters = DeadLetterTalks(subject, group)
         if purge.until is not None:
             (server, *_) = await self._context.serving(purge.until.broker_group)
             return Purged(
@@ -166,7 +168,7 @@ class DeadApi:
             )
         return Purged(purged=await self._change_all(letters, lambda: letters.purge(None)))
 
-    async def _change_all(self, letters: Letters, talk: Callable[[], Talk[int]]) -> int:
+    async def _change_all(self, letters: DeadLetterTalks, talk: Callable[[], Talk[int]]) -> int:
         """Have all brokers change letters; none does if one of them does not answer."""
         brokers = self._context.brokers
         known = await ask_those_concerned(
@@ -183,14 +185,14 @@ class DeadApi:
         return sum(count for _, count in counts)
 
     async def _count(self, servers: "list[KnownServer]", subject: str, group: str) -> int:
-        letters = Letters(subject, group)
+        letters = DeadLetterTalks(subject, group)
         counts, _ = await self._context.brokers.ask_all(
             servers, lambda server: self._context.brokers.talk(server, letters.count())
         )
         return sum(count for _, count in counts)
 
     async def _some(
-        self, server: KnownServer, letters: Letters, first: int, limit: int
+        self, server: KnownServer, letters: DeadLetterTalks, first: int, limit: int
     ) -> "tuple[list[Message], list[Unreachable]]":
         answers, silent = await self._context.brokers.ask_all(
             [server], lambda each: self._context.brokers.talk(each, letters.some(first, limit))

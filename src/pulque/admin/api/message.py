@@ -15,8 +15,8 @@ from pulque.admin.models.names import PartitionField, ServerName, SubjectName
 from pulque.admin.models.pagination import Unreachable
 from pulque.client.inspecting.search import (
     Found,
+    MessageSearch,
     MessagesFound,
-    Search,
     all_found,
     message_at,
     one_of,
@@ -96,7 +96,7 @@ class MessagesApi:
         message = await self._context.brokers.ask(server, request, convert)
         return _message(message, is_whole=True)
 
-    async def _search(self, search: Search) -> tuple[MessagesFound, list[Unreachable]]:
+    async def _search(self, search: MessageSearch) -> tuple[MessagesFound, list[Unreachable]]:
         until = time.monotonic() + _LONGEST_S
         servers = await self._context.serving()
 
@@ -111,7 +111,7 @@ class MessagesApi:
         return MessagesFound(found.messages, {**found.missing, **named}), [*silent, *late]
 
     async def _ask(
-        self, server: KnownServer, search: Search, is_over: Callable[[], bool]
+        self, server: KnownServer, search: MessageSearch, is_over: Callable[[], bool]
     ) -> tuple[Found, bool]:
         """Return what one broker has, and whether it was asked to the end."""
         found: list[Message] = []

@@ -30,7 +30,15 @@ from pulque.errors import (
     RequestTimeoutError,
 )
 
-__all__ = ["ALIVE", "MAX_AT_ONCE", "MAX_BODY", "MAX_BRACKETS", "MAX_DEPTH", "Guard", "check_json"]
+__all__ = [
+    "ALIVE",
+    "MAX_AT_ONCE",
+    "MAX_BODY",
+    "MAX_BRACKETS",
+    "MAX_DEPTH",
+    "RequestGuard",
+    "check_json",
+]
 
 ALIVE = "/healthz"
 MAX_AT_ONCE = 200
@@ -55,7 +63,7 @@ class Refusal(Exception):  # noqa: N818  # an answer, not a fault
         self.error = error
 
 
-class Guard:
+class RequestGuard:
     """Stands before the application.
 
     Args:
@@ -83,7 +91,7 @@ class Guard:
         try:
             self._check_head(scope["method"], Headers(scope=scope))
             if scope["path"] == ALIVE:
-                await self._app(scope, _Replay(b"", receive), send)
+                await self._app(scope, _ReplayedBody(b"", receive), send)
                 return
             body = await self._read_body(Headers(scope=scope), receive)
             check_json(body)
@@ -93,7 +101,7 @@ class Guard:
             return
         self._busy += 1
         try:
-            await self._app(scope, _Replay(body, receive), send)
+            await self._app(scope, _ReplayedBody(body, receive), send)
         finally:
             self._busy -= 1
 
@@ -235,7 +243,7 @@ def _too_large() -> Refusal:
     return Refusal(413, MessageTooLargeError(f"a body has at most {MAX_BODY} bytes here"))
 
 
-class _Replay:
+class _ReplayedBody:
     """Gives the body that was read once more, then what comes after it."""
 
     def __init__(self, body: bytes, receive: Receive) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from pulque.broker.cluster.partition_coverage import Places
+from pulque.broker.cluster.partition_coverage import PartitionCoverage
 from pulque.broker.receiving.admission import Gate
 from pulque.errors import NotAllowedError
 from pulque.model.names import (
@@ -29,7 +29,7 @@ class LocalRoutes:
 
     def __init__(
         self,
-        places: Places,
+        places: PartitionCoverage,
         broker_group: str,
         gate: Gate,
         order_of: Callable[[Pattern], OrderStrategy],

@@ -22,7 +22,7 @@ from pulque.model.names import (
 )
 from pulque.storage.logs.partitions import Partition
 
-__all__ = ["Place", "Places", "places_of"]
+__all__ = ["PartitionCoverage", "Place", "places_of"]
 
 Place = tuple[Pattern, Group | None]
 """What is subscribed to, and for which group; None stands for all."""
@@ -36,7 +36,7 @@ def places_of(partition: PartitionName) -> list[Place]:
     return [(pattern, owner) for pattern in patterns_of(subject_of(partition))]
 
 
-class Places:
+class PartitionCoverage:
     """The partitions of one broker, by what covers them."""
 
     def __init__(self, partitions: Iterable[Partition]) -> None:

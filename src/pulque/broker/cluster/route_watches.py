@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 from pulque.broker.cluster.local_routes import LocalRoutes, parse_asked
-from pulque.broker.cluster.partition_coverage import Place, Places
+from pulque.broker.cluster.partition_coverage import PartitionCoverage, Place
 from pulque.errors import PulqueError
 from pulque.model.names import Group, Pattern
 from pulque.model.routes import RouteKind
@@ -14,7 +14,7 @@ from pulque.net.server import Work
 from pulque.net.steps import in_slices
 from pulque.wire.routes import ChangedRoute, KnownRoute, Watch, Watched
 
-__all__ = ["Watcher"]
+__all__ = ["RouteWatch"]
 
 _LONGEST_WAIT_MS = 60_000
 _MOST_TOLD = 2000
@@ -44,10 +44,10 @@ class _Waiting:
     """It was answered, or its connection is gone."""
 
 
-class Watcher:
+class RouteWatch:
     """Holds watches until there is something to tell."""
 
-    def __init__(self, places: Places, routes: LocalRoutes) -> None:
+    def __init__(self, places: PartitionCoverage, routes: LocalRoutes) -> None:
         self._places = places
         self._routes = routes
         self._loop = asyncio.get_running_loop()

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from pulque.broker.cluster.partition_coverage import Places
+from pulque.broker.cluster.partition_coverage import PartitionCoverage
 from pulque.clock import Clock
 from pulque.errors import FencedError
 from pulque.model.names import (
@@ -55,7 +55,7 @@ class LoneAttendance:
 
     def __init__(
         self,
-        places: Places,
+        places: PartitionCoverage,
         broker_group: str,
         clock: Clock,
         authorisation: Authorisation,

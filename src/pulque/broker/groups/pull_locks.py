@@ -33,7 +33,7 @@ _LONGEST_WAIT_MS = 60_000
 
 
 @dataclass(eq=False, slots=True)
-class _Waiter:
+class _LockWaiter:
     """Somebody who wants a lock that another has."""
 
     key: LockKey
@@ -70,7 +70,7 @@ class Locker:
         self._sync_facts = sync_facts
         self._lost = lost
         self._loop = asyncio.get_running_loop()
-        self._waiting: dict[LockKey, dict[_Waiter, None]] = {}
+        self._waiting: dict[LockKey, dict[_LockWaiter, None]] = {}
         """In the order in which they came."""
         self.granted = 0
 
@@ -96,7 +96,7 @@ class Locker:
         key = (partition.id, group)
         self._check_twin(key, request, consumer)
         until_ms = self._clock.monotonic_ms() + min(request.wait_ms, _LONGEST_WAIT_MS)
-        waiter = _Waiter(key, request, consumer, answer, refuse, owner, until_ms)
+        waiter = _LockWaiter(key, request, consumer, answer, refuse, owner, until_ms)
         if not self._try(waiter):
             self._waiting.setdefault(key, {})[waiter] = None
             self._wait(waiter)
@@ -154,7 +154,7 @@ class Locker:
 
     # -- granting ----------------------------------------------------------------------------
 
-    def _try(self, waiter: _Waiter) -> bool:
+    def _try(self, waiter: _LockWaiter) -> bool:
         """Answer if there is something to say; say whether there was."""
         key, request, now_ms = waiter.key, waiter.request, self._clock.monotonic_ms()
         found = self._locks.by_key.get(key)
@@ -171,12 +171,12 @@ class Locker:
             return False
         return True
 
-    def _is_same(self, waiter: _Waiter) -> bool:
+    def _is_same(self, waiter: _LockWaiter) -> bool:
         """Whether somebody who has the lock only wants to keep it."""
         lock, request = self._locks.by_key[waiter.key], waiter.request
         return (lock.token, lock.incarnation) == (request.token, request.incarnation)
 
-    def _grant(self, waiter: _Waiter) -> None:
+    def _grant(self, waiter: _LockWaiter) -> None:
         key, request = waiter.key, waiter.request
         before = self._locks.by_key.get(key)
         token = self._locks.next_token(key)
@@ -204,13 +204,13 @@ class Locker:
 
     # -- waiting -----------------------------------------------------------------------------
 
-    def _wait(self, waiter: _Waiter) -> None:
+    def _wait(self, waiter: _LockWaiter) -> None:
         now_ms = self._clock.monotonic_ms()
         wait_ms = min(waiter.until_ms - now_ms, self._times.left_ms(waiter.key, now_ms))
         # A little later, so that the time is surely over then.
         waiter.timer = self._loop.call_later(max(wait_ms, 0) / 1000 + 0.002, self._again, waiter)
 
-    def _again(self, waiter: _Waiter) -> None:
+    def _again(self, waiter: _LockWaiter) -> None:
         if waiter not in self._waiting.get(waiter.key, ()):
             return
         if self._try(waiter):
@@ -224,7 +224,7 @@ class Locker:
                 return
             self._leave(waiter)
 
-    def _leave(self, waiter: _Waiter) -> None:
+    def _leave(self, waiter: _LockWaiter) -> None:
         if waiter.timer is not None:
             waiter.timer.cancel()
         waiters = self._waiting.get(waiter.key, {})

@@ -47,7 +47,7 @@ from pulque.wire.groups import Subscription
 from pulque.wire.requests import ChangeGroup, Subscribe, Subscriptions
 from pulque.wire.responses import GroupChanged, Subscribed, SubscriptionsListed
 
-__all__ = ["Registrar"]
+__all__ = ["GroupRegistrar"]
 
 _ANY_JITTER = 100
 _MOST_LISTED = 500
@@ -55,7 +55,7 @@ _MOST_LISTED = 500
 Opening = tuple[Partition, ConsumeSequence]
 
 
-class Registrar:
+class GroupRegistrar:
     """Takes in what groups want."""
 
     def __init__(

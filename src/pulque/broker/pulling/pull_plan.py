@@ -29,7 +29,7 @@ from pulque.model.groups import Filter
 from pulque.model.names import ConsumerId, Group, level_of, owner_of, subject_of
 from pulque.model.positions import ConsumeSequence, PullSequence
 from pulque.rules.subscription import HeldRange, Subscription
-from pulque.rules.turns import Candidate, Turns
+from pulque.rules.turns import PullCandidate, Turns
 from pulque.storage.files import Buffer, WouldBlockError
 from pulque.storage.logs.partitions import Partition
 from pulque.storage.reading.tag_search import Budget, TagTest
@@ -255,7 +255,7 @@ class PullPlanner:
         if len(found) < 2:
             return found
         candidates = [
-            Candidate(index, each.partition.id, level_of(each.partition.name))
+            PullCandidate(index, each.partition.id, level_of(each.partition.name))
             for index, each in found.items()
         ]
         if any(each.level != candidates[0].level for each in candidates):

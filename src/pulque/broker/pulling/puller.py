@@ -47,7 +47,7 @@ from pulque.net.server import Work
 from pulque.net.steps import in_slices
 from pulque.rules.consumption import check_incarnation
 from pulque.rules.subscription import Subscription
-from pulque.rules.turns import Candidate, Turns
+from pulque.rules.turns import PullCandidate, Turns
 from pulque.serving.commit import Synced
 from pulque.storage.files import WouldBlockError
 from pulque.storage.logs.partitions import Partition
@@ -204,13 +204,13 @@ class Puller:
     def _divide(self, waiting: WaitingPull, whole: WholePull) -> Work:
         """Divide a pull into parts, in the order in which its partitions have their turn."""
         request, group = waiting.request, waiting.group
-        candidates: list[Candidate] = []
+        candidates: list[PullCandidate] = []
         for some in in_slices(enumerate(request.wanted)):
             for place, wanted in some:
                 level = level_of(parse_partition(wanted.partition))
                 found = self._engine.partition(wanted.partition)
                 number = _NO_PARTITION if found is None else found.id
-                candidates.append(Candidate(place, number, level))
+                candidates.append(PullCandidate(place, number, level))
             yield
         if any(each.level != candidates[0].level for each in candidates):
             whole.favoured = self._turns.favoured(group, lambda: self._levels(group, candidates))
@@ -225,7 +225,7 @@ class Puller:
             covers = ()
             yield
 
-    def _levels(self, group: Group, candidates: Iterable[Candidate]) -> set[int]:
+    def _levels(self, group: Group, candidates: Iterable[PullCandidate]) -> set[int]:
         """Return the levels that have messages for a group."""
         partitions = self._engine.partitions.by_id
         return {

@@ -25,7 +25,7 @@ from pulque.errors import (
     UnavailableError,
 )
 from pulque.model.names import ConsumerId, Pattern, effective_group
-from pulque.net.server import Connection
+from pulque.net.server import AcceptedConnection
 from pulque.serving.requests import RequestHandler, calls_back, returns, row
 from pulque.serving.responses import Responder
 from pulque.serving.sync_thread import SyncThread
@@ -237,18 +237,20 @@ class FollowerHandler(RequestHandler):
             responder=BrokerResponder,
         )
 
-    def closed(self, connection: Connection) -> None:
+    def closed(self, connection: AcceptedConnection) -> None:
         """Forget a client."""
         self._clients.closed(connection)
 
-    def _greeted(self, connection: Connection, request: Hello) -> None:
+    def _greeted(self, connection: AcceptedConnection, request: Hello) -> None:
         self._clients.greeted(connection, request.client)
 
     def _report(self, request: Status) -> StatusReport:
         del request
         return StatusReport(json.dumps(self._status()).encode())
 
-    def _beat(self, connection: Connection, request: Heartbeat, responder: Responder) -> None:
+    def _beat(
+        self, connection: AcceptedConnection, request: Heartbeat, responder: Responder
+    ) -> None:
         """Take note of a consumer of the group: should this broker lead, it is there."""
         consumer = ConsumerId(request.consumer)
         key = (effective_group(request.group, consumer), consumer)

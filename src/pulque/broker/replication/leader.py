@@ -26,7 +26,7 @@ from pulque.serving.commit import Committer
 from pulque.storage.engine import Engine
 from pulque.wire.leadership import ChangeInSync, Led
 
-__all__ = ["Leading", "Rule"]
+__all__ = ["ReplicationLeader", "Rule"]
 
 _TICK_S = 0.05
 _REFUSED_S = 1.0
@@ -50,7 +50,7 @@ class Rule:
     """When the meta servers were asked that said so, on the monotonic clock."""
 
 
-class Leading:
+class ReplicationLeader:
     """Leads a broker group. Lives in one event loop; made anew for every leadership.
 
     Args:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 
-from pulque.broker.replication.leader import Leading
+from pulque.broker.replication.leader import ReplicationLeader
 from pulque.errors import (
     InvalidRequestError,
     NotAllowedError,
@@ -15,7 +15,7 @@ from pulque.errors import (
     UnavailableError,
 )
 from pulque.model.positions import ActionOffset, MessageOffset
-from pulque.net.server import Connection
+from pulque.net.server import AcceptedConnection
 from pulque.rules.replication import LogPoint, common_point
 from pulque.storage.files import WouldBlockError
 from pulque.wire.leadership import HandedOver, HandOver
@@ -38,25 +38,25 @@ Refuse = Callable[[PulqueError], None]
 
 
 @dataclass(slots=True, eq=False)
-class _Asked:
+class _CopyRequest:
     """A follower's question that waits for something to be written."""
 
     request: Replicate
-    connection: Connection
+    connection: AcceptedConnection
     answer: Callable[[Replicated], None]
     refuse: Refuse
     timer: asyncio.TimerHandle | None = None
 
 
 @dataclass(slots=True)
-class _Follower:
+class _CopyingFollower:
     """One follower, by its data directory."""
 
     name: str
-    connection: Connection
+    connection: AcceptedConnection
     answered_ms: int
     """When it was answered last, on the monotonic clock."""
-    waiting: set[_Asked] = field(default_factory=set)
+    waiting: set[_CopyRequest] = field(default_factory=set)
 
 
 class Streams:
@@ -66,13 +66,13 @@ class Streams:
         leading: Knows who leads, and takes in how far followers are.
     """
 
-    def __init__(self, leading: Leading) -> None:
+    def __init__(self, leading: ReplicationLeader) -> None:
         self.leading = leading
         """Who leads, and what is confirmed."""
         self._engine = leading.engine
         self._clock = leading.clock
         self._epochs = leading.epochs
-        self._followers: dict[str, _Follower] = {}
+        self._followers: dict[str, _CopyingFollower] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         leading.on_written = self._written
         leading.on_over = self._dismiss
@@ -109,7 +109,7 @@ class Streams:
             "behind_ms": behind_ms,
         }
 
-    def follow(self, request: Follow, connection: Connection) -> Followed:
+    def follow(self, request: Follow, connection: AcceptedConnection) -> Followed:
         """Say where a follower goes on from.
 
         Raises:
@@ -138,7 +138,7 @@ class Streams:
             leading.in_sync.lost(request.directory)
             raise UnavailableError(f"{request.name} counts as in sync; try again when it does not")
         now_ms = self._clock.monotonic_ms()
-        self._followers[request.directory] = _Follower(request.name, connection, now_ms)
+        self._followers[request.directory] = _CopyingFollower(request.name, connection, now_ms)
         return Followed(
             leading.leadership.epoch,
             is_anew,
@@ -148,7 +148,7 @@ class Streams:
             self._epochs,
         )
 
-    def _check_place(self, request: Follow, connection: Connection) -> None:
+    def _check_place(self, request: Follow, connection: AcceptedConnection) -> None:
         """Refuse who takes up places of others."""
         for directory, follower in self._followers.items():
             if follower.connection is connection and directory != request.directory:
@@ -183,7 +183,7 @@ class Streams:
     def replicate(
         self,
         request: Replicate,
-        connection: Connection,
+        connection: AcceptedConnection,
         answer: Callable[[Replicated], None],
         refuse: Refuse,
     ) -> None:
@@ -204,7 +204,7 @@ class Streams:
         synced = LogPoint(
             MessageOffset(request.message_synced), ActionOffset(request.action_synced)
         )
-        asked = _Asked(request, connection, answer, refuse)
+        asked = _CopyRequest(request, connection, answer, refuse)
         self.leading.heard(
             request.directory, synced, is_ready=request.is_ready, has_room=request.has_room
         )
@@ -216,7 +216,7 @@ class Streams:
     def checkpoint(
         self,
         request: CopyCheckpoint,
-        connection: Connection,
+        connection: AcceptedConnection,
         answer: Callable[[CheckpointPart], None],
         refuse: Refuse,
     ) -> None:
@@ -239,7 +239,7 @@ class Streams:
 
         self._start(hand_over(), refuse)
 
-    def closed(self, connection: Connection) -> None:
+    def closed(self, connection: AcceptedConnection) -> None:
         """Forget what a follower asked for."""
         for directory, follower in list(self._followers.items()):
             if follower.connection is connection:
@@ -290,19 +290,19 @@ class Streams:
                     asked.timer.cancel()
                 asked.refuse(self.leading.refusal())
 
-    def _hold(self, asked: _Asked, follower: _Follower) -> None:
+    def _hold(self, asked: _CopyRequest, follower: _CopyingFollower) -> None:
         wait_s = min(asked.request.wait_ms, _LONGEST_WAIT_MS) / 1000
         loop = asyncio.get_running_loop()
         asked.timer = loop.call_later(wait_s, self._release, asked, follower)
         follower.waiting.add(asked)
 
-    def _release(self, asked: _Asked, follower: _Follower) -> None:
+    def _release(self, asked: _CopyRequest, follower: _CopyingFollower) -> None:
         follower.waiting.discard(asked)
         if asked.timer is not None:
             asked.timer.cancel()
         self._serve(asked)
 
-    def _serve(self, asked: _Asked) -> None:
+    def _serve(self, asked: _CopyRequest) -> None:
         try:
             found = self._read(asked.request, may_block=False)
         except WouldBlockError:
@@ -312,14 +312,14 @@ class Streams:
         else:
             self._answer(asked, found)
 
-    async def _serve_cold(self, asked: _Asked) -> None:
+    async def _serve_cold(self, asked: _CopyRequest) -> None:
         loop = asyncio.get_running_loop()
         found = await loop.run_in_executor(
             self.leading.executor, lambda: self._read(asked.request, may_block=True)
         )
         self._answer(asked, found)
 
-    def _answer(self, asked: _Asked, found: Replicated) -> None:
+    def _answer(self, asked: _CopyRequest, found: Replicated) -> None:
         follower = self._followers.get(asked.request.directory)
         is_its_own = follower is not None and follower.connection is asked.connection
         if follower is not None and is_its_own and asked.request.max_bytes:

@@ -18,7 +18,7 @@ from pulque.model.names import owner_of, subject_of
 from pulque.model.positions import ConsumeSequence, PartitionId
 from pulque.model.record import ENVELOPE_SIZE, Envelope, RecordType, read_envelope
 from pulque.storage.engine import Engine
-from pulque.storage.indexes.key_index import Candidate, KeyIndex, Wanted
+from pulque.storage.indexes.key_index import KeyCandidate, KeyIndex, KeyQuery
 from pulque.storage.indexes.key_rows import hash_of_id, hash_of_key
 from pulque.storage.logs.partitions import Partition
 from pulque.wire.find import ANY_TIME_MS, Find, FoundMessage, FoundMessages
@@ -85,7 +85,7 @@ class Looking:
     def _by_hash(self) -> bytes:
         request = self._request
         at = _read_place(request.after)
-        wanted = Wanted(
+        wanted = KeyQuery(
             hash_of_id(request.id) if request.id else hash_of_key(request.subject, request.key),
             bool(request.id),
             request.since_ms,
@@ -106,7 +106,7 @@ class Looking:
             time.sleep(0)  # a thread that waits for the interpreter gets it now
         return b""
 
-    def _read(self, candidate: Candidate) -> Message | None:
+    def _read(self, candidate: KeyCandidate) -> Message | None:
         """Return a candidate, unless it is not wanted, not confirmed, or cannot be read."""
         envelope = self._envelope(candidate.offset)
         if envelope is None or candidate.index >= envelope.count:
@@ -217,7 +217,7 @@ def _write_place(offset: int, index: int) -> bytes:
 
 def _read_place(after: bytes) -> tuple[int, int]:
     if not after:
-        return Wanted(0, is_id=False).before
+        return KeyQuery(0, is_id=False).before
     if not after.startswith(_BY_HASH) or len(after) != 1 + _PLACE.size:
         raise InvalidRequestError("this is no place where an answer to the same request ended")
     offset, index = _PLACE.unpack_from(after, 1)

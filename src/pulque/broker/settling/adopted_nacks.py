@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from pulque.broker.receiving.admission import Gate
 from pulque.broker.receiving.internal_appends import Appender
-from pulque.broker.settling.message_extraction import Packed, Packing
+from pulque.broker.settling.message_extraction import Packing, RepackedBatch
 from pulque.broker.settling.retry import PolicyOf, add_decided, headers_after
 from pulque.broker.settling.settler import check_delay
 from pulque.broker.state import BrokerState, SendLimits, Surroundings
@@ -51,7 +51,7 @@ _LONGEST_REASON = 1000
 _MOST_AT_WORK = 1000
 
 
-class _Wanted(NamedTuple):
+class _WantedAdoption(NamedTuple):
     """An adoption that may be."""
 
     group: Group
@@ -142,7 +142,7 @@ class Adopter:
 
     # -- checking ----------------------------------------------------------------------------
 
-    def _checked(self, request: Adopt) -> _Wanted:
+    def _checked(self, request: Adopt) -> _WantedAdoption:
         group = effective_group(request.group, parse_consumer_id(request.consumer))
         origin = request.origin
         parse_group(origin.broker_group)
@@ -159,11 +159,11 @@ class Adopter:
         if len(self._at_work) >= _MOST_AT_WORK:
             raise UnavailableError(f"{len(self._at_work)} adoptions are under way already")
         name = adoption_name(origin.broker_group, partition, origin.sequence, request.attempt)
-        return _Wanted(group, name, request)
+        return _WantedAdoption(group, name, request)
 
     # -- taking over -------------------------------------------------------------------------
 
-    async def _work(self, wanted: _Wanted) -> None:
+    async def _work(self, wanted: _WantedAdoption) -> None:
         key = (wanted.group, wanted.name)
         try:
             adopted = await self._adopt(wanted)
@@ -180,7 +180,7 @@ class Adopter:
         for _, refuse in self._at_work.pop(key):
             refuse(error)
 
-    async def _adopt(self, wanted: _Wanted) -> Adopted:
+    async def _adopt(self, wanted: _WantedAdoption) -> Adopted:
         loop = asyncio.get_running_loop()
         packed = await loop.run_in_executor(self._around.executor, self._pack, wanted)
         if packed is None:
@@ -207,7 +207,7 @@ class Adopter:
             raise UnavailableError("what was adopted is forgotten already")
         return self._answer(found, is_duplicate=False)
 
-    def _pack(self, wanted: _Wanted) -> Packed | None:
+    def _pack(self, wanted: _WantedAdoption) -> RepackedBatch | None:
         """Return the batch to be appended, or None if the message does not come again."""
         group, name, request = wanted
         message = _message_of(request)

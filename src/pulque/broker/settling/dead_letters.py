@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 
 from pulque.broker.receiving.internal_appends import Appender
-from pulque.broker.settling.message_extraction import Extractor, Packed, Packing
+from pulque.broker.settling.message_extraction import Extractor, Packing, RepackedBatch
 from pulque.broker.state import BrokerState, Surroundings
 from pulque.errors import (
     InvalidBatchError,
@@ -194,7 +194,7 @@ class DeadLetterOffice:
         missing = set(todo).difference(resent)
         return Resent(tuple(sorted(resent)), tuple(done), tuple(sorted(missing)))
 
-    async def _append(self, partition: Partition, packed: Packed) -> None:
+    async def _append(self, partition: Partition, packed: RepackedBatch) -> None:
         def written(_: Appended) -> None:
             for sequence in packed.sequences:
                 self._dead.resolve(partition.id, sequence, ConsumeSequence(sequence + 1))
@@ -208,7 +208,7 @@ class DeadLetterOffice:
         request: Resend,
         subject: Subject,
         group: Group,
-    ) -> list[Packed]:
+    ) -> list[RepackedBatch]:
         packing = Packing()
         for message in self._extractor.messages(partition, sequences):
             target = retry_partition(subject, group, message.priority)

@@ -12,8 +12,8 @@ from contextlib import suppress
 from pulque.broker.receiving.internal_appends import Appender
 from pulque.broker.settling.message_extraction import (
     Extractor,
-    Packed,
     Packing,
+    RepackedBatch,
     Unreadable,
     Withheld,
     withheld_of,
@@ -107,7 +107,7 @@ class Releaser:
             until_ms = self._clock.now_ms() + _TRY_AGAIN_MS
             self._schedule.postpone(due, until_ms)
 
-    async def _append(self, due: Due, packed: Packed) -> None:
+    async def _append(self, due: Due, packed: RepackedBatch) -> None:
         def written(_: Appended) -> None:
             self._schedule.remove(due.partition, due.due_ms, packed.sequences)
             if is_dead(packed.target):
@@ -119,7 +119,7 @@ class Releaser:
 
     def _pack(
         self, partition: Partition, sequences: list[ConsumeSequence]
-    ) -> tuple[list[Packed], list[ConsumeSequence], list[Withheld]]:
+    ) -> tuple[list[RepackedBatch], list[ConsumeSequence], list[Withheld]]:
         """Return batches to be appended, what is not stored any more, and what cannot be read."""
         group, subject = owner_of(partition.name), subject_of(partition.name)
         if group is None:

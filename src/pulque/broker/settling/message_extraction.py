@@ -25,8 +25,8 @@ from pulque.storage.reading.tag_search import Budget, TagTest
 
 __all__ = [
     "Extractor",
-    "Packed",
     "Packing",
+    "RepackedBatch",
     "Unreadable",
     "Withheld",
     "pack_alone",
@@ -299,7 +299,7 @@ def pack_alone(message: Message) -> bytes:
     )
 
 
-class Packed(NamedTuple):
+class RepackedBatch(NamedTuple):
     """A batch to be appended, and what it was made of."""
 
     target: PartitionName
@@ -327,7 +327,7 @@ class Packing:
 
     def __init__(self) -> None:
         self._piles: dict[tuple[PartitionName, int], _Pile] = {}
-        self._done: list[Packed] = []
+        self._done: list[RepackedBatch] = []
 
     def add(  # a message, and what changes about it
         self,
@@ -369,7 +369,7 @@ class Packing:
             del self._piles[key]
             self._finish(key, pile)
 
-    def batches(self) -> list[Packed]:
+    def batches(self) -> list[RepackedBatch]:
         """Return all that was added, packed."""
         for key, pile in self._piles.items():
             self._finish(key, pile)
@@ -382,4 +382,4 @@ class Packing:
         batch = pile.packer.encode(
             seed=seed_of(target), ids=ids, created_at_ms=0, priority=priority
         )
-        self._done.append(Packed(target, batch, pile.sequences, pile.due_ms))
+        self._done.append(RepackedBatch(target, batch, pile.sequences, pile.due_ms))

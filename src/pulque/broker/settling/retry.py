@@ -17,14 +17,14 @@ from typing import NamedTuple
 from pulque.broker.receiving.internal_appends import Appender
 from pulque.broker.settling.message_extraction import (
     Extractor,
-    Packed,
     Packing,
+    RepackedBatch,
     Unreadable,
     Withheld,
     unreadable_message,
     withheld_of,
 )
-from pulque.broker.settling.unreadable_batches import Letters
+from pulque.broker.settling.unreadable_batches import UnreadableLetters
 from pulque.broker.state import BrokerState, Surroundings
 from pulque.errors import InvalidBatchError, StorageError
 from pulque.model.groups import EVERYTHING, Filter
@@ -55,10 +55,10 @@ from pulque.rules.retry import (
     REASON_HEADER,
     UNREADABLE_HEADER,
     DeadLetter,
-    Failed,
-    RetryAt,
+    FailedDelivery,
+    RetryLater,
     RetryNow,
-    RetryPolicy,
+    RetryRules,
     decide,
     parse_position,
     parse_sequences,
@@ -67,16 +67,16 @@ from pulque.storage.logs.message_log import Appended
 from pulque.storage.logs.partitions import Partition
 
 __all__ = [
-    "Origin",
     "Policies",
     "PolicyOf",
     "Redeliverer",
+    "RetryOrigin",
     "add_decided",
     "headers_after",
     "origins_of",
 ]
 
-PolicyOf = Callable[[Group, Subject], RetryPolicy]
+PolicyOf = Callable[[Group, Subject], RetryRules]
 """Says which policy a group has for a subject."""
 
 _MOST_MESSAGES = 500
@@ -96,25 +96,23 @@ class Policies:
         longest_delay_ms: No message waits for longer.
     """
 
-    def __init__(
-        self, settings: GroupsSettings, usual: RetryPolicy, longest_delay_ms: int
-    ) -> None:
+    def __init__(self, settings: GroupsSettings, usual: RetryRules, longest_delay_ms: int) -> None:
         self._settings = settings
         self._usual = usual
         self._longest_delay_ms = longest_delay_ms
 
-    def policy_of(self, group: Group, subject: Subject) -> RetryPolicy:
+    def policy_of(self, group: Group, subject: Subject) -> RetryRules:
         """Return what holds for a group and a subject. May be called from any thread."""
         told, usual = self._settings.of(group, subject).retry, self._usual
         delays_ms = told.delays_ms or usual.delays_ms
-        return RetryPolicy(
+        return RetryRules(
             tuple(min(delay, self._longest_delay_ms) for delay in delays_ms),
             told.jitter_percent / 100 if told.names_jitter else usual.jitter,
             told.max_attempts or usual.max_attempts,
         )
 
 
-class Origin(NamedTuple):
+class RetryOrigin(NamedTuple):
     """Which stored message a record of a group's partitions follows."""
 
     partition: PartitionName
@@ -130,7 +128,7 @@ class Origin(NamedTuple):
 _ELSEWHERE = PartitionName("")
 
 
-def origins_of(partition: PartitionName, batch: bytes) -> Iterator[Origin]:
+def origins_of(partition: PartitionName, batch: bytes) -> Iterator[RetryOrigin]:
     """Yield which messages those of a stored batch follow, in a partition that a group owns."""
     stored = StoredBatch(
         batch, partition=partition, first_sequence=ConsumeSequence(0), stored_at_ms=0
@@ -140,18 +138,18 @@ def origins_of(partition: PartitionName, batch: bytes) -> Iterator[Origin]:
         text = headers.get(ORIGIN_HEADER, "")
         found = parse_position(text)
         if is_adoption(text):
-            yield Origin(_ELSEWHERE, ConsumeSequence(0), 0, i, text)
+            yield RetryOrigin(_ELSEWHERE, ConsumeSequence(0), 0, i, text)
         elif found is not None and UNREADABLE_HEADER in headers:
             for sequence in parse_sequences(headers[UNREADABLE_HEADER]):
-                yield Origin(found[0], sequence, 0, i)
+                yield RetryOrigin(found[0], sequence, 0, i)
         elif found is not None:
-            yield Origin(*found, int(headers.get(DUE_HEADER, 0)), i)
+            yield RetryOrigin(*found, int(headers.get(DUE_HEADER, 0)), i)
 
 
 class _Found(NamedTuple):
     """What became of messages that are to be redelivered."""
 
-    batches: list[Packed]
+    batches: list[RepackedBatch]
     missing: list[ConsumeSequence]
     """Not stored any more."""
     dropped: list[ConsumeSequence]
@@ -175,7 +173,7 @@ class Redeliverer:
         max_message: int,
     ) -> None:
         self._engine = state.engine
-        self._letters = Letters(max_message)
+        self._letters = UnreadableLetters(max_message)
         self._consumption = state.consumption
         self._schedule = state.schedule
         self._extractor = Extractor(state.engine)
@@ -265,7 +263,7 @@ class Redeliverer:
             # Nobody waits for them: only another broker may be able to read them.
             loop.call_later(_TRY_AGAIN_S, self.perform, Redeliver(source, group, tuple(later)))
 
-    async def _append(self, source: PartitionId, group: Group, packed: Packed) -> None:
+    async def _append(self, source: PartitionId, group: Group, packed: RepackedBatch) -> None:
         def written(appended: Appended) -> None:
             self._consumption.redelivered(source, group, packed.sequences)
             if packed.due_ms:
@@ -340,7 +338,7 @@ def add_decided(  # noqa: PLR0913  # a message, and all that decides
     message: Message,
     group: Group,
     redelivery: Redelivery,
-    policy: RetryPolicy,
+    policy: RetryRules,
     *,
     headers: dict[str, str],
     now_ms: int,
@@ -352,12 +350,12 @@ def add_decided(  # noqa: PLR0913  # a message, and all that decides
     """
     batch, index = message.source()
     subject, level = subject_of(message.partition), level_of(message.partition)
-    failed = Failed(message.attempt, batch.id_of(index), message.expires_at_ms)
+    failed = FailedDelivery(message.attempt, batch.id_of(index), message.expires_at_ms)
     match decide(redelivery, failed, policy, now_ms):
         case RetryNow(attempt):
             target = retry_partition(subject, group, level)
             packing.add(target, message, headers=headers, attempt=attempt)
-        case RetryAt(attempt, due_ms):
+        case RetryLater(attempt, due_ms):
             target = wait_partition(subject, group, level)
             packing.add(target, message, headers=headers, attempt=attempt, due_ms=due_ms)
         case DeadLetter(reason):

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2b
 from typing import NamedTuple
 
-from pulque.broker.settling.message_extraction import Packed, Unreadable
+from pulque.broker.settling.message_extraction import RepackedBatch, Unreadable
 from pulque.model.batch import seed_of
 from pulque.model.ids import IdSource
 from pulque.model.names import Group, PartitionName, dead_partition, level_of, subject_of
@@ -31,7 +31,7 @@ from pulque.rules.retry import (
     show_sequences,
 )
 
-__all__ = ["Letters"]
+__all__ = ["UnreadableLetters"]
 
 _MOST_KNOWN = 1024
 _MOST_BYTES = 1024 * 1024
@@ -45,7 +45,7 @@ class _Key(NamedTuple):
     first: ConsumeSequence
 
 
-class Letters:
+class UnreadableLetters:
     """Makes dead letters of batches. May be used from any thread.
 
     Args:
@@ -65,7 +65,7 @@ class Letters:
         found: Iterable[Unreadable],
         wanted: Mapping[ConsumeSequence, Redelivery],
         now_ms: int,
-    ) -> list[Packed]:
+    ) -> list[RepackedBatch]:
         """Return the letters to be appended, one for each batch.
 
         Args:
@@ -79,7 +79,7 @@ class Letters:
         for each in found:
             parts.setdefault(each.batch_first, []).append(each)
         target = dead_partition(subject_of(partition), group)
-        alone: list[Packed] = []
+        alone: list[RepackedBatch] = []
         together: list[_Letter] = []
         for first, some in parts.items():
             ranges = (range(each.first, each.end) for each in some)
@@ -98,7 +98,11 @@ class Letters:
         return alone + [_pack(each, target, level_of(partition), now_ms) for each in piles]
 
     def written(
-        self, partition: PartitionName, group: Group, packed: Packed, sequence: ConsumeSequence
+        self,
+        partition: PartitionName,
+        group: Group,
+        packed: RepackedBatch,
+        sequence: ConsumeSequence,
     ) -> None:
         """Take note that a letter with the bytes of a batch is in the log."""
         if packed.batch_first is not None:
@@ -157,7 +161,9 @@ def _piles(letters: Iterable[_Letter]) -> Iterator[list[_Letter]]:
         yield pile
 
 
-def _pack(letters: list[_Letter], target: PartitionName, priority: int, now_ms: int) -> Packed:
+def _pack(
+    letters: list[_Letter], target: PartitionName, priority: int, now_ms: int
+) -> RepackedBatch:
     packer = BatchPacker()
     for each in letters:
         packer.add_encoded(each.body, headers=encode_headers(each.headers, is_system=True))
@@ -167,4 +173,4 @@ def _pack(letters: list[_Letter], target: PartitionName, priority: int, now_ms: 
         created_at_ms=now_ms,
         priority=priority,
     )
-    return Packed(target, batch, [n for each in letters for n in each.covered], [])
+    return RepackedBatch(target, batch, [n for each in letters for n in each.covered], [])

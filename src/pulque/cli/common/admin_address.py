@@ -24,7 +24,7 @@ _MOST = 64
 """More meta servers than that of one broker are not asked."""
 
 
-class _Found(NamedTuple):
+class _FoundAddress(NamedTuple):
     """What one server says that matters here."""
 
     admin: str
@@ -62,7 +62,7 @@ class _Search:
         self.texts: list[str] = []
         self.has_answer = False
 
-    def ask_each(self, addresses: Sequence[Address]) -> Iterator[_Found]:
+    def ask_each(self, addresses: Sequence[Address]) -> Iterator[_FoundAddress]:
         for address in addresses:
             if address in self._asked:
                 continue
@@ -77,24 +77,24 @@ class _Search:
             yield found
 
 
-def _read(address: Address, report: Mapping[str, Any]) -> _Found:
+def _read(address: Address, report: Mapping[str, Any]) -> _FoundAddress:
     """Understand what the server at an address says."""
     if report.get("role") == "meta":
         admin = report.get("admin")
         problem = _problem_of(admin, address)
-        return _Found("" if problem else str(admin), (), problem)
+        return _FoundAddress("" if problem else str(admin), (), problem)
     kind = "delay server" if "delay" in report else "broker"
     name = report.get(kind.partition(" ")[0])
     who = f"the {kind} at {address} ({name})"
     metas = _metas_of(report)
     if metas:
         named = ", ".join(map(str, metas))
-        return _Found("", metas, f"{who} names meta servers at {named}")
+        return _FoundAddress("", metas, f"{who} names meta servers at {named}")
     text = (
         f"{who} stands alone, and the API is part of meta servers: start one with "
         "`pulque meta` and name it in the broker's cluster.meta, or start `pulque up`"
     )
-    return _Found("", (), text)
+    return _FoundAddress("", (), text)
 
 
 def _metas_of(report: Mapping[str, Any]) -> tuple[Address, ...]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from pulque.pipeline.archive.fact_archiver import FactsArchiver
-    from pulque.pipeline.archive.message_archiver import Archiver, Outcome, Runner
+    from pulque.pipeline.archive.message_archiver import Archiver, Outcome, TaskRunner
 from pulque.cli.common.durations import parse_seconds
 
 __all__ = ["archive"]
@@ -108,7 +108,7 @@ def archive(
 
 
 def _runner(spark: Callable[[], "SparkSession"]) -> Any:
-    def start() -> "Runner":
+    def start() -> "TaskRunner":
         from pulque.pipeline.archive.message_archiver import run_on_spark
 
         return run_on_spark(spark())
@@ -143,13 +143,13 @@ def _run(
 
 def _print(outcome: "Outcome", what: str, output: Output) -> bool:
     """Print what became of a segment; say whether it failed."""
-    from pulque.pipeline.archive.message_archiver import Failed
+    from pulque.pipeline.archive.message_archiver import SegmentFailure
 
-    has_failed = isinstance(outcome, Failed)
+    has_failed = isinstance(outcome, SegmentFailure)
     if output is Output.JSON:
         state = "failed" if has_failed else "archived"
         print_json({"state": state, "log": what, **asdict(outcome)})
-    elif isinstance(outcome, Failed):
+    elif isinstance(outcome, SegmentFailure):
         kind = "damaged" if outcome.is_damage else "failed"
         print_line(f"segment {outcome.base}: {kind}: {outcome.reason}")
     else:

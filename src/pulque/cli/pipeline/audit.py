@@ -21,7 +21,7 @@ from pulque.cli.pipeline.options import (
 )
 
 if TYPE_CHECKING:
-    from pulque.pipeline.audit.summary import Audit, Found, Line
+    from pulque.pipeline.audit.summary import Audit, AuditFinding, Line
 
 __all__ = ["audit"]
 
@@ -123,7 +123,7 @@ def _line_cells(line: "Line") -> list[str]:
     return [*head, *stored, *map(str, counts), "" if line.is_even else "≠"]
 
 
-def _found_cells(found: "Found") -> list[str]:
+def _found_cells(found: "AuditFinding") -> list[str]:
     from pulque.pipeline.audit.summary import FLAWS
 
     where = found.partition or found.broker

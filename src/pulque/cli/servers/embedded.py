@@ -15,7 +15,7 @@ from pulque.net.garbage import ShortCollections
 from pulque.net.process import stop_on_signals
 from pulque.serving.process import run_process
 from pulque.settings.sources import load_settings
-from pulque.storage.directory.identity import Identity
+from pulque.storage.directory.identity import DirectoryIdentity
 from pulque.storage.files import open_directory
 
 __all__ = ["run_embedded"]
@@ -98,7 +98,7 @@ def _check_directory(settings: BrokerSettings) -> None:
     files = open_directory(settings.storage.directory)
     files.lock()
     try:
-        Identity.open(files)
+        DirectoryIdentity.open(files)
     finally:
         files.unlock()
 

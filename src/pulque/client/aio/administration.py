@@ -8,7 +8,7 @@ from pulque.client.aio.conversation import Asker
 from pulque.client.aio.dead_letters import DeadLetters
 from pulque.client.inspecting.broker_answers import Said, of_all, of_one
 from pulque.client.inspecting.broker_status import report_of, sealed_end_of
-from pulque.client.inspecting.dead_letters import Letters
+from pulque.client.inspecting.dead_letters import DeadLetterTalks
 from pulque.client.inspecting.groups import (
     GroupState,
     PartitionReset,
@@ -30,12 +30,12 @@ from pulque.model.names import EVERYTHING
 from pulque.wire.requests import Request, Seal, Status
 from pulque.wire.responses import Response
 
-__all__ = ["Administration"]
+__all__ = ["AdministrationMethods"]
 
 T = TypeVar("T")
 
 
-class Administration:
+class AdministrationMethods:
     """What a client can do beside sending and receiving."""
 
     _timeout: float
@@ -126,7 +126,9 @@ class Administration:
         Where several brokers have some, each counts its own: ``show`` and ``resend`` want to know
         whose are meant, the letter's ``broker_group``.
         """
-        return DeadLetters(Letters(subject, group), functools.partial(self._askers, subject))
+        return DeadLetters(
+            DeadLetterTalks(subject, group), functools.partial(self._askers, subject)
+        )
 
     async def change_group(
         self,

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Self, TypeVar
 
-from pulque.client.aio.administration import Administration
-from pulque.client.aio.brokers import Brokers
+from pulque.client.aio.administration import AdministrationMethods
+from pulque.client.aio.brokers import ClientConnections
 from pulque.client.aio.client_life import ClientLife, opened
 from pulque.client.aio.concurrency import sleep
 from pulque.client.aio.connection_pool import Calls
@@ -104,7 +104,7 @@ def connect(  # noqa: PLR0913  # choices by keyword, each with a default
     return opened(client)
 
 
-class Client(ClientLife, Administration, Reading, Delaying, Sends):
+class Client(ClientLife, AdministrationMethods, Reading, Delaying, Sends):
     """One application's way to a broker, or to all brokers of a cluster. Made by ``connect``.
 
     All methods may be called from any number of tasks of one event loop.
@@ -123,7 +123,7 @@ class Client(ClientLife, Administration, Reading, Delaying, Sends):
     ) -> None:
         self._wait = check_wait(wait, "wait")
         self._name = application_name(name)
-        self._brokers = Brokers(
+        self._brokers = ClientConnections(
             addresses, client=self._name, latency=latency, tell=self._teller(), draw=_draw
         )
         self._timeout = check_timeout(timeout)

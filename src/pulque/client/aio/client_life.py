@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Generator
 from types import TracebackType
 from typing import Self, TypeVar
 
-from pulque.client.aio.brokers import Brokers
+from pulque.client.aio.brokers import ClientConnections
 from pulque.client.aio.consumer import Consumer
 from pulque.client.aio.producer import Producer
 from pulque.client.routing.route_table import RouteKey
@@ -23,7 +23,7 @@ def opened(client: L) -> L:
 class ClientLife:
     """A client's producers and consumers, as long as they are used."""
 
-    _brokers: Brokers
+    _brokers: ClientConnections
     _open_ends: "weakref.WeakSet[Producer | Consumer]"
 
     def _begin(self, draw: Callable[[], float]) -> None:  # its twin draws

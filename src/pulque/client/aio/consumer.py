@@ -17,7 +17,7 @@ from pulque.client.aio.pull_pool import ConsumerBrokers, Inlets
 from pulque.client.arguments.checks import check_callback, check_timeout, check_wait, check_whole
 from pulque.client.connection.fork_safety import on_fork
 from pulque.client.options.consumer_plan import ConsumerPlan
-from pulque.client.receiving.prefetch import Pace
+from pulque.client.receiving.prefetch import PullRate
 from pulque.client.receiving.received_message import ACKED, ReceivedBatch, ReceivedMessage, expire
 from pulque.client.routing.route_table import RouteKey
 from pulque.errors import PulqueError, RequestTimeoutError, UsageError
@@ -56,7 +56,7 @@ class Consumer(Interruptible):
         self._timeout = timeout
         self._prefetch = prefetch
         self._draw = draw
-        self._pace = Pace(plan.options.max_messages)
+        self._pace = PullRate(plan.options.max_messages)
         self._inlets = self._make_inlets()
         self._inlets.owner = self  # asyncio only
         self.on_closed: Callable[[Consumer], None] | None = None

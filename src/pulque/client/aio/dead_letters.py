@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from pulque.client.aio.conversation import Asker, talk_to
 from pulque.client.inspecting.broker_answers import Said, of_all, of_one, with_broker
-from pulque.client.inspecting.dead_letters import Letters, Messages, ResentLetters, Talk
+from pulque.client.inspecting.dead_letters import DeadLetterTalks, Messages, ResentLetters, Talk
 from pulque.errors import RejectedError
 from pulque.model.message import Message
 
@@ -19,7 +19,7 @@ class DeadLetters:
     """The dead letters of one group and subject. Made by ``client.dead(subject, group)``."""
 
     def __init__(
-        self, letters: Letters, find_askers: Callable[[], Awaitable[Mapping[str, Asker]]]
+        self, letters: DeadLetterTalks, find_askers: Callable[[], Awaitable[Mapping[str, Asker]]]
     ) -> None:
         self._letters = letters
         self._find_askers = find_askers

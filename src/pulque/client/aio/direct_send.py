@@ -3,11 +3,11 @@
 from collections.abc import Iterable
 from typing import Unpack
 
-from pulque.client.aio.brokers import Brokers
+from pulque.client.aio.brokers import ClientConnections
 from pulque.client.aio.producer import Producer
 from pulque.client.arguments.checks import check_timeout
 from pulque.client.routing.targets import Targets, Way
-from pulque.client.sending.outgoing_message import Outgoing, Parts, Receipt
+from pulque.client.sending.outgoing_message import MessageParts, Outgoing, Receipt
 from pulque.model.names import parse_subject
 from pulque.wire.requests import Acks
 
@@ -17,7 +17,7 @@ __all__ = ["Sends"]
 class Sends:
     """How a client sends: each call waits until its messages are confirmed."""
 
-    _brokers: Brokers
+    _brokers: ClientConnections
     _targets: dict[Way, Targets]
     _timeout: float
     _acks: Acks
@@ -33,7 +33,7 @@ class Sends:
         body: object,
         *,
         timeout: float | None = None,
-        **parts: Unpack[Parts],
+        **parts: Unpack[MessageParts],
     ) -> Receipt:
         """Send one message, and return its receipt once it is confirmed.
 

@@ -22,7 +22,7 @@ from pulque.client.ordered.allotment import (
     HAND_OVER,
     ROUTE_LIMIT,
     TURN,
-    Attendance,
+    AllottedPartitions,
     Leaf,
     difference,
 )
@@ -61,7 +61,7 @@ class OrderedInlets(Inlets):
     ) -> None:
         super().__init__(plan, brokers, timeout=timeout, draw=draw)
         self._permit = Permit()
-        self._attendance = Attendance(plan.options, self._permit, time.monotonic)
+        self._attendance = AllottedPartitions(plan.options, self._permit, time.monotonic)
         self._tree = Lock()
         """Guards what is started and stopped."""
         self._leaves: dict[Leaf, tuple[Inlet, OrderedCore]] = {}

@@ -17,7 +17,7 @@ from pulque.client.connection.fork_safety import forked, on_fork
 from pulque.client.persistence.message_spool import BatchNote, SendSpool
 from pulque.client.routing.route_table import RouteKey
 from pulque.client.routing.targets import NoRouteError, Targets, Way
-from pulque.client.sending.outgoing_message import Outgoing, Parts, Receipt, outgoing_of
+from pulque.client.sending.outgoing_message import MessageParts, Outgoing, Receipt, outgoing_of
 from pulque.client.sending.producer_options import SendOptions
 from pulque.client.sending.promises import Span
 from pulque.client.sending.spooled_producer_core import SpoolingCore, core_of, is_stored
@@ -118,7 +118,7 @@ class Producer:
         self._recovery = None
 
     async def send(  # noqa: C901  # three kinds of messages, and what may be missing
-        self, subject: str, body: object, **parts: Unpack[Parts]
+        self, subject: str, body: object, **parts: Unpack[MessageParts]
     ) -> PendingSend:
         """Take in one message and return the promise of its receipt.
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncIterator
 from datetime import datetime
 
-from pulque.client.aio.brokers import Brokers
+from pulque.client.aio.brokers import ClientConnections
 from pulque.client.aio.connection_pool import Calls
 from pulque.client.aio.messages import Messages
 from pulque.client.arguments.checks import check_wait, check_whole
@@ -33,7 +33,7 @@ _TAILED = 1000
 class Reading:
     """How a client looks at what brokers have, without a group and without effect."""
 
-    _brokers: Brokers
+    _brokers: ClientConnections
     _timeout: float
 
     @property

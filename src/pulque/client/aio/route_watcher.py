@@ -25,12 +25,12 @@ from pulque.model.routes import RouteKind
 from pulque.wire.requests import Route, Watch
 from pulque.wire.routes import ChangedRoute
 
-__all__ = ["Watcher"]
+__all__ = ["RouteWatcher"]
 
 log = logging.getLogger("pulque.client")
 
 
-class Watcher:
+class RouteWatcher:
     """Watches the routes of one client. For the tasks of one event loop.
 
     Args:
@@ -59,7 +59,7 @@ class Watcher:
         self._tell = tell
         self._backoff = Backoff(draw, first=0.1, largest=3.0)
         self._begin()
-        on_fork(self, Watcher.after_fork)
+        on_fork(self, RouteWatcher.after_fork)
 
     def _begin(self) -> None:
         self._connection: AsyncConnection | None = None

@@ -10,7 +10,7 @@ from pulque.client.arguments.due_times import ANY_DELAY_MS
 from pulque.client.blocking.concurrency import sleep
 from pulque.client.blocking.connection import Connection
 from pulque.client.blocking.connection_pool import Calls
-from pulque.client.blocking.route_watcher import Watcher
+from pulque.client.blocking.route_watcher import RouteWatcher
 from pulque.client.connection.call_outcomes import never_sent
 from pulque.client.connection.url import Address
 from pulque.client.routing.broker_health import LATENCY_TABLE, LatencyRow
@@ -49,12 +49,12 @@ from pulque.wire.requests import Acks
 from pulque.wire.requests import Route as AskRoute
 from pulque.wire.responses import Welcome
 
-__all__ = ["Brokers", "Store"]
+__all__ = ["ClientConnections", "SubjectStore"]
 
 T = TypeVar("T")
 
 
-class Store(NamedTuple):
+class SubjectStore(NamedTuple):
     """A broker that has messages of a subject, and its partitions of it."""
 
     broker_group: str
@@ -62,7 +62,7 @@ class Store(NamedTuple):
     targets: Targets
 
 
-class Brokers:
+class ClientConnections:
     """Who serves what, and the connections to them. Thread-safe.
 
     Args:
@@ -93,7 +93,7 @@ class Brokers:
         self._draw = draw
         self._pools: dict[str, Calls] = {HOME: self.home}
         self._stale_at = 0.0
-        self._watcher = Watcher(
+        self._watcher = RouteWatcher(
             self.table,
             self.home.open,
             client=watcher_name(client),
@@ -288,19 +288,19 @@ class Brokers:
             for each in chosen(route, broker, partition)
         ]
 
-    def stores(self, subject: str, timeout: float) -> list[Store]:
+    def stores(self, subject: str, timeout: float) -> list[SubjectStore]:
         """Return who has messages of a subject, and in which partitions of all priorities.
 
         Raises:
             UnknownSubjectError: There is no such subject.
             UnavailableError: One of them could not be asked.
         """
-        found: dict[str, Store] = {}
+        found: dict[str, SubjectStore] = {}
         for calls, broker_group, _ in self.plain_partitions(subject, timeout, None):
             if broker_group not in found:
                 request = AskRoute(subject, kind=RouteKind.LOCAL)
                 targets = calls.ask(request, timeout, targets_of)
-                found[broker_group] = Store(broker_group, calls, targets)
+                found[broker_group] = SubjectStore(broker_group, calls, targets)
         return list(found.values())
 
     def forget_route(self, key: RouteKey) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Self, TypeVar
 
 from pulque.client.arguments.checks import check_flag, check_path, check_timeout, check_wait
-from pulque.client.blocking.administration import Administration
-from pulque.client.blocking.brokers import Brokers
+from pulque.client.blocking.administration import AdministrationMethods
+from pulque.client.blocking.brokers import ClientConnections
 from pulque.client.blocking.client_life import ClientLife, opened
 from pulque.client.blocking.concurrency import sleep
 from pulque.client.blocking.connection_pool import Calls
@@ -105,7 +105,7 @@ def connect(  # noqa: PLR0913  # choices by keyword, each with a default
     return opened(client)
 
 
-class Client(ClientLife, Administration, Reading, Delaying, Sends):
+class Client(ClientLife, AdministrationMethods, Reading, Delaying, Sends):
     """One application's way to a broker, or to all brokers of a cluster. Made by ``connect``.
 
     All methods may be called from any number of threads.
@@ -124,7 +124,7 @@ class Client(ClientLife, Administration, Reading, Delaying, Sends):
     ) -> None:
         self._wait = check_wait(wait, "wait")
         self._name = application_name(name)
-        self._brokers = Brokers(
+        self._brokers = ClientConnections(
             addresses, client=self._name, latency=latency, tell=self._teller(), draw=_draw
         )
         self._timeout = check_timeout(timeout)

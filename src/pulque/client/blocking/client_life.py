@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self, TypeVar
 
-from pulque.client.blocking.brokers import Brokers
+from pulque.client.blocking.brokers import ClientConnections
 from pulque.client.blocking.connection_pool import Calls
 from pulque.client.blocking.consumer import Consumer
 from pulque.client.blocking.failover import Spread
@@ -33,7 +33,7 @@ def opened(client: L) -> L:
 class ClientLife:
     """A client's producers and consumers, until they are closed, and its end."""
 
-    _brokers: Brokers
+    _brokers: ClientConnections
     _calls: Calls
     _spread: Spread
     _name: str

@@ -13,7 +13,7 @@ from pulque.client.connection.call_outcomes import NotReachedError
 from pulque.client.connection.fork_safety import on_fork
 from pulque.client.connection.url import Address
 from pulque.client.routing.targets import Target
-from pulque.client.sending.direct_batches import Packed
+from pulque.client.sending.direct_batches import NumberedBatch
 from pulque.clock import wall_ms
 from pulque.errors import (
     DisconnectedError,
@@ -30,20 +30,20 @@ from pulque.model.single import pack_single
 from pulque.wire.requests import Request
 from pulque.wire.responses import Response
 
-__all__ = ["Calls", "Lane", "NotReachedError"]
+__all__ = ["Calls", "DirectProducer", "NotReachedError"]
 
 T = TypeVar("T")
 _MAX_IDLE = 64
 
 
-class Lane:
+class DirectProducer:
     """What one call needs to send. One user at a time."""
 
     __slots__ = ("__weakref__", "_ids", "_numbers", "_producer_id", "connection")
 
     def __init__(self) -> None:
         self.after_fork()
-        on_fork(self, Lane.after_fork)
+        on_fork(self, DirectProducer.after_fork)
 
     def after_fork(self) -> None:
         """Draw an identity: a broker takes equal numbers of one producer for repeats."""
@@ -52,7 +52,7 @@ class Lane:
         self._ids = IdSource(secrets.randbits(38))
         self._numbers: dict[str, int] = {}
 
-    def pack_body(self, target: Target, body: bytes) -> Packed:
+    def pack_body(self, target: Target, body: bytes) -> NumberedBatch:
         """Make a batch of one plain message and give it its number."""
         now_ms = wall_ms()
         message_id = self._ids.one(now_ms)
@@ -64,9 +64,9 @@ class Lane:
             producer_id=self._producer_id,
             producer_sequence=self._next_number(target.partition),
         )
-        return Packed(target, data, message_id, 1)
+        return NumberedBatch(target, data, message_id, 1)
 
-    def pack(self, target: Target, packer: BatchPacker, dues: Sequence[int] = ()) -> Packed:
+    def pack(self, target: Target, packer: BatchPacker, dues: Sequence[int] = ()) -> NumberedBatch:
         """Make a batch and give it its number."""
         number = self._next_number(target.partition)
         now_ms = wall_ms()
@@ -79,13 +79,13 @@ class Lane:
             produced_by=ProducedBy(self._producer_id, 0, number),
             priority=target.level,
         )
-        return Packed(target, data, ids, length, dues)
+        return NumberedBatch(target, data, ids, length, dues)
 
-    def pack_again(self, target: Target, packed: Packed) -> Packed:
+    def pack_again(self, target: Target, packed: NumberedBatch) -> NumberedBatch:
         """Return a batch for another partition, with a number of this lane; its ids stay."""
         number = self._next_number(target.partition)
         data = renumber(packed.data, target.seed, self._producer_id, number)
-        return Packed(target, data, packed.ids, packed.length, packed.dues)
+        return NumberedBatch(target, data, packed.ids, packed.length, packed.dues)
 
     def drop_connection(self) -> None:
         """Close the connection; the next call opens another."""
@@ -130,7 +130,7 @@ class Calls:
         self._client = client
         self._draw = draw
         self._stale = stale
-        self._idle: list[Lane] = []
+        self._idle: list[DirectProducer] = []
         self._opened: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._has_moved = threading.Condition()
         on_fork(self, Calls.after_fork)
@@ -192,7 +192,9 @@ class Calls:
 
         return self.repeat(self.take_lane(), call, timeout)
 
-    def repeat(self, lane: Lane, call: Callable[[Connection, float], T], timeout: float) -> T:
+    def repeat(
+        self, lane: DirectProducer, call: Callable[[Connection, float], T], timeout: float
+    ) -> T:
         """Make a call that is safe to repeat, again and again until it succeeds in time.
 
         Raises:
@@ -213,7 +215,7 @@ class Calls:
 
     def _try(
         self,
-        lane: Lane,
+        lane: DirectProducer,
         call: Callable[[Connection, float], T],
         left: float,
         deadline: float,
@@ -244,7 +246,9 @@ class Calls:
         if self._stale is not None and isinstance(error, UnavailableError):
             self._stale()
 
-    def attempt(self, lane: Lane, call: Callable[[Connection, float], T], timeout: float) -> T:
+    def attempt(
+        self, lane: DirectProducer, call: Callable[[Connection, float], T], timeout: float
+    ) -> T:
         """Make a call once; the lane stays with the caller.
 
         A connection that was idle may have been closed: only then another one is tried.
@@ -277,15 +281,15 @@ class Calls:
                 if not lane.connection.is_open:
                     lane.drop_connection()
 
-    def take_lane(self) -> Lane:
+    def take_lane(self) -> DirectProducer:
         """Return a lane that nobody else uses, for ``repeat``."""
         # Taking from and adding to a list is atomic: threads need no lock here.
         try:
             return self._idle.pop()
         except IndexError:
-            return Lane()
+            return DirectProducer()
 
-    def give_back(self, lane: Lane) -> None:
+    def give_back(self, lane: DirectProducer) -> None:
         """Have a lane used by others again."""
         if self.is_closed or len(self._idle) >= _MAX_IDLE:
             lane.drop_connection()

@@ -18,7 +18,7 @@ from pulque.client.blocking.guard import Guard
 from pulque.client.blocking.pull_pool import ConsumerBrokers, Inlets
 from pulque.client.connection.fork_safety import on_fork
 from pulque.client.options.consumer_plan import ConsumerPlan
-from pulque.client.receiving.prefetch import Pace
+from pulque.client.receiving.prefetch import PullRate
 from pulque.client.receiving.received_message import ACKED, ReceivedBatch, ReceivedMessage, expire
 from pulque.client.routing.route_table import RouteKey
 from pulque.errors import PulqueError, RequestTimeoutError, UsageError
@@ -57,7 +57,7 @@ class Consumer(Interruptible):
         self._timeout = timeout
         self._prefetch = prefetch
         self._draw = draw
-        self._pace = Pace(plan.options.max_messages)
+        self._pace = PullRate(plan.options.max_messages)
         self._inlets = self._make_inlets()
         self.on_closed: Callable[[Consumer], None] | None = None
         """Called at its end. It holds the client: what runs for a consumer holds neither."""

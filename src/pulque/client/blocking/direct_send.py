@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 from pulque.client.arguments.checks import check_timeout
 from pulque.client.arguments.due_times import check_longest
-from pulque.client.blocking.brokers import Brokers
+from pulque.client.blocking.brokers import ClientConnections
 from pulque.client.blocking.connection import Connection
-from pulque.client.blocking.connection_pool import Calls, Lane
+from pulque.client.blocking.connection_pool import Calls, DirectProducer
 from pulque.client.blocking.failover import Spread
 from pulque.client.routing.targets import HOME, Delayed, Target, Targets, Way
 from pulque.client.sending.direct_batches import (
-    Packed,
+    NumberedBatch,
     check_size,
     deal,
     due_instants,
@@ -42,7 +42,7 @@ _ANY_SIZE = 2**31
 class Sends:
     """How a blocking client sends: each call waits until its messages are confirmed."""
 
-    _brokers: Brokers
+    _brokers: ClientConnections
     _spread: Spread
     _calls: Calls
     _targets: dict[Way, Targets]
@@ -222,7 +222,7 @@ class Sends:
         way: Way,
         order_key: str | None,
         target: Target,
-        pack: Callable[[Lane], Packed],
+        pack: Callable[[DirectProducer], NumberedBatch],
         timeout: float | None,
     ) -> list[Receipt]:
         """Send a batch to a broker of the cluster, or to another if that does not take it."""
@@ -231,7 +231,9 @@ class Sends:
         )
         return receipts_of(stored.packed, stored.outcome, may_be_doubled=stored.may_be_doubled)
 
-    def _send_packed(self, lane: Lane, packed: Packed, timeout: float | None) -> SingleStored:
+    def _send_packed(
+        self, lane: DirectProducer, packed: NumberedBatch, timeout: float | None
+    ) -> SingleStored:
         partition, data, acks = packed.target.partition, packed.data, self._acks
 
         def call(connection: Connection, left: float) -> SingleStored:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pulque.client.blocking.connection import Connection
-from pulque.client.blocking.connection_pool import Calls, Lane
+from pulque.client.blocking.connection_pool import Calls, DirectProducer
 from pulque.client.connection.backoff import Retries
 from pulque.client.routing.failover_rules import (
     ANSWER_LIMIT,
@@ -20,7 +20,7 @@ from pulque.client.routing.failover_rules import (
     may_go_elsewhere,
 )
 from pulque.client.routing.targets import Target, Targets, Way
-from pulque.client.sending.direct_batches import Packed
+from pulque.client.sending.direct_batches import NumberedBatch
 from pulque.errors import PulqueError, UnavailableError
 from pulque.wire.single import SingleStored
 
@@ -34,8 +34,8 @@ class _Try:
     """What was tried with one partition."""
 
     calls: Calls
-    lane: Lane
-    packed: Packed
+    lane: DirectProducer
+    packed: NumberedBatch
     is_unanswered: bool = False
 
     def stays(self, started: float, timeout: float) -> bool:
@@ -48,7 +48,7 @@ class _Try:
 class Stored(NamedTuple):
     """Where a batch is in the end."""
 
-    packed: Packed
+    packed: NumberedBatch
     outcome: SingleStored
     may_be_doubled: bool
 
@@ -80,7 +80,7 @@ class Spread:
         way: Way,
         order_key: str | None,
         first: Target,
-        pack: Callable[[Lane], Packed],
+        pack: Callable[[DirectProducer], NumberedBatch],
         *,
         acks: int,
         timeout: float,
@@ -138,7 +138,10 @@ class Spread:
             return last  # the only broker that may have it; it may come back in time
 
     def _new_try(
-        self, target: Target, tries: dict[_Key, _Try], pack: Callable[[Lane], Packed]
+        self,
+        target: Target,
+        tries: dict[_Key, _Try],
+        pack: Callable[[DirectProducer], NumberedBatch],
     ) -> _Try:
         calls = self._calls_at(target.place)
         lane = calls.take_lane()

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from datetime import datetime
 from functools import partial
 
-from pulque.client.blocking.brokers import Brokers
+from pulque.client.blocking.brokers import ClientConnections
 from pulque.client.blocking.concurrency import side_by_side
 from pulque.client.blocking.connection_pool import Calls
 from pulque.client.blocking.conversation import talk_to
 from pulque.client.inspecting.broker_answers import of_one
 from pulque.client.inspecting.search import (
     Found,
+    MessageSearch,
     MessagesFound,
-    Search,
     all_found,
     id_of,
     message_at,
@@ -50,7 +50,7 @@ class Messages:
         client: It is closed when nobody holds it, so it is held here.
     """
 
-    def __init__(self, brokers: Brokers, timeout: float, client: object) -> None:
+    def __init__(self, brokers: ClientConnections, timeout: float, client: object) -> None:
         self._brokers = brokers
         self._timeout = timeout
         self._client = client
@@ -110,7 +110,7 @@ class Messages:
         search = search_for("", message_id=wanted, copies=copies)
         return one_of(self._search(search, None), wanted)
 
-    def _search(self, search: Search, broker: str | None) -> MessagesFound:
+    def _search(self, search: MessageSearch, broker: str | None) -> MessagesFound:
         calls, route = self._calls_for(search.subject)
         if not calls:
             raise nobody_has(search.subject)
@@ -122,7 +122,7 @@ class Messages:
         return all_found(search, side_by_side(asks), route)
 
     def _ask(
-        self, search: Search, until: float, name: str, calls: Calls
+        self, search: MessageSearch, until: float, name: str, calls: Calls
     ) -> tuple[str, Found, bool]:
         def ask(request: Request) -> Response:
             return calls.ask(request, max(until - time.monotonic(), 0.001), _as_it_is)

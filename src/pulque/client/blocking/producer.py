@@ -19,7 +19,7 @@ from pulque.client.persistence.message_spool import BatchNote, SendSpool
 from pulque.client.routing.route_table import RouteKey
 from pulque.client.routing.targets import NoRouteError, Targets, Way
 from pulque.client.sending.outgoing_batch import OutgoingBatch
-from pulque.client.sending.outgoing_message import Outgoing, Parts, outgoing_of
+from pulque.client.sending.outgoing_message import MessageParts, Outgoing, outgoing_of
 from pulque.client.sending.producer_options import SendOptions
 from pulque.client.sending.promises import Span
 from pulque.client.sending.spooled_producer_core import SpoolingCore, core_of, is_stored
@@ -121,7 +121,7 @@ class Producer:
         """
 
     def send(  # noqa: C901  # one way for each shape of message, and one for each trouble
-        self, subject: str, body: object, **parts: Unpack[Parts]
+        self, subject: str, body: object, **parts: Unpack[MessageParts]
     ) -> PendingSend:
         """Take in one message and return the promise of its receipt.
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from pulque.client.arguments.checks import check_wait, check_whole
-from pulque.client.blocking.brokers import Brokers
+from pulque.client.blocking.brokers import ClientConnections
 from pulque.client.blocking.connection_pool import Calls
 from pulque.client.blocking.messages import Messages
 from pulque.client.inspecting.stored_messages import (
@@ -34,7 +34,7 @@ _TAILED = 1000
 class Reading:
     """How a client looks at what brokers have, without a group and without effect."""
 
-    _brokers: Brokers
+    _brokers: ClientConnections
     _timeout: float
 
     @property

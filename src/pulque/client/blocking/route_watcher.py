@@ -26,12 +26,12 @@ from pulque.model.routes import RouteKind
 from pulque.wire.requests import Route, Watch
 from pulque.wire.routes import ChangedRoute
 
-__all__ = ["Watcher"]
+__all__ = ["RouteWatcher"]
 
 log = logging.getLogger("pulque.client")
 
 
-class Watcher:
+class RouteWatcher:
     """Watches the routes of one client. Thread-safe.
 
     Args:
@@ -60,7 +60,7 @@ class Watcher:
         self._tell = tell
         self._backoff = Backoff(draw, first=0.1, largest=3.0)
         self._begin()
-        on_fork(self, Watcher.after_fork)
+        on_fork(self, RouteWatcher.after_fork)
 
     def _begin(self) -> None:
         self._connection: Connection | None = None

@@ -19,7 +19,7 @@ from pulque.wire.dead import Dead, DeadListed, Resend, Resent
 from pulque.wire.requests import Read, Request
 from pulque.wire.responses import Response
 
-__all__ = ["Death", "Letters", "ResentLetters", "Talk", "death_of"]
+__all__ = ["DeadLetterTalks", "Death", "ResentLetters", "Talk", "death_of"]
 
 T = TypeVar("T")
 Messages = list[Message]
@@ -63,7 +63,7 @@ def death_of(letter: Message) -> Death:
     )
 
 
-class Letters:
+class DeadLetterTalks:
     """The dead letters of one group and subject, as conversations."""
 
     def __init__(self, subject: str, group: str) -> None:

@@ -133,7 +133,7 @@ class Period(NamedTuple):
     end: int
 
 
-class Wanted(NamedTuple):
+class DelayedQuery(NamedTuple):
     """A message that somebody asks about."""
 
     id: bytes
@@ -142,7 +142,7 @@ class Wanted(NamedTuple):
     """Who has it; empty if nobody knows."""
 
     @classmethod
-    def of(cls, message: object) -> "Wanted":
+    def of(cls, message: object) -> "DelayedQuery":
         """Return what a receipt or an id names.
 
         Raises:
@@ -191,9 +191,9 @@ def listed_messages(messages: object) -> list[Receipt | str]:
 
 def cancelling(servers: Sequence[str], messages: Sequence[object]) -> DelayTalk[list[Fate]]:
     """Have messages never delivered; return what became of each."""
-    wanted = [Wanted.of(each) for each in messages]
+    wanted = [DelayedQuery.of(each) for each in messages]
 
-    def request(some: Sequence[Wanted]) -> Request:
+    def request(some: Sequence[DelayedQuery]) -> Request:
         return Cancel(tuple(Ticket(each.id, each.due_ms) for each in some))
 
     return (yield from _fates(servers, wanted, _went_at_once(messages), request))
@@ -206,9 +206,9 @@ def moving(
     if delay is None and at is None and level is None:
         raise UsageError("when is it to be delivered? one of delay, at and level is wanted")
     new_due_ms = due_of(delay, at, level, now_ms) or now_ms
-    wanted = [Wanted.of(message)]
+    wanted = [DelayedQuery.of(message)]
 
-    def request(some: Sequence[Wanted]) -> Request:
+    def request(some: Sequence[DelayedQuery]) -> Request:
         return Reschedule(tuple(Move(each.id, each.due_ms, new_due_ms) for each in some))
 
     (fate,) = yield from _fates(servers, wanted, _went_at_once([message]), request)
@@ -222,9 +222,9 @@ def _went_at_once(messages: Iterable[object]) -> list[bool]:
 
 def _fates(
     servers: Sequence[str],
-    wanted: Sequence[Wanted],
+    wanted: Sequence[DelayedQuery],
     went_at_once: Sequence[bool],
-    request: Callable[[Sequence[Wanted]], Request],
+    request: Callable[[Sequence[DelayedQuery]], Request],
 ) -> DelayTalk[list[Fate]]:
     """Ask those who have the messages, then all for what was not found."""
     fates = [Fate.TOO_LATE if gone else Fate.UNKNOWN for gone in went_at_once]
@@ -254,10 +254,10 @@ def _fates(
 
 def _ask_about(
     server: str,
-    wanted: Sequence[Wanted],
+    wanted: Sequence[DelayedQuery],
     places: Sequence[int],
     fates: list[Fate],
-    request: Callable[[Sequence[Wanted]], Request],
+    request: Callable[[Sequence[DelayedQuery]], Request],
 ) -> DelayTalk[None]:
     for at in range(0, len(places), MAX_LISTED):
         some = places[at : at + MAX_LISTED]
@@ -346,7 +346,7 @@ def listing_stuck(
 
 def finding(servers: Sequence[str], message: object) -> DelayTalk[DelayedMessage | None]:
     """Ask for one message, with its content."""
-    wanted = Wanted.of(message)
+    wanted = DelayedQuery.of(message)
     asked = [(wanted.server, wanted.due_ms)] if wanted.server in servers else []
     asked += [(server, ANY_DUE) for server in servers]
     for server, due_ms in asked:

@@ -39,8 +39,8 @@ from pulque.wire.responses import ReadBack, Response
 
 __all__ = [
     "Found",
+    "MessageSearch",
     "MessagesFound",
-    "Search",
     "all_found",
     "id_of",
     "message_at",
@@ -88,7 +88,7 @@ class MessagesFound(Sequence[Message]):
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
+class MessageSearch:
     """What is looked for, as a conversation."""
 
     request: Find
@@ -142,7 +142,7 @@ def search_for(  # noqa: PLR0913  # choices by keyword, each with a default
     until: datetime | None = None,
     limit: int = FIND_LIMIT,
     copies: bool = False,
-) -> Search:
+) -> MessageSearch:
     """Return a search.
 
     Raises:
@@ -161,7 +161,7 @@ def search_for(  # noqa: PLR0913  # choices by keyword, each with a default
     if since_ms >= until_ms:
         raise UsageError(f"since {since} until {until}: there is no time between")
     found = b"" if message_id is None else id_of(message_id)
-    return Search(
+    return MessageSearch(
         Find(subject, key or "", found, since_ms, until_ms, limit, _MAX_BYTES, _LONGEST_MS, copies)
     )
 
@@ -187,7 +187,7 @@ def id_of(message_id: object) -> bytes:
 
 
 def all_found(
-    search: Search, said: Iterable[tuple[str, Found, bool]], route: Route | None
+    search: MessageSearch, said: Iterable[tuple[str, Found, bool]], route: Route | None
 ) -> MessagesFound:
     """Return what all brokers together have.
 

@@ -24,7 +24,7 @@ from pulque.client.options.group_options import (
     retry_of,
     start_of,
 )
-from pulque.client.persistence.consumer_identity import Identity, state_folder
+from pulque.client.persistence.consumer_identity import ConsumerIdentity, state_folder
 from pulque.client.persistence.message_spool import SendSpool, read_boot
 from pulque.client.persistence.spool_directory import Folder
 from pulque.client.receiving.pull_options import PullOptions
@@ -176,9 +176,11 @@ def consumer_plan(  # noqa: PLR0913  # the arguments of Client.consumer
     wishes = (found_mode, tag_filter(tags, all_tags), start_of(start), retry_of(retry))
     folder = state_folder(state_dir, os.environ)
     if consumer_id is not None:
-        identity = Identity.given(consumer_id, folder, group=name, subject=subject)
+        identity = ConsumerIdentity.given(consumer_id, folder, group=name, subject=subject)
     else:
-        identity = Identity.take(folder, application=application, group=name, subject=subject)
+        identity = ConsumerIdentity.take(
+            folder, application=application, group=name, subject=subject
+        )
     effective = parse_group(name) if name else broadcast_group(identity.consumer)
     options = PullOptions(
         pattern,

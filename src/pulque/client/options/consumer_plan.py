@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from pulque.client.ordered.partition_core import OrderedCore, OrderedOptions, Permit, RetryCore
-from pulque.client.persistence.consumer_identity import Identity
+from pulque.client.persistence.consumer_identity import ConsumerIdentity
 from pulque.client.persistence.consumer_state import LocalState
 from pulque.client.persistence.nack_spool import NackRefuge
 from pulque.client.receiving.consumer_core import IncomingCore
@@ -31,7 +31,7 @@ class ConsumerPlan:
     """Who a consumer is, and what it was told."""
 
     options: PullOptions
-    identity: Identity
+    identity: ConsumerIdentity
     ordered: OrderedOptions | None = None
     """What an ordered consumer was told beside; None for all others."""
 

@@ -24,7 +24,7 @@ __all__ = [
     "HAND_OVER",
     "ROUTE_LIMIT",
     "TURN",
-    "Attendance",
+    "AllottedPartitions",
     "Leaf",
     "difference",
     "leaf_of",
@@ -86,7 +86,7 @@ def difference(
     return started, sorted(have.difference(want))
 
 
-class Attendance:
+class AllottedPartitions:
     """What one ordered consumer was told last.
 
     Args:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from pulque.client.ordered.window import DELAYS, BlocksName, OrderedMessage, Window
 from pulque.client.receiving.consumer_core import IncomingCore
 from pulque.client.receiving.error_policy import problem_of
-from pulque.client.receiving.partition_deliveries import Subscription
+from pulque.client.receiving.partition_deliveries import PartitionDeliveries
 from pulque.client.receiving.pull_options import PullOptions
 from pulque.client.receiving.received_message import ReceivedBatch, expire
 from pulque.errors import ErrorCode, LockLostError, PulqueError
@@ -305,13 +305,13 @@ class OrderedCore(IncomingCore):
             self._locked_until = max(self._locked_until, self._asked_at + self._lock_time)
             self._kept_at = max(self._kept_at, self._asked_at)
 
-    def _agree(self, each: Subscription, state: State) -> bool:
+    def _agree(self, each: PartitionDeliveries, state: State) -> bool:
         if state.code is ErrorCode.LOCK_LOST:
             self._lose_lock("the broker has a newer one")
             return False
         return super()._agree(each, state)
 
-    def _hold(self, each: Subscription, batch: ReceivedBatch) -> None:
+    def _hold(self, each: PartitionDeliveries, batch: ReceivedBatch) -> None:
         self.held += batch.end - batch.start
         each.held.append(batch)
         self.window.add(batch)

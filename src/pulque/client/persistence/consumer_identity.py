@@ -34,7 +34,7 @@ from pulque.client.connection.fork_safety import on_fork
 from pulque.errors import ConfigError, UsageError
 from pulque.model.names import ConsumerId, parse_consumer_id
 
-__all__ = ["STATE_VARIABLE", "Identity", "application_name", "state_folder"]
+__all__ = ["STATE_VARIABLE", "ConsumerIdentity", "application_name", "state_folder"]
 
 log = logging.getLogger("pulque.client")
 
@@ -77,7 +77,7 @@ def application_name(name: str | None) -> str:
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
-class Identity:
+class ConsumerIdentity:
     """The id and incarnation of one running consumer; ``release`` it at the end."""
 
     consumer: ConsumerId
@@ -91,7 +91,7 @@ class Identity:
 
     def __post_init__(self) -> None:
         # A child of fork that kept the lock would keep the slot from its parent's successor.
-        on_fork(self, Identity.release)
+        on_fork(self, ConsumerIdentity.release)
 
     @classmethod
     def given(cls, consumer_id: str, folder: Path, *, group: str, subject: str) -> Self:

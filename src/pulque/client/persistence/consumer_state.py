@@ -18,11 +18,11 @@ from pathlib import Path
 from pulque.client.persistence.nack_spool import NackRefuge, Spool, SpooledNack, pack_one
 from pulque.client.receiving.received_message import NACKED
 from pulque.client.receiving.saved_positions import (
-    Finished,
     Kept,
     KeptPosition,
     KeptRange,
     Progress,
+    SavedPosition,
     decode_positions,
     encode_positions,
 )
@@ -216,18 +216,18 @@ def _together(
     return found.values()
 
 
-def _nacked(found: Finished) -> Iterable[int]:
+def _nacked(found: SavedPosition) -> Iterable[int]:
     at = found.batch.states.find(NACKED, found.start, found.end)
     while at >= 0:
         yield at
         at = found.batch.states.find(NACKED, at + 1, found.end)
 
 
-def _delivery(found: Finished, index: int) -> _Delivery:
+def _delivery(found: SavedPosition, index: int) -> _Delivery:
     return found.batch.partition, found.batch.tenure, found.batch.pull_of(index)
 
 
-def _spooled(found: Finished, index: int) -> SpooledNack:
+def _spooled(found: SavedPosition, index: int) -> SpooledNack:
     batch = found.batch
     reason, delay_ms = batch.nacks[index]
     return SpooledNack(

@@ -22,12 +22,12 @@ from dataclasses import replace
 from pulque.client.connection.fork_safety import on_fork
 from pulque.client.receiving.delivery_decoder import batches_of
 from pulque.client.receiving.error_policy import problem_of
-from pulque.client.receiving.partition_deliveries import UNKNOWN, Subscription, finished_in
+from pulque.client.receiving.partition_deliveries import UNKNOWN, PartitionDeliveries, finished_in
 from pulque.client.receiving.pull_options import PullOptions
 from pulque.client.receiving.received_message import (
     ANY_DELAY_MS,
     OPEN,
-    Hole,
+    DeliveryGap,
     ReceivedBatch,
     ReceivedMessage,
     ToDefer,
@@ -96,8 +96,8 @@ class IncomingCore:
         """Called when there are more of them; the owner's lock is held."""
         self.held = 0
         """How many deliveries are held, handed out or not."""
-        self._subscriptions: deque[Subscription] = deque()
-        self._by_partition: dict[PartitionName, Subscription] = {}
+        self._subscriptions: deque[PartitionDeliveries] = deque()
+        self._by_partition: dict[PartitionName, PartitionDeliveries] = {}
         self._waiting: deque[ReceivedBatch] = deque()
         self._once: weakref.WeakSet[ReceivedBatch] = weakref.WeakSet()
         """What was delivered once, as long as anybody has it: it is not held."""
@@ -128,7 +128,7 @@ class IncomingCore:
         """Have these partitions pulled, too."""
         for partition in partitions:
             if partition not in self._by_partition:
-                self._by_partition[partition] = each = Subscription(partition)
+                self._by_partition[partition] = each = PartitionDeliveries(partition)
                 self._subscriptions.append(each)
 
     def subscribe_request(self) -> Subscribe:
@@ -242,7 +242,7 @@ class IncomingCore:
             if subscription is not None:
                 self._take_in(subscription, delivered)
 
-    def _agree(self, each: Subscription, state: State) -> bool:
+    def _agree(self, each: PartitionDeliveries, state: State) -> bool:
         """Take in where the broker sees us; say whether its deliveries follow ours."""
         if state.code is ErrorCode.POSITION_LOST:
             self._abandon(each.lose_from(state.next_pull))
@@ -257,7 +257,7 @@ class IncomingCore:
             return True
         return self._follow(each, state)
 
-    def _follow(self, each: Subscription, state: State) -> bool:
+    def _follow(self, each: PartitionDeliveries, state: State) -> bool:
         if each.settled == UNKNOWN:
             self._kept.compare(each.partition, state.settled)
             each.settled = each.asked = state.settled
@@ -273,7 +273,7 @@ class IncomingCore:
             return False
         return True
 
-    def _take_in(self, each: Subscription, delivered: Delivered) -> None:
+    def _take_in(self, each: PartitionDeliveries, delivered: Delivered) -> None:
         if self.options.mode is Mode.ONCE:
             self._take_in_once(each, delivered)
             return
@@ -295,7 +295,7 @@ class IncomingCore:
                 self._take_in_batch(each, batch)
         self._leave_out(each, delivered.first_pull + delivered.count, delivered.tenure)
 
-    def _take_in_batch(self, each: Subscription, batch: ReceivedBatch) -> None:
+    def _take_in_batch(self, each: PartitionDeliveries, batch: ReceivedBatch) -> None:
         """Hold what can be decoded of a batch, and reject the rest."""
         batch.max_delay_ms = self._max_delay_ms
         batch.to_defer = self.to_defer
@@ -312,26 +312,26 @@ class IncomingCore:
             at = end
             gap = batch.pull_until(end) - batch.pull_of(end - 1) - 1
             if gap:
-                each.held.append(Hole(batch.pull_until(end) - gap, gap, batch.tenure))
+                each.held.append(DeliveryGap(batch.pull_until(end) - gap, gap, batch.tenure))
         if at < batch.end:
             self._take_in_readable(each, batch.window(at, batch.end))
 
-    def _take_in_readable(self, each: Subscription, batch: ReceivedBatch) -> None:
+    def _take_in_readable(self, each: PartitionDeliveries, batch: ReceivedBatch) -> None:
         if self._filters(each.partition):
             self._take_in_wanted(each, batch)
         else:
             self._hold(each, batch)
 
-    def _reject(self, each: Subscription, found: UnreadableRange) -> None:
+    def _reject(self, each: PartitionDeliveries, found: UnreadableRange) -> None:
         """Have messages that cannot be decoded settled; their group gets a dead letter."""
         self._warn_unreadable(each, found)
         if self.options.mode is Mode.BROADCAST:
             # Nobody looks for dead letters of a single consumer.
-            each.held.append(Hole(found.pull_base, found.end, found.tenure))
+            each.held.append(DeliveryGap(found.pull_base, found.end, found.tenure))
         else:
             each.held.append(found)
 
-    def _warn_unreadable(self, each: Subscription, found: UnreadableRange) -> None:
+    def _warn_unreadable(self, each: PartitionDeliveries, found: UnreadableRange) -> None:
         log.warning(
             "not handed out: %s/%d count=%d group=%s %s",
             each.partition,
@@ -345,7 +345,7 @@ class IncomingCore:
         """Whether the strings must be compared; what is retried was wanted already."""
         return bool(self.options.filter.kind) and owner_of(partition) is None
 
-    def _take_in_wanted(self, each: Subscription, batch: ReceivedBatch) -> None:
+    def _take_in_wanted(self, each: PartitionDeliveries, batch: ReceivedBatch) -> None:
         """Hold the messages of a batch that the group wants; settle the others in silence."""
         if batch.is_wanted(self.options.filter):
             self._hold(each, batch)
@@ -355,9 +355,9 @@ class IncomingCore:
                 self._hold(each, batch.window(start, end))
             else:
                 first, until = batch.pull_until(start), batch.pull_until(end)
-                each.held.append(Hole(first, until - first, batch.tenure))
+                each.held.append(DeliveryGap(first, until - first, batch.tenure))
 
-    def _take_in_once(self, each: Subscription, delivered: Delivered) -> None:
+    def _take_in_once(self, each: PartitionDeliveries, delivered: Delivered) -> None:
         """Have messages handed out that are settled already, whatever becomes of them."""
         wanted = self.options.filter
         for batch in batches_of(each.partition, delivered):
@@ -375,7 +375,7 @@ class IncomingCore:
                 self._once.update(windows)
                 self._waiting += windows
 
-    def _hold(self, each: Subscription, batch: ReceivedBatch) -> None:
+    def _hold(self, each: PartitionDeliveries, batch: ReceivedBatch) -> None:
         """Hold the messages of a batch, and have them handed out."""
         self.held += batch.end - batch.start
         if self._kept:
@@ -384,7 +384,7 @@ class IncomingCore:
             each.held.append(batch)
             self._waiting.append(batch)
 
-    def _take_in_kept(self, each: Subscription, batch: ReceivedBatch) -> None:
+    def _take_in_kept(self, each: PartitionDeliveries, batch: ReceivedBatch) -> None:
         """Settle again what was finished before a restart; have the rest handed out."""
         windows = list(self._kept.windows(batch))
         for start, end, found in windows:
@@ -397,13 +397,13 @@ class IncomingCore:
                 finish(part, found)
         self._kept.pass_over(each.partition, batch.pull_until(batch.end))
 
-    def _leave_out(self, each: Subscription, until: int, tenure: Tenure) -> None:
+    def _leave_out(self, each: PartitionDeliveries, until: int, tenure: Tenure) -> None:
         """Take note that there are no messages for the deliveries before ``until``."""
         missing = until - each.expected
         if missing > 0:
             if not self._filters(each.partition):
                 log.warning("messages are not stored any more: %s %d", each.partition, missing)
-            each.held.append(Hole(each.expected, missing, tenure))
+            each.held.append(DeliveryGap(each.expected, missing, tenure))
             each.expected = until
 
     def next_batch(self) -> ReceivedBatch | None:
@@ -537,7 +537,7 @@ class IncomingCore:
         elif not response.retryable:
             raise response
 
-    def _settled(self, each: Subscription, end: int) -> None:
+    def _settled(self, each: PartitionDeliveries, end: int) -> None:
         each.settled = max(each.settled, end)
         while each.held and each.held[0].pull_until(each.held[0].settled) < end:
             batch = each.held[0]

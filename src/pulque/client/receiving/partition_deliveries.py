@@ -4,13 +4,13 @@ from collections import deque
 from typing import NamedTuple
 
 from pulque.client.receiving.pull_options import PullOptions
-from pulque.client.receiving.received_message import ACKED, NACKED, Hole, ReceivedBatch
+from pulque.client.receiving.received_message import ACKED, NACKED, DeliveryGap, ReceivedBatch
 from pulque.model.names import PartitionName
 from pulque.model.positions import PullSequence, Tenure
 from pulque.wire.ordered import NO_TOKEN
 from pulque.wire.requests import FROM_SETTLED, Nacked, Settle
 
-__all__ = ["UNKNOWN", "Finished", "Subscription", "finished_in"]
+__all__ = ["UNKNOWN", "PartitionDeliveries", "SettleRange", "finished_in"]
 
 UNKNOWN = -1
 """As a pull sequence: nobody has said yet."""
@@ -18,7 +18,7 @@ _MAX_NACKS = 1000
 """In one settle."""
 
 
-class Subscription:
+class PartitionDeliveries:
     """What this consumer holds of one partition."""
 
     __slots__ = (
@@ -42,7 +42,7 @@ class Subscription:
         """All before it may be settled, as we asked for it; never beyond ``expected``."""
         self.floor = UNKNOWN
         """What was settled when the pull on its way was asked."""
-        self.held: deque[ReceivedBatch | Hole] = deque()
+        self.held: deque[ReceivedBatch | DeliveryGap] = deque()
         self.on_the_way: Settle | None = None
         self.settling = 0
         """How many messages it is for."""
@@ -114,7 +114,7 @@ class Subscription:
         return lost
 
 
-class Finished(NamedTuple):
+class SettleRange(NamedTuple):
     """The deliveries ``first..last``, which may be settled together."""
 
     tenure: Tenure
@@ -141,7 +141,7 @@ class Finished(NamedTuple):
         )
 
 
-def finished_in(each: Subscription, max_delay_ms: int) -> Finished | None:
+def finished_in(each: PartitionDeliveries, max_delay_ms: int) -> SettleRange | None:
     """Return the prefix of what is held that is acked or nacked, of one tenure; None if empty.
 
     Args:
@@ -166,11 +166,11 @@ def finished_in(each: Subscription, max_delay_ms: int) -> Finished | None:
             break
     if tenure is None or last < first:
         return None
-    return Finished(tenure, first, last, tuple(nacked), messages)
+    return SettleRange(tenure, first, last, tuple(nacked), messages)
 
 
 def _limit_nacks(
-    batch: ReceivedBatch | Hole, until: int, nacked: list[Nacked], max_delay_ms: int
+    batch: ReceivedBatch | DeliveryGap, until: int, nacked: list[Nacked], max_delay_ms: int
 ) -> int:
     """Collect the nacked ones of ``settled..until``; return where the settle has to end."""
     at = batch.states.find(NACKED, batch.settled, until)

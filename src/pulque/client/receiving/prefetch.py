@@ -3,7 +3,7 @@
 A slow consumer holds little, so that others can have the rest; a fast one asks for much.
 """
 
-__all__ = ["HORIZON", "Pace"]
+__all__ = ["HORIZON", "PullRate"]
 
 HORIZON = 0.1
 """How far ahead to ask, in seconds."""
@@ -11,7 +11,7 @@ FIRST = 10
 """Asked for before anything is known."""
 
 
-class Pace:
+class PullRate:
     """Measures one consumer.
 
     Args:

@@ -30,7 +30,7 @@ __all__ = [
     "DEFERRED",
     "NACKED",
     "OPEN",
-    "Hole",
+    "DeliveryGap",
     "ReceivedBatch",
     "ReceivedMessage",
     "ToDefer",
@@ -333,7 +333,7 @@ ToDefer = dict[tuple[ReceivedBatch, int], None]
 _SLOTS = (*StoredBatch.__slots__, *(set(ReceivedBatch.__slots__) - {"__weakref__"}))
 
 
-class Hole:
+class DeliveryGap:
     """Deliveries without messages: there is nothing to do but settle them.
 
     They are not stored any more, or are nothing that the group wants. It stands in the place of
@@ -377,7 +377,7 @@ class Hole:
         return 0
 
 
-class UnreadableRange(Hole):
+class UnreadableRange(DeliveryGap):
     """Deliveries whose messages cannot be decoded: they are rejected, not handed out.
 
     The broker makes a dead letter of them, which has their bytes. After a restart they are

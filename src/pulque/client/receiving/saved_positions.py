@@ -14,17 +14,17 @@ from typing import NamedTuple
 
 import google_crc32c
 
-from pulque.client.receiving.received_message import ACKED, NACKED, Hole, ReceivedBatch
+from pulque.client.receiving.received_message import ACKED, NACKED, DeliveryGap, ReceivedBatch
 from pulque.model.names import PartitionName
 from pulque.model.positions import Epoch, StartCount, Tenure
 from pulque.wire.requests import Nacked
 
 __all__ = [
-    "Finished",
     "Kept",
     "KeptPosition",
     "KeptRange",
     "Progress",
+    "SavedPosition",
     "decode_positions",
     "encode_positions",
     "finish",
@@ -74,7 +74,7 @@ class KeptPosition:
     """What lies between the two."""
 
 
-class Finished(NamedTuple):
+class SavedPosition(NamedTuple):
     """Messages ``start..end`` of a batch: finished, and not known to be settled."""
 
     batch: ReceivedBatch
@@ -115,7 +115,7 @@ class Progress:
     partition: PartitionName
     settled: int
     expected: int
-    finished: tuple[Finished, ...]
+    finished: tuple[SavedPosition, ...]
     held: tuple[tuple[Tenure, int, int], ...]
     """All deliveries that are held: tenure, first pull sequence, end."""
     kept: tuple[KeptRange, ...]
@@ -129,12 +129,12 @@ class Progress:
         return pull < self.expected and not is_held
 
 
-def finished_of(held: Iterable[ReceivedBatch | Hole]) -> Iterator[Finished]:
+def finished_of(held: Iterable[ReceivedBatch | DeliveryGap]) -> Iterator[SavedPosition]:
     """Yield what is finished and not settled, up to the first message that is not."""
     for batch in held:
         until = batch.finished_until()
         if isinstance(batch, ReceivedBatch) and until > batch.settled:
-            yield Finished(batch, batch.settled, until)
+            yield SavedPosition(batch, batch.settled, until)
         if until < batch.end:
             return
 

@@ -19,7 +19,7 @@ __all__ = [
     "LATENCY_TABLE",
     "Breaker",
     "BreakerState",
-    "Health",
+    "BrokerHealth",
     "LatencyRow",
     "wait_after",
 ]
@@ -97,7 +97,7 @@ class Breaker:
             self._open_until = now + self._wait
 
 
-class Health:
+class BrokerHealth:
     """What a client knows about one broker."""
 
     __slots__ = ("_slow_until", "_table", "breaker")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from pulque.client.connection.url import Address
-from pulque.client.routing.broker_health import LATENCY_TABLE, Health, LatencyRow
+from pulque.client.routing.broker_health import LATENCY_TABLE, BrokerHealth, LatencyRow
 from pulque.client.routing.targets import (
     Delayed,
     Targets,
@@ -68,7 +68,7 @@ class RouteTable:
         """The same for messages that must be on several disks."""
         self._routes: dict[RouteKey, Route] = {}
         self._addresses: dict[str, Address] = {}
-        self._healths: dict[str, Health] = {}
+        self._healths: dict[str, BrokerHealth] = {}
         self._table = table
         self._draw = draw
         self._wanted: Counter[RouteKey] = Counter()
@@ -79,11 +79,11 @@ class RouteTable:
         """Return where messages are sent to that are confirmed as ``acks`` says."""
         return self.copied if acks == Acks.REPLICA else self.targets
 
-    def health_of(self, place: str) -> Health:
+    def health_of(self, place: str) -> BrokerHealth:
         """Return how a broker group is doing; it is the same one for all routes."""
         found = self._healths.get(place)
         if found is None:
-            found = self._healths.setdefault(place, Health(self._table))
+            found = self._healths.setdefault(place, BrokerHealth(self._table))
         return found
 
     def address_of(self, place: str) -> Address:

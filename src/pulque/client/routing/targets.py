@@ -7,7 +7,7 @@ import google_crc32c
 
 from pulque.client.arguments.due_times import ANY_DELAY_MS
 from pulque.client.connection.url import Address
-from pulque.client.routing.broker_health import Health
+from pulque.client.routing.broker_health import BrokerHealth
 from pulque.errors import RemoteProtocolError, UnavailableError
 from pulque.model.batch import seed_of
 from pulque.model.names import (
@@ -43,7 +43,7 @@ HOME = ""
 """As a place: the servers that the client's URL names."""
 REFUSED_WAIT = 2.0
 """How long to stay away from a partition that took no messages, unless its route changes."""
-HealthOf = Callable[[str], Health]
+HealthOf = Callable[[str], BrokerHealth]
 _DELAY_SERVER = "%delay%"
 """Before the name of a delay server, as a place: a broker group may be called the same."""
 _FOLLOWER = "%follower%"
@@ -87,7 +87,7 @@ class Target:
         "slots",
     )
 
-    def __init__(self, route: PartitionRoute, health: Health, place: str) -> None:
+    def __init__(self, route: PartitionRoute, health: BrokerHealth, place: str) -> None:
         self.partition = route.partition
         self.broker_group = route.broker_group
         self.place = place
@@ -260,9 +260,9 @@ def _find_owner(targets: Sequence[Target], slot: int) -> int | None:
     return found
 
 
-def _any_health(place: str) -> Health:
+def _any_health(place: str) -> BrokerHealth:
     del place
-    return Health()
+    return BrokerHealth()
 
 
 class Targets:

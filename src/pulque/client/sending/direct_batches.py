@@ -22,7 +22,7 @@ _MAX_MANY = 1000
 _MAX_BYTES = 1024 * 1024
 
 __all__ = [
-    "Packed",
+    "NumberedBatch",
     "check_size",
     "deal",
     "due_instants",
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 
-class Packed:
+class NumberedBatch:
     """A batch as it was packed, so that it can be sent again as it is."""
 
     __slots__ = ("data", "dues", "ids", "length", "target")
@@ -88,7 +88,7 @@ def check_size(size: int, max_message: int) -> None:
 
 
 def receipt_of(
-    packed: Packed, stored: SingleStored, index: int, *, may_be_doubled: bool = False
+    packed: NumberedBatch, stored: SingleStored, index: int, *, may_be_doubled: bool = False
 ) -> Receipt:
     """Return the receipt of one message of a batch."""
     target = packed.target
@@ -106,7 +106,7 @@ def receipt_of(
 
 
 def receipts_of(
-    packed: Packed, stored: SingleStored, *, may_be_doubled: bool = False
+    packed: NumberedBatch, stored: SingleStored, *, may_be_doubled: bool = False
 ) -> list[Receipt]:
     """Return the receipts of all messages of a batch."""
     return [

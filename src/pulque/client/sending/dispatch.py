@@ -22,7 +22,7 @@ from itertools import count
 
 from pulque.client.connection.backoff import answer_room
 from pulque.client.connection.call_outcomes import ended, out_of_time, outcomes_of
-from pulque.client.routing.broker_health import Health
+from pulque.client.routing.broker_health import BrokerHealth
 from pulque.client.routing.failover_rules import leaves_unknown, may_go_elsewhere
 from pulque.client.routing.targets import Way
 from pulque.client.sending.outgoing_batch import OutgoingBatch, Stream
@@ -42,7 +42,7 @@ from pulque.model.single import pack_single
 from pulque.wire.requests import Send
 from pulque.wire.responses import Outcome, Response
 
-__all__ = ["OBJECT_BYTES", "Dispatch", "Signal"]
+__all__ = ["OBJECT_BYTES", "Dispatch", "WorkSignal"]
 
 OBJECT_BYTES = 64
 """What a body costs in memory beside its bytes."""
@@ -58,7 +58,7 @@ _LONGEST_HOLD = 0.0005
 """In seconds."""
 
 
-class Signal:
+class WorkSignal:
     """Says that some dispatch of a producer may have something to do."""
 
     __slots__ = ("check_waiter", "is_ahead", "is_up", "on_hurry")
@@ -129,11 +129,11 @@ class Dispatch:
         *,
         producer_id: int,
         ids: IdSource,
-        signal: Signal,
+        signal: WorkSignal,
         open_batches: dict[Way, OutgoingBatch],
     ) -> None:
         self.options = options
-        self.health: Health | None = None
+        self.health: BrokerHealth | None = None
         """How the broker is doing; None while there is no other to go to."""
         self.go_elsewhere: Callable[[OutgoingBatch, float], bool] | None = None
         """Hands a batch over that this broker does not take; says whether another does."""

@@ -13,8 +13,8 @@ from pulque.model.pack import ONCE_HEADER, SYSTEM_PREFIX
 from pulque.model.positions import ConsumeSequence, Position
 
 __all__ = [
+    "MessageParts",
     "Outgoing",
-    "Parts",
     "Receipt",
     "as_body",
     "check_priorities",
@@ -61,7 +61,7 @@ class Receipt(NamedTuple):
         return Position(self.broker_group, self.partition, self.sequence)
 
 
-class Parts(TypedDict, total=False):
+class MessageParts(TypedDict, total=False):
     """What a message may have beside its body."""
 
     key: str | None

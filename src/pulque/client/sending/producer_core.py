@@ -20,7 +20,7 @@ from typing import Generic, TypeVar, cast
 from pulque.client.arguments.due_times import AT_ONCE, check_longest, ms_of
 from pulque.client.connection.backoff import Backoff
 from pulque.client.connection.fork_safety import free
-from pulque.client.routing.broker_health import Health
+from pulque.client.routing.broker_health import BrokerHealth
 from pulque.client.routing.failover_rules import awaits_leader
 from pulque.client.routing.targets import (
     Delayed,
@@ -30,7 +30,7 @@ from pulque.client.routing.targets import (
     Way,
     is_delay_server,
 )
-from pulque.client.sending.dispatch import OBJECT_BYTES, Dispatch, Signal
+from pulque.client.sending.dispatch import OBJECT_BYTES, Dispatch, WorkSignal
 from pulque.client.sending.outgoing_batch import OutgoingBatch, Stream
 from pulque.client.sending.outgoing_message import Outgoing, as_body, check_priority
 from pulque.client.sending.partition_split import divide
@@ -73,7 +73,7 @@ class OutgoingCore(Generic[P]):
     ) -> None:
         self.lock = threading.Lock()
         self.options = options
-        self.signal = Signal()
+        self.signal = WorkSignal()
         """Is up when there may be something to send; may be looked at without the lock."""
         self.on_place: Callable[[str, Dispatch], None] | None = None
         """Called with the lock held when messages go to a broker for the first time."""
@@ -85,7 +85,7 @@ class OutgoingCore(Generic[P]):
         self.dispatch = self._new_dispatch()
         self.dispatches: dict[str, Dispatch] = {}
         """By place."""
-        self._healths: dict[str, Health] = {}
+        self._healths: dict[str, BrokerHealth] = {}
         self._promise = promise
         self._new_promise: Callable[[type[P]], P] = promise.__new__
         self._monotonic = monotonic

@@ -52,7 +52,7 @@ _GRACE = 1.0
 """How much longer an answer may take than the request says, in seconds."""
 
 
-class Ledger(Protocol):
+class BatchRecorder(Protocol):
     """Writes down what becomes of batches, so that a restart knows it."""
 
     incarnation: int
@@ -68,7 +68,7 @@ class Ledger(Protocol):
 class KeepingDispatch(Dispatch):
     """The batches of a producer with a spool. No batch of it has a deadline."""
 
-    ledger: Ledger
+    ledger: BatchRecorder
 
     def _encode(self, batch: OutgoingBatch) -> bool:
         if not super()._encode(batch):
@@ -119,7 +119,7 @@ class KeepingDispatch(Dispatch):
 
 
 class SpoolingCore(OutgoingCore[P]):
-    """The batches of a producer with a spool; as ``OutgoingCore``, and a ``Ledger``.
+    """The batches of a producer with a spool; as ``OutgoingCore``, and a ``BatchRecorder``.
 
     Args:
         options: How to send; of a partition one batch at a time.

@@ -23,7 +23,7 @@ from pulque.wire.requests import Acks, Send
 from pulque.wire.requests import Route as AskRoute
 from pulque.wire.responses import Adopted, Response, Routed, Sent
 
-__all__ = ["Brokers", "Taker"]
+__all__ = ["BrokerConnections", "Taker"]
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ class Taker(Protocol):
         """Close all connections."""
 
 
-class Brokers:
+class BrokerConnections:
     """Asks meta servers for routes, and sends messages to brokers.
 
     Args:

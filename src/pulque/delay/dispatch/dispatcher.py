@@ -18,7 +18,7 @@ from pulque.delay.context import Around
 from pulque.delay.dispatch.adoption import adoption_of
 from pulque.delay.dispatch.broker_connections import Taker
 from pulque.delay.dispatch.clock import ClockWatch, Lateness
-from pulque.delay.dispatch.due_batches import Delivery, Item, Lane, Parcel
+from pulque.delay.dispatch.due_batches import Delivery, Item, Parcel, PartitionBacklog
 from pulque.delay.dispatch.live_ticks import LiveTicks
 from pulque.delay.dispatch.read_ahead import Shelf
 from pulque.delay.dispatch.stuck_messages import Stuck
@@ -100,7 +100,7 @@ class Dispatcher:
         self.live = LiveTicks(store, notebook, around, unresumed)
         self._is_loading = False
         self._numbers: dict[int, int] = {}
-        self._lanes: dict[PartitionName, Lane] = {}
+        self._lanes: dict[PartitionName, PartitionBacklog] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self._failure: BaseException | None = None
@@ -239,7 +239,7 @@ class Dispatcher:
     def _put(self, partition: PartitionName, item: Item) -> None:
         lane = self._lanes.get(partition)
         if lane is None:
-            lane = self._lanes[partition] = Lane(partition)
+            lane = self._lanes[partition] = PartitionBacklog(partition)
         lane.items.append(item)
         if not lane.is_working:
             lane.is_working = True
@@ -256,7 +256,7 @@ class Dispatcher:
             self._failure = task.exception()
             self._wake.set()
 
-    async def _work(self, lane: Lane) -> None:
+    async def _work(self, lane: PartitionBacklog) -> None:
         while lane.items:
             async with self._slots:
                 await self._dispatch(lane, lane.next_item(_MOST_TAKEN))
@@ -265,7 +265,7 @@ class Dispatcher:
 
     # -- reading -----------------------------------------------------------------------------
 
-    async def _dispatch(self, lane: Lane, item: Item) -> None:
+    async def _dispatch(self, lane: PartitionBacklog, item: Item) -> None:
         index, rows = item.index, item.rows
         if item.intent is None and len(rows) > 1 and index.bytes_of(rows) > _MOST_TAKEN:
             half = len(rows) // 2
@@ -278,7 +278,9 @@ class Dispatcher:
         else:
             await self._deliver_all(lane, item, found.table)
 
-    async def _without_damaged(self, lane: Lane, item: Item, damaged: Sequence[int]) -> None:
+    async def _without_damaged(
+        self, lane: PartitionBacklog, item: Item, damaged: Sequence[int]
+    ) -> None:
         """Continue with messages that are not in damaged entries."""
         is_lost = np.isin(item.index.offsets_of(item.rows), damaged)
         lost = item.rows[is_lost]
@@ -294,7 +296,7 @@ class Dispatcher:
 
     # -- sending -----------------------------------------------------------------------------
 
-    async def _deliver_all(self, lane: Lane, item: Item, table: MessageTable) -> None:
+    async def _deliver_all(self, lane: PartitionBacklog, item: Item, table: MessageTable) -> None:
         index, rows = item.index, item.rows
         if item.intent is not None:
             parcel = Parcel(index, rows, table, 0, len(rows), item.intent)
@@ -309,7 +311,7 @@ class Dispatcher:
             await self._deliver(lane, item, table, start, end)
 
     async def _grouped(
-        self, lane: Lane, item: Item, table: MessageTable
+        self, lane: PartitionBacklog, item: Item, table: MessageTable
     ) -> tuple[Item, MessageTable]:
         """Group messages by target partition; messages of one key stay in order."""
         try:
@@ -322,7 +324,7 @@ class Dispatcher:
         return Item(item.index, item.rows[order]), table.taken(order)
 
     async def _deliver(
-        self, lane: Lane, item: Item, table: MessageTable, start: int, end: int
+        self, lane: PartitionBacklog, item: Item, table: MessageTable, start: int, end: int
     ) -> None:
         """Send a piece; set aside messages that brokers refuse for good, and send the rest."""
         wait_s = _FIRST_WAIT_S
@@ -350,7 +352,7 @@ class Dispatcher:
                 wait_s = await self._back_off(wait_s)
 
     async def _try(
-        self, lane: Lane, item: Item, table: MessageTable, start: int, end: int
+        self, lane: PartitionBacklog, item: Item, table: MessageTable, start: int, end: int
     ) -> tuple[int, PulqueError | None]:
         """Send a piece, or as much of it as goes to one broker.
 
@@ -368,7 +370,9 @@ class Dispatcher:
         parcel = Parcel(item.index, rows, table, start, stop, intent)
         return stop, await self._send(lane, parcel, target)
 
-    def _intend(self, lane: Lane, index: TickIndex, rows: Rows, target: PartitionRoute) -> Intent:
+    def _intend(
+        self, lane: PartitionBacklog, index: TickIndex, rows: Rows, target: PartitionRoute
+    ) -> Intent:
         """Give a batch its number."""
         partition = partition_at(target, lane)
         key = (target.broker_group, partition)
@@ -381,7 +385,7 @@ class Dispatcher:
         )
 
     async def _send(
-        self, lane: Lane, parcel: Parcel, target: PartitionRoute | None
+        self, lane: PartitionBacklog, parcel: Parcel, target: PartitionRoute | None
     ) -> PulqueError | None:
         """Send a batch until its outcome is known; return the error if it was not accepted.
 
@@ -421,7 +425,7 @@ class Dispatcher:
         await self._abandon(parcel.index, intent)
         return problem
 
-    def _give_up(self, lane: Lane, parcel: Parcel) -> None:
+    def _give_up(self, lane: PartitionBacklog, parcel: Parcel) -> None:
         self._warn(
             "dispatch_may_double",
             partition=lane.partition,
@@ -429,7 +433,9 @@ class Dispatcher:
             messages=len(parcel.rows),
         )
 
-    async def _put_at(self, lane: Lane, parcel: Parcel, target: PartitionRoute) -> None:
+    async def _put_at(
+        self, lane: PartitionBacklog, parcel: Parcel, target: PartitionRoute
+    ) -> None:
         if lane.group is not None:
             for row in range(parcel.start, parcel.end):
                 await self._brokers.adopt(target, self._adoption(lane, parcel.table, row))
@@ -446,7 +452,7 @@ class Dispatcher:
         )
         await self._brokers.send(target, intent.partition, batch)
 
-    def _adoption(self, lane: Lane, table: MessageTable, row: int) -> Adopt:
+    def _adoption(self, lane: PartitionBacklog, table: MessageTable, row: int) -> Adopt:
         """Return the request that adds a message to the retries of one group, once."""
         batch = table.packed(row, row + 1, seed=seed_of(lane.partition), has_due=False)
         due_ms = int(table.columns["due_at_ms"][row])
@@ -470,7 +476,7 @@ class Dispatcher:
     # -- where to ----------------------------------------------------------------------------
 
     async def _target(
-        self, lane: Lane, table: MessageTable, start: int, end: int
+        self, lane: PartitionBacklog, table: MessageTable, start: int, end: int
     ) -> tuple[PartitionRoute, int]:
         """Return the target of the next messages, and how many of them go there."""
         route = await self._brokers.route(lane.subject)
@@ -482,7 +488,7 @@ class Dispatcher:
         lane.turn += 1
         return writable[lane.turn % len(writable)], end
 
-    async def _target_named(self, lane: Lane, intent: Intent) -> PartitionRoute:
+    async def _target_named(self, lane: PartitionBacklog, intent: Intent) -> PartitionRoute:
         """Return the address of the broker that a batch was sent to."""
         route = await self._brokers.route(lane.subject)
         for each in route.partitions:
@@ -490,7 +496,7 @@ class Dispatcher:
                 return each
         raise UnavailableError(f"broker group {intent.broker_group} is away")
 
-    def _complain(self, lane: Lane, error: PulqueError) -> None:
+    def _complain(self, lane: PartitionBacklog, error: PulqueError) -> None:
         self._brokers.forget(lane.subject)
         self._warn("dispatch_delayed", partition=lane.partition, reason=str(error))
 

@@ -11,7 +11,7 @@ from pulque.model.names import PartitionName
 from pulque.storage.message_table import MessageTable
 from pulque.storage.schedule.dispatch_log import Intent
 
-__all__ = ["Delivery", "Item", "Lane", "Parcel"]
+__all__ = ["Delivery", "Item", "Parcel", "PartitionBacklog"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Parcel:
     intent: Intent
 
 
-class Lane(Way):
+class PartitionBacklog(Way):
     """The due messages of one partition, in order."""
 
     def __init__(self, partition: PartitionName) -> None:

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 
 from pulque.delay.context import Around
-from pulque.delay.schedule.message_reader import Gathered
+from pulque.delay.schedule.message_reader import GatheredMessages
 from pulque.delay.schedule.store import ScheduleStore
-from pulque.delay.schedule.tick_index import Places, Rows, RowState, TickIndex
+from pulque.delay.schedule.tick_index import RowPlaces, Rows, RowState, TickIndex
 from pulque.model.names import PartitionName
 from pulque.storage.message_table import MessageTable
 
@@ -52,7 +52,7 @@ class _Tray:
         """How many of them were not taken yet."""
 
 
-class _Part(NamedTuple):
+class _ReadPart(NamedTuple):
     """Messages that are on a tray."""
 
     which: Rows
@@ -164,7 +164,9 @@ class Shelf:
 
     # -- taking ------------------------------------------------------------------------------
 
-    async def take(self, index: TickIndex, partition: PartitionName, rows: Rows) -> Gathered:
+    async def take(
+        self, index: TickIndex, partition: PartitionName, rows: Rows
+    ) -> GatheredMessages:
         """Return messages of one partition, from the shelf or from the schedule log."""
         parts, left = self._parts(index.tick, partition, rows)
         for part in parts:
@@ -177,7 +179,9 @@ class Shelf:
         collect = partial(self._collect, index.tick, parts, left, places)
         return await loop.run_in_executor(self._reader, collect)
 
-    def _parts(self, tick: int, partition: PartitionName, rows: Rows) -> tuple[list[_Part], Rows]:
+    def _parts(
+        self, tick: int, partition: PartitionName, rows: Rows
+    ) -> tuple[list[_ReadPart], Rows]:
         """Return the messages on trays, and the missing ones."""
         parts = []
         is_left = np.ones(len(rows), bool)
@@ -186,12 +190,12 @@ class Shelf:
             which = np.flatnonzero(is_left & (tray.rows[at] == rows))
             if len(which):
                 is_left[which] = False
-                parts.append(_Part(which, tray, at[which]))
+                parts.append(_ReadPart(which, tray, at[which]))
         return parts, np.flatnonzero(is_left)
 
     def _collect(
-        self, tick: int, parts: list[_Part], left: Rows, places: Places | None
-    ) -> Gathered:
+        self, tick: int, parts: list[_ReadPart], left: Rows, places: RowPlaces | None
+    ) -> GatheredMessages:
         """Merge the messages on trays with those that have to be read."""
         tables = [part.tray.table.taken(part.positions) for part in parts]
         which = [part.which for part in parts]
@@ -202,9 +206,9 @@ class Shelf:
             tables.append(found.table)
             which.append(left)
         if len(tables) == 1:
-            return Gathered(tables[0])
+            return GatheredMessages(tables[0])
         order = np.argsort(np.concatenate(which))
-        return Gathered(MessageTable.joined(tables).taken(order))
+        return GatheredMessages(MessageTable.joined(tables).taken(order))
 
 
 def _by_partition(index: TickIndex, rows: Rows) -> Iterator[tuple[PartitionName, Rows]]:

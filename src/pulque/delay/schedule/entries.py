@@ -22,7 +22,15 @@ from pulque.model.names import PartitionName
 from pulque.storage.files import Buffer
 from pulque.storage.message_table import MessageTable, Scratch, columns_before_data
 
-__all__ = ["MOVED_PREFIX", "Moved", "Placed", "Replayed", "check_records", "place", "unmoved"]
+__all__ = [
+    "MOVED_PREFIX",
+    "MovedNote",
+    "ReplayedStep",
+    "TickEntry",
+    "check_records",
+    "place",
+    "unmoved",
+]
 
 MOVED_PREFIX = "%moved%"
 """The prefix of the message-log partition of rescheduled messages."""
@@ -38,7 +46,7 @@ _WORTH_KEEPING = 32 * 1024
 Numbers = npt.NDArray[Any]
 
 
-class Replayed(NamedTuple):
+class ReplayedStep(NamedTuple):
     """A batch of the message log."""
 
     partition: PartitionName
@@ -50,7 +58,7 @@ class Replayed(NamedTuple):
     """The first and the last due time, if known."""
 
 
-class Moved(NamedTuple):
+class MovedNote(NamedTuple):
     """The old place of a rescheduled message."""
 
     tick: int
@@ -68,19 +76,19 @@ def check_records(batch: bytes) -> None:
         MessageTable.of([batch])
 
 
-def unmoved(each: Replayed) -> tuple[Replayed, Moved | None]:
+def unmoved(each: ReplayedStep) -> tuple[ReplayedStep, MovedNote | None]:
     """Return the batch of a rescheduled message as if it had been sent, and the old place."""
     if not each.partition.startswith(MOVED_PREFIX):
         return each, None
     partition = PartitionName(each.partition.removeprefix(MOVED_PREFIX))
     header = read_header(each.batch)
     batch = renumber(each.batch, seed_of(partition), 0, 0)
-    return each._replace(partition=partition, batch=batch), Moved(
+    return each._replace(partition=partition, batch=batch), MovedNote(
         header.producer_sequence, header.producer_id
     )
 
 
-class Placed(NamedTuple):
+class TickEntry(NamedTuple):
     """Messages of one partition for one tick."""
 
     partition: PartitionName
@@ -97,11 +105,11 @@ class Placed(NamedTuple):
 
 
 def place(
-    batches: Iterable[Replayed],
+    batches: Iterable[ReplayedStep],
     tick_ms: int,
     covered: Mapping[int, int] | None = None,
     scratch: Scratch | None = None,
-) -> dict[int, list[Placed]]:
+) -> dict[int, list[TickEntry]]:
     """Return the messages for each tick.
 
     Args:
@@ -111,10 +119,10 @@ def place(
             are there already.
         scratch: Reusable memory. The result uses it, and the batches.
     """
-    by_partition: dict[PartitionName, list[Replayed]] = {}
+    by_partition: dict[PartitionName, list[ReplayedStep]] = {}
     for each in batches:
         by_partition.setdefault(each.partition, []).append(each)
-    placed: dict[int, list[Placed]] = {}
+    placed: dict[int, list[TickEntry]] = {}
     for partition, found in by_partition.items():
         left = found
         if not covered:
@@ -128,7 +136,7 @@ def place(
 
 
 def _place_whole(
-    each: Replayed, tick_ms: int, least: int, placed: dict[int, list[Placed]]
+    each: ReplayedStep, tick_ms: int, least: int, placed: dict[int, list[TickEntry]]
 ) -> bool:
     """Place a large batch whole, if all of it belongs into one entry."""
     batch = each.batch
@@ -148,17 +156,17 @@ def _place_whole(
     if keys.of(first) != keys.of(last):
         return False
     _, columns, _ = columns_before_data(batch)
-    made = Placed(each.partition, (batch,), first, last, columns, 0, count)
+    made = TickEntry(each.partition, (batch,), first, last, columns, 0, count)
     placed.setdefault(first - first % tick_ms, []).append(made)
     return True
 
 
 def _place_apart(
     partition: PartitionName,
-    found: Sequence[Replayed],
+    found: Sequence[ReplayedStep],
     tick_ms: int,
     covered: Mapping[int, int],
-    placed: dict[int, list[Placed]],
+    placed: dict[int, list[TickEntry]],
     scratch: Scratch | None,
 ) -> None:
     """Place single messages of batches into their ticks and windows."""
@@ -183,12 +191,12 @@ def _place_apart(
     seed = seed_of(partition)
     for (start, end), first, last in zip(pieces, firsts, lasts, strict=True):
         batch = table.parts(start, end, seed=seed, has_due=True)
-        made = Placed(partition, batch, first, last, table.columns, start, end)
+        made = TickEntry(partition, batch, first, last, table.columns, start, end)
         placed.setdefault(first - first % tick_ms, []).append(made)
 
 
 def _missing(
-    dues: Numbers, found: Sequence[Replayed], tick_ms: int, covered: Mapping[int, int]
+    dues: Numbers, found: Sequence[ReplayedStep], tick_ms: int, covered: Mapping[int, int]
 ) -> Numbers:
     """Return the messages that are not in their ticks yet."""
     offsets = np.repeat([each.offset for each in found], [_count(each) for each in found])
@@ -227,5 +235,5 @@ class _Keys:
         return due_ms // self._window_ms
 
 
-def _count(each: Replayed) -> int:
+def _count(each: ReplayedStep) -> int:
     return read_header(each.batch).count

@@ -5,16 +5,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pulque.delay.schedule.tick_index import Places, Rows
+from pulque.delay.schedule.tick_index import RowPlaces, Rows
 from pulque.storage.message_table import MessageTable
-from pulque.storage.schedule.schedule_log import Entry, TickFile
+from pulque.storage.schedule.schedule_log import ScheduleEntry, TickFile
 
-__all__ = ["Gathered", "gather"]
+__all__ = ["GatheredMessages", "gather"]
 
 _AT_ONCE_BYTES = 8 * 1024 * 1024
 
 
-class Gathered(NamedTuple):
+class GatheredMessages(NamedTuple):
     """The messages that were read."""
 
     table: MessageTable | None
@@ -23,7 +23,7 @@ class Gathered(NamedTuple):
     """The offsets of damaged entries."""
 
 
-def gather(file: TickFile, places: Places) -> Gathered:
+def gather(file: TickFile, places: RowPlaces) -> GatheredMessages:
     """Return messages of one partition.
 
     Only some entries at a time are in memory as a whole, so that few messages of many entries take
@@ -39,9 +39,9 @@ def gather(file: TickFile, places: Places) -> Gathered:
             entries = [entry for _, entry in found if entry is not None]
             tables.append(_taken(entries, places.within[start:end]))
     if lost:
-        return Gathered(None, lost)
+        return GatheredMessages(None, lost)
     table = tables[0] if len(tables) == 1 else MessageTable.joined(tables)
-    return Gathered(table.taken(places.order))
+    return GatheredMessages(table.taken(places.order))
 
 
 def _groups(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -55,7 +55,7 @@ def _groups(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
     yield start, len(sizes)
 
 
-def _taken(entries: Sequence[Entry], within: Sequence[Rows]) -> MessageTable:
+def _taken(entries: Sequence[ScheduleEntry], within: Sequence[Rows]) -> MessageTable:
     """Return some messages of entries."""
     firsts = np.cumsum([0, *[entry.count for entry in entries[:-1]]])
     rows = np.concatenate([some + first for some, first in zip(within, firsts, strict=True)])

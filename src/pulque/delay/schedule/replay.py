@@ -12,7 +12,7 @@ from functools import partial
 
 from pulque.delay.context import Around
 from pulque.delay.schedule.dispatch_log_writer import Notebook
-from pulque.delay.schedule.entries import Moved, Replayed, check_records
+from pulque.delay.schedule.entries import MovedNote, ReplayedStep, check_records
 from pulque.delay.schedule.store import ScheduleStore, Step
 from pulque.delay.schedule.tick_index import Block
 from pulque.errors import InvalidBatchError, StorageFullError
@@ -22,7 +22,7 @@ from pulque.model.record import RecordType
 from pulque.storage.engine import Engine
 from pulque.storage.events import Listener
 from pulque.storage.logs.message_log import Appended
-from pulque.storage.logs.segment import Damage, walk
+from pulque.storage.logs.segment import DamagedBytes, walk
 from pulque.storage.schedule.dispatch_log import Kind, encode_note, runs_from
 
 __all__ = ["Replayer", "moved_notes", "replay_rest"]
@@ -165,7 +165,7 @@ class Replayer:
     async def _replay(self, batches: list[Appended]) -> None:
         """Replay batches into the schedule."""
         replayed = [
-            Replayed(each.partition.name, each.entry.offset, each.end, each.batch, each.remark)
+            ReplayedStep(each.partition.name, each.entry.offset, each.end, each.batch, each.remark)
             for each in batches
         ]
         async with self._around.lock:
@@ -179,7 +179,7 @@ class Replayer:
         if not self._unplaced:
             self._is_idle.set()
 
-    async def _patiently(self, replayed: list[Replayed], end: int) -> Step:
+    async def _patiently(self, replayed: list[ReplayedStep], end: int) -> Step:
         """Run a step; with a full disk, wait for room."""
         while True:
             began_ms = self._around.clock.monotonic_ms()
@@ -197,7 +197,7 @@ class Replayer:
                 self.spent_ms += self._around.clock.monotonic_ms() - began_ms
                 return step
 
-    async def _do(self, replayed: list[Replayed], end: int) -> Step:
+    async def _do(self, replayed: list[ReplayedStep], end: int) -> Step:
         """Run a step, in the thread of schedule logs.
 
         A small step is prepared here, and only written there: sharing the interpreter with a
@@ -218,7 +218,7 @@ def _step_bytes(ticks: int) -> int:
     return min(max(ticks * _BYTES_PER_TICK, _LEAST_STEP_BYTES), _STEP_BYTES)
 
 
-def moved_notes(store: ScheduleStore, moved: Sequence[Moved]) -> list[tuple[int, bytes]]:
+def moved_notes(store: ScheduleStore, moved: Sequence[MovedNote]) -> list[tuple[int, bytes]]:
     """Return the dispatch-log records for rescheduled messages."""
     return [
         (each.tick, encode_note(Kind.MOVED, store.ticks[each.tick].size, runs_from([each.place])))
@@ -240,7 +240,7 @@ def replay_rest(engine: Engine, store: ScheduleStore, listener: Listener, tick_m
         The number of batches.
     """
     count = size = 0
-    step: list[Replayed] = []
+    step: list[ReplayedStep] = []
     for each in _rest(engine, store.replayed, listener):
         step.append(each)
         size += len(each.batch)
@@ -252,19 +252,19 @@ def replay_rest(engine: Engine, store: ScheduleStore, listener: Listener, tick_m
     return count
 
 
-def _replay_step(store: ScheduleStore, step: list[Replayed], end: int, tick_ms: int) -> None:
+def _replay_step(store: ScheduleStore, step: list[ReplayedStep], end: int, tick_ms: int) -> None:
     moved = store.replay(step, end, was_tick_ms=tick_ms).moved
     for tick, record in moved_notes(store, moved):
         store.note({tick: record}, is_durable=True)
 
 
-def _rest(engine: Engine, start: int, listener: Listener) -> Iterator[Replayed]:
+def _rest(engine: Engine, start: int, listener: Listener) -> Iterator[ReplayedStep]:
     names = {p.id: p.name for p in engine.partitions.by_id.values()}
     for segment in engine.segments:
         if segment.end <= start:
             continue
         for found in walk(segment, MessageOffset(max(start, segment.base))):
-            if isinstance(found, Damage):
+            if isinstance(found, DamagedBytes):
                 size = found.end - found.offset
                 listener.corruption_found(segment.path, found.offset, size, found.reason)
                 continue
@@ -283,4 +283,4 @@ def _rest(engine: Engine, start: int, listener: Listener) -> Iterator[Replayed]:
                 listener.corruption_found(segment.path, envelope.offset, envelope.size, reason)
                 continue
             end = envelope.offset + envelope.size
-            yield Replayed(name, envelope.offset, end, batch)
+            yield ReplayedStep(name, envelope.offset, end, batch)

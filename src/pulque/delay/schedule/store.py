@@ -13,10 +13,10 @@ from typing import NamedTuple
 import numpy as np
 
 from pulque.delay.schedule.checkpoint import Extent
-from pulque.delay.schedule.entries import Moved, Placed, Replayed, place, unmoved
-from pulque.delay.schedule.message_reader import Gathered, gather
+from pulque.delay.schedule.entries import MovedNote, ReplayedStep, TickEntry, place, unmoved
+from pulque.delay.schedule.message_reader import GatheredMessages, gather
 from pulque.delay.schedule.tick import Tick
-from pulque.delay.schedule.tick_index import Block, Places, Rows, TickIndex
+from pulque.delay.schedule.tick_index import Block, RowPlaces, Rows, TickIndex
 from pulque.delay.schedule.tick_search import TickSearch
 from pulque.storage.events import Listener
 from pulque.storage.files import Buffer, FileSystem
@@ -47,7 +47,7 @@ class Step(NamedTuple):
     """For each tick the bytes to append, and the number of messages."""
     added: dict[int, Block | None]
     """The same ticks, with the new rows for their index if they have one."""
-    moved: list[Moved]
+    moved: list[MovedNote]
     """The old places of rescheduled messages."""
 
 
@@ -231,7 +231,7 @@ class ScheduleStore:
 
     def replay(
         self,
-        batches: Iterable[Replayed],
+        batches: Iterable[ReplayedStep],
         end: int,
         *,
         was_tick_ms: int = 0,
@@ -244,7 +244,7 @@ class ScheduleStore:
 
     def prepare(
         self,
-        batches: Iterable[Replayed],
+        batches: Iterable[ReplayedStep],
         end: int,
         *,
         was_tick_ms: int = 0,
@@ -293,7 +293,7 @@ class ScheduleStore:
         self.is_torn = False
 
     def _encoded(
-        self, tick: int, placed: list[Placed], end: int
+        self, tick: int, placed: list[TickEntry], end: int
     ) -> tuple[list[Buffer], list[int]]:
         """Encode entries; return their offsets, and the end of the last one."""
         found = self.ticks.get(tick)
@@ -362,7 +362,7 @@ class ScheduleStore:
             index.add(file.entries(index.end, end=size))
             index.end = size  # what is damaged at the end is not told again
 
-    def gather(self, tick: int, places: Places) -> Gathered:
+    def gather(self, tick: int, places: RowPlaces) -> GatheredMessages:
         """Return messages of one tick and partition. May be called from any thread."""
         return gather(TickFile(self._files, tick, self._listener), places)
 
@@ -455,7 +455,7 @@ def _durable(noted: Noted | None) -> int:
     return 0 if noted is None else noted.durable
 
 
-def _block(placed: Sequence[Placed], offsets: Sequence[int]) -> Block:
+def _block(placed: Sequence[TickEntry], offsets: Sequence[int]) -> Block:
     """Return the index rows of entries, given their offsets and the end of the last one."""
     # Mostly they lie one after the other in one table: then nothing need be copied.
     is_in_a_row = all(

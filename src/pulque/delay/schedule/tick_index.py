@@ -22,9 +22,9 @@ from pulque.rules.schedule import TICK_MS, Schedule
 from pulque.storage.message_ids import ID_TYPE
 from pulque.storage.message_table import columns_before_data
 from pulque.storage.schedule.dispatch_log import Noted, Runs, joined_runs, runs_from
-from pulque.storage.schedule.schedule_log import Entry
+from pulque.storage.schedule.schedule_log import ScheduleEntry
 
-__all__ = ["Block", "Places", "RowState", "Rows", "TickIndex", "offset_of"]
+__all__ = ["Block", "RowPlaces", "RowState", "Rows", "TickIndex", "offset_of"]
 
 Rows = npt.NDArray[Any]
 """Row numbers."""
@@ -74,7 +74,7 @@ class Block(NamedTuple):
     lengths: Rows
 
     @classmethod
-    def of(cls, entries: Sequence[Entry]) -> "Block":
+    def of(cls, entries: Sequence[ScheduleEntry]) -> "Block":
         """Return the rows of entries that were read."""
         columns = [columns_before_data(entry.batch)[1] for entry in entries]
         return cls(
@@ -88,7 +88,7 @@ class Block(NamedTuple):
         )
 
 
-class Places(NamedTuple):
+class RowPlaces(NamedTuple):
     """The places of messages, by entry."""
 
     entries: list[tuple[int, int]]
@@ -142,7 +142,7 @@ class TickIndex:
         """The id of each message, as two numbers."""
         return self._rows["id"]
 
-    def add(self, entries: Iterable[Entry]) -> None:
+    def add(self, entries: Iterable[ScheduleEntry]) -> None:
         """Add the next entries; skip those that are already here."""
         missing = (entry for entry in entries if entry.offset >= self.end)
         while some := list(islice(missing, _AT_ONCE)):
@@ -284,7 +284,7 @@ class TickIndex:
         """Return about the memory that messages need."""
         return int(self.lengths[rows].sum()) + len(rows) * _WIDTH
 
-    def where(self, rows: Rows) -> Places:
+    def where(self, rows: Rows) -> RowPlaces:
         """Return the places of messages, by entry."""
         entries = self._entries_of(rows)
         by_entry = np.argsort(entries, kind="stable")
@@ -296,7 +296,7 @@ class TickIndex:
         order = np.empty(len(rows), np.int64)
         order[by_entry] = np.arange(len(rows))
         places = list(zip(offsets.tolist(), sizes.tolist(), strict=True))
-        return Places(places, within, order)
+        return RowPlaces(places, within, order)
 
     def runs_of(self, rows: Rows) -> Runs:
         """Return the places of messages as runs, in their order."""

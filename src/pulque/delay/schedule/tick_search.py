@@ -17,7 +17,7 @@ from pulque.storage.message_ids import ID_TYPE
 from pulque.storage.message_table import columns_before_data
 from pulque.storage.schedule.dispatch_log import DispatchLog, joined_runs
 from pulque.storage.schedule.message_id_index import DigestHead, TickDigests
-from pulque.storage.schedule.schedule_log import Entry, TickFile
+from pulque.storage.schedule.schedule_log import ScheduleEntry, TickFile
 
 __all__ = ["TickSearch"]
 
@@ -131,6 +131,6 @@ class TickSearch:
         return found
 
 
-def _has(entry: Entry, message_id: bytes) -> bool:
+def _has(entry: ScheduleEntry, message_id: bytes) -> bool:
     ids = columns_before_data(entry.batch)[1]["id"]
     return bool((ids == np.frombuffer(message_id, ID_TYPE)).all(axis=1).any())

@@ -39,7 +39,7 @@ from pulque.model.names import PartitionName, Subject
 from pulque.model.ordered import OrderStrategy
 from pulque.model.routes import Role, Slots
 
-__all__ = ["Changes", "Store"]
+__all__ = ["Changes", "ClusterStore"]
 
 _ONE = 1
 _ID_BYTES = 8
@@ -69,7 +69,7 @@ class Changes:
     """By broker group."""
 
 
-class Store:
+class ClusterStore:
     """The database of the cluster."""
 
     def __init__(self, database: Database) -> None:

@@ -10,12 +10,12 @@ import contextlib
 from collections.abc import Mapping, Sequence
 
 from pulque.errors import NotAllowedError, UnavailableError
-from pulque.meta.components import Parts
+from pulque.meta.components import MetaParts
 from pulque.meta.database.leadership_store import LeadershipStore, Replica
 from pulque.meta.directory_refresh import Refresher
 from pulque.model.cluster import Server, ServerState
 from pulque.model.leadership import Leadership
-from pulque.rules.leadership import Candidate, Vigil, replace_leader, without
+from pulque.rules.leadership import ElectionCandidate, Vigil, replace_leader, without
 
 __all__ = ["Elections"]
 
@@ -35,7 +35,7 @@ class Elections:
     """
 
     def __init__(
-        self, parts: Parts, store: LeadershipStore, refresher: Refresher, *, lease_ms: int
+        self, parts: MetaParts, store: LeadershipStore, refresher: Refresher, *, lease_ms: int
     ) -> None:
         self.lease_ms = lease_ms
         """Who is silent for this long does not lead any more."""
@@ -112,7 +112,7 @@ class Elections:
     def _is_older(self, row: Leadership) -> bool:
         return bool(self._told_newer(row.broker_group, row.version))
 
-    async def candidates(self, broker_group: str) -> Sequence[Candidate]:
+    async def candidates(self, broker_group: str) -> Sequence[ElectionCandidate]:
         """Return the brokers of a group that asked who leads, as they spoke of themselves.
 
         Raises:
@@ -120,7 +120,7 @@ class Elections:
         """
         replicas = await self._store.replicas()
         return [
-            Candidate(
+            ElectionCandidate(
                 each.directory,
                 each.name,
                 each.token,

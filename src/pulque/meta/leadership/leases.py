@@ -16,7 +16,7 @@ from pulque.errors import (
     PulqueError,
     UnavailableError,
 )
-from pulque.meta.components import Background, Parts
+from pulque.meta.components import Background, MetaParts
 from pulque.meta.database.leadership_store import LeadershipStore, Replica
 from pulque.meta.directory_refresh import Refresher
 from pulque.meta.fairness import share
@@ -26,7 +26,7 @@ from pulque.model.leadership import Leadership
 from pulque.model.names import parse_group
 from pulque.model.routes import Role
 from pulque.rules.leadership import (
-    Candidate,
+    ElectionCandidate,
     asked,
     beat_within,
     change_in_sync,
@@ -36,7 +36,7 @@ from pulque.rules.leadership import (
 )
 from pulque.wire.leadership import ChangeInSync, InSyncChanged, Lead, Led
 
-__all__ = ["Leading"]
+__all__ = ["LeaderLeases"]
 
 _TRIES = 5
 _LONGEST = 255
@@ -44,7 +44,7 @@ _LARGEST = 2**63 - 1
 
 
 @dataclass(eq=False, slots=True)
-class _Asked:
+class _LeadRequest:
     request: Lead
     owner: object
     answer: Callable[[Led], None]
@@ -68,7 +68,7 @@ class _Asked:
         )
 
 
-class Leading:
+class LeaderLeases:
     """Answers the brokers of groups that have followers. Lives in one event loop.
 
     Args:
@@ -81,7 +81,7 @@ class Leading:
 
     def __init__(
         self,
-        parts: Parts,
+        parts: MetaParts,
         store: LeadershipStore,
         refresher: Refresher,
         elections: Elections,
@@ -93,12 +93,12 @@ class Leading:
         self._refresher = refresher
         self._elections = elections
         self._background = background
-        self._unwritten: list[_Asked] = []
+        self._unwritten: list[_LeadRequest] = []
         self._is_writing = False
-        self._unknown: list[_Asked] = []
+        self._unknown: list[_LeadRequest] = []
         """Of brokers that this meta server has not heard of."""
         self._is_looking = False
-        self._waiting: dict[_Asked, None] = {}
+        self._waiting: dict[_LeadRequest, None] = {}
         self._gone: set[object] = set()
 
     @property
@@ -122,7 +122,7 @@ class Leading:
         """
         _check(request)
         self._refresher.check_loaded()
-        self._put(_Asked(request, owner, answer, refuse))
+        self._put(_LeadRequest(request, owner, answer, refuse))
 
     def change_in_sync(
         self,
@@ -170,7 +170,7 @@ class Leading:
 
     # -- questions ---------------------------------------------------------------------------
 
-    def _put(self, each: _Asked) -> None:
+    def _put(self, each: _LeadRequest) -> None:
         self._unwritten.append(each)
         if not self._is_writing:
             self._is_writing = True
@@ -190,7 +190,7 @@ class Leading:
         finally:
             self._is_writing = False
 
-    async def _take_in(self, some: list[_Asked]) -> None:
+    async def _take_in(self, some: list[_LeadRequest]) -> None:
         is_written = await self._write_down(some)
         now_ms = self._parts.clock.monotonic_ms()
         for each in some:
@@ -211,7 +211,7 @@ class Leading:
             except PulqueError as error:
                 each.refuse(error)
 
-    def _check_has_all(self, each: _Asked) -> None:
+    def _check_has_all(self, each: _LeadRequest) -> None:
         """Refuse a broker that led, came back with less, and that nobody can replace yet."""
         request, known = each.request, each.replica
         row = self._directory.leaderships.get(request.broker_group)
@@ -227,7 +227,7 @@ class Leading:
                 "this one copies from it"
             )
 
-    def _check_may_be_told(self, each: _Asked) -> None:
+    def _check_may_be_told(self, each: _LeadRequest) -> None:
         """Refuse to answer a leader that the database does not know to live.
 
         The answer would be a lease, and another meta server may have somebody else elected
@@ -240,7 +240,7 @@ class Leading:
                 "cannot tell the others that it lives: " + (self._refresher.away or "try again")
             )
 
-    async def _write_down(self, some: list[_Asked]) -> bool:
+    async def _write_down(self, some: list[_LeadRequest]) -> bool:
         """Have the database know who was heard of; say whether it does."""
         if not self._refresher.away:  # else every answer would come late
             try:
@@ -256,7 +256,7 @@ class Leading:
             self._refresher.heard(each.request.name)
         return False
 
-    def _look_up(self, some: Iterable[_Asked]) -> None:
+    def _look_up(self, some: Iterable[_LeadRequest]) -> None:
         """Find out whether brokers are registered that nobody knows here."""
         self._unknown += some
         if self._unknown and not self._is_looking:
@@ -275,7 +275,7 @@ class Leading:
         finally:
             self._is_looking = False
 
-    def _go_on_with(self, each: _Asked) -> None:
+    def _go_on_with(self, each: _LeadRequest) -> None:
         request = each.request
         if self._server_of(request) is not None:
             self._put(each)
@@ -300,7 +300,7 @@ class Leading:
             return None
         return server
 
-    async def _try_to_decide(self, each: _Asked) -> None:
+    async def _try_to_decide(self, each: _LeadRequest) -> None:
         try:
             await self._decide(each)
         except UnavailableError:
@@ -308,9 +308,9 @@ class Leading:
             if each.request.broker_group not in self._directory.leaderships:
                 raise
 
-    async def _decide(self, each: _Asked) -> None:
+    async def _decide(self, each: _LeadRequest) -> None:
         """See to it that the leadership is what it should be, now that a broker has asked."""
-        asker = Candidate(*_candidate(each.replica))
+        asker = ElectionCandidate(*_candidate(each.replica))
         for _ in range(_TRIES):
             row = self._directory.leaderships.get(each.request.broker_group)
             if row is None:
@@ -327,7 +327,7 @@ class Leading:
                 return
 
     def _told_otherwise(
-        self, row: Leadership, asker: Candidate, request: Lead
+        self, row: Leadership, asker: ElectionCandidate, request: Lead
     ) -> tuple[Leadership, str] | None:
         """Return the leadership with the setting that its leader was started with, if changed."""
         wanted = set_min_in_sync(row, asker, request.min_in_sync)
@@ -342,7 +342,7 @@ class Leading:
         )
         return wanted, ""
 
-    async def _found(self, each: _Asked, asker: Candidate) -> bool:
+    async def _found(self, each: _LeadRequest, asker: ElectionCandidate) -> bool:
         """Make the first leader of a group, unless somebody else has its messages."""
         group = each.request.broker_group
         if not asker.is_fit:
@@ -358,7 +358,7 @@ class Leading:
         await self._refresher.refresh()
         return is_done
 
-    async def _check_first(self, group: str, asker: Candidate) -> None:
+    async def _check_first(self, group: str, asker: ElectionCandidate) -> None:
         ends = {
             each.directory: each.message_end for each in await self._elections.candidates(group)
         }
@@ -384,7 +384,7 @@ class Leading:
 
     # -- waiting -----------------------------------------------------------------------------
 
-    def _hold(self, each: _Asked) -> None:
+    def _hold(self, each: _LeadRequest) -> None:
         """Answer at once if that is news, else when it is, or when the time is up."""
         if each.owner in self._gone:
             return
@@ -398,12 +398,12 @@ class Leading:
         loop = asyncio.get_running_loop()
         each.timer = loop.call_later(wait_ms / 1000, self._end, each)
 
-    def _is_news(self, each: _Asked) -> bool:
+    def _is_news(self, each: _LeadRequest) -> bool:
         row = self._directory.leaderships.get(each.request.broker_group)
         # Who knows more than this meta server has to wait until it has caught up.
         return row is not None and row.version > each.request.version
 
-    def _answer(self, each: _Asked) -> Led:
+    def _answer(self, each: _LeadRequest) -> Led:
         group = each.request.broker_group
         row = self._directory.leaderships.get(group)
         if row is None:
@@ -415,14 +415,14 @@ class Leading:
         name, host, port = (leader.name, leader.host, leader.port) if leader else ("", "", 0)
         return Led(row, name, host, port, self._elections.lease_ms)
 
-    def _end(self, each: _Asked) -> None:
+    def _end(self, each: _LeadRequest) -> None:
         self._remove(each)
         try:
             each.answer(self._answer(each))
         except PulqueError as error:  # all was of another cluster
             each.refuse(error)
 
-    def _remove(self, each: _Asked) -> None:
+    def _remove(self, each: _LeadRequest) -> None:
         if each.timer is not None:
             each.timer.cancel()
         self._waiting.pop(each, None)

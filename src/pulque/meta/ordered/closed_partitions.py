@@ -14,7 +14,7 @@ from pulque.client.connection.url import Address
 from pulque.errors import PulqueError, RemoteProtocolError, UnavailableError
 from pulque.meta.database.allotment_store import OrderKey
 from pulque.meta.directory import Directory
-from pulque.meta.ordered.partition_allotment import Attendance
+from pulque.meta.ordered.partition_allotment import PartitionAllotment
 from pulque.model.cluster import Placement
 from pulque.model.groups import FROM_EARLIEST
 from pulque.model.names import PartitionName
@@ -44,7 +44,7 @@ class Drains:
     def __init__(
         self,
         directory: Directory,
-        attendance: Attendance,
+        attendance: PartitionAllotment,
         *,
         pause_s: float,
         warn: Callable[..., None],

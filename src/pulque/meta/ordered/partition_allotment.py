@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from pulque.errors import FencedError, PulqueError, UnavailableError
-from pulque.meta.components import Background, Parts
+from pulque.meta.components import Background, MetaParts
 from pulque.meta.database.allotment_store import (
     Allotment,
     AttendingConsumer,
@@ -35,7 +35,7 @@ from pulque.serving.attended import (
 )
 from pulque.wire.ordered import Attend, Attended
 
-__all__ = ["Attendance"]
+__all__ = ["PartitionAllotment"]
 
 _TRIES = 5
 _LOOKS = 10
@@ -50,7 +50,7 @@ _NEW = Word(is_new=True)
 
 
 @dataclass(eq=False, slots=True)
-class _Asked:
+class _AttendRequest:
     request: Attend
     who: Attending
     owner: object
@@ -62,7 +62,7 @@ class _Asked:
         return AttendingConsumer(*self.who, self.request.incarnation, self.request.is_online)
 
 
-class Attendance:
+class PartitionAllotment:
     """Answers the consumers of ordered groups. Lives in one event loop.
 
     Args:
@@ -76,7 +76,7 @@ class Attendance:
 
     def __init__(
         self,
-        parts: Parts,
+        parts: MetaParts,
         store: AttendingStore,
         refresher: Refresher,
         background: Background,
@@ -93,9 +93,9 @@ class Attendance:
         self._authorisation = authorisation
         self._strategy = ConsumeStrategy.EXCLUSIVE if is_exclusive else ConsumeStrategy.SHARED
         self._waits = AttendingWaits(self._answer_for, authorisation)
-        self._asked: list[_Asked] = []
+        self._asked: list[_AttendRequest] = []
         self._is_writing = False
-        self._came: list[_Asked] = []
+        self._came: list[_AttendRequest] = []
         """Written down, and not allotted anything yet: that takes longer than a heartbeat may."""
         self._is_allotting = False
         self._beats: dict[AttendingConsumer, tuple[int, int]] = {}
@@ -115,7 +115,7 @@ class Attendance:
             InvalidNameError: It names what is no subject, group or consumer.
             UnavailableError: The database was never read.
         """
-        asked = _Asked(request, attending_of(request), owner, answer, refuse)
+        asked = _AttendRequest(request, attending_of(request), owner, answer, refuse)
         self._refresher.check_loaded()
         self._asked.append(asked)
         if not self._is_writing:
@@ -201,7 +201,7 @@ class Attendance:
         finally:
             self._is_allotting = False
 
-    def _answer(self, asked: _Asked, word: Word) -> None:
+    def _answer(self, asked: _AttendRequest, word: Word) -> None:
         if word.newer is None:
             self._waits.hold(asked.request, asked.who, asked.owner, asked.answer)
             return
@@ -304,6 +304,6 @@ class Attendance:
         return Allotment(now.version, allocate(places, there, now.allotted), empty)
 
 
-def _refuse(some: Iterable[_Asked], error: PulqueError) -> None:
+def _refuse(some: Iterable[_AttendRequest], error: PulqueError) -> None:
     for each in some:
         each.refuse(error)

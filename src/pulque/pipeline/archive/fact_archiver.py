@@ -11,9 +11,9 @@ from pulque.errors import PulqueError
 from pulque.model.names import PartitionName
 from pulque.pipeline.archive.message_archiver import (
     Archived,
-    Failed,
     Outcome,
-    Runner,
+    SegmentFailure,
+    TaskRunner,
     sealed_segments,
     transaction_of,
 )
@@ -37,7 +37,9 @@ class FactsArchiver:
         runner: Does the work.
     """
 
-    def __init__(self, lake: str, where: str, broker: str, runner: Callable[[], Runner]) -> None:
+    def __init__(
+        self, lake: str, where: str, broker: str, runner: Callable[[], TaskRunner]
+    ) -> None:
         self._lake = lake
         self._where = where
         self._broker = broker
@@ -75,24 +77,24 @@ class FactsArchiver:
                 continue
             outcome = self._finished(segment, end, report)
             if outcome is not None:
-                must_stop = isinstance(outcome, Failed) and not keep_going
+                must_stop = isinstance(outcome, SegmentFailure) and not keep_going
                 yield outcome
             else:
                 must_stop = True  # in order: what was archived must have no hole
 
     def _finished(self, segment: SegmentFile, end: int, report: Report | None) -> Outcome | None:
         if isinstance(report, NotDone):
-            return Failed(report.base, report.reason, report.is_damage)
+            return SegmentFailure(report.base, report.reason, report.is_damage)
         if not isinstance(report, RowsDone):
             return None  # another time
         if report.read != report.written:
             self._remove(report)
             reason = f"{segment.path}: {report.written.count} rows of {report.read.count}"
-            return Failed(segment.base, reason, is_damage=False)
+            return SegmentFailure(segment.base, reason, is_damage=False)
         try:
             is_ours = self._table.commit(report.files, self._transaction_of(segment))
         except PulqueError as error:
-            return Failed(segment.base, str(error), is_damage=False)
+            return SegmentFailure(segment.base, str(error), is_damage=False)
         if not is_ours:
             self._remove(report)
         count, files = report.read.count, len(report.files)

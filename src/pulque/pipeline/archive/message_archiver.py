@@ -38,9 +38,9 @@ from pulque.pipeline.archive.tasks import (
 )
 from pulque.pipeline.archive.totals import Tally, tally_of_entries
 from pulque.pipeline.filesystem import Tree
-from pulque.pipeline.lake.table import MESSAGES, QUARANTINE, DataFile, Table, TableKind
+from pulque.pipeline.lake.table import MESSAGES, QUARANTINE, Table, TableFile, TableKind
 from pulque.pipeline.reading.segment_map import SegmentFile, SegmentMap, find_segments, map_segment
-from pulque.pipeline.reading.stored_log import Stretch, stretches_of
+from pulque.pipeline.reading.stored_log import SegmentStretch, stretches_of
 from pulque.storage.directory.archive_progress import ArchivedUpTo, write_archived
 from pulque.storage.directory.layout import base_of
 from pulque.storage.files import OsFileSystem
@@ -51,9 +51,9 @@ if TYPE_CHECKING:
 __all__ = [
     "Archived",
     "Archiver",
-    "Failed",
     "Outcome",
-    "Runner",
+    "SegmentFailure",
+    "TaskRunner",
     "broker_of",
     "confirm",
     "run_here",
@@ -93,7 +93,7 @@ class Archived:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class SegmentFailure:
     """A segment that is not in the lake, and why."""
 
     base: int
@@ -101,10 +101,10 @@ class Failed:
     is_damage: bool
 
 
-Outcome = Archived | Failed
+Outcome = Archived | SegmentFailure
 
 
-class Runner(Protocol):
+class TaskRunner(Protocol):
     """Does work somewhere, and returns all reports."""
 
     def __call__(self, works: Sequence[Work], /) -> Iterable[Report]:
@@ -117,7 +117,7 @@ def run_here(works: Sequence[Work]) -> Iterator[Report]:
     return map(do_work, works)
 
 
-def run_on_spark(spark: "SparkSession") -> Runner:
+def run_on_spark(spark: "SparkSession") -> TaskRunner:
     """Do work as tasks of Spark."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
@@ -193,7 +193,7 @@ def _id_of(where: str) -> str | None:
     return found if isinstance(found, str) and found else None
 
 
-def sealed_segments(where: str) -> tuple[list[SegmentFile], list[Failed]]:
+def sealed_segments(where: str) -> tuple[list[SegmentFile], list[SegmentFailure]]:
     """Return the segments that will not change any more, and those that are not whole.
 
     The last one may still grow, unless it has an index.
@@ -211,7 +211,7 @@ def sealed_segments(where: str) -> tuple[list[SegmentFile], list[Failed]]:
             sealed.append(each)
         elif after is not None:
             reason = f"{each.path} at offset {end}: it ends here, and the next begins at {after}"
-            torn.append(Failed(each.base, reason, is_damage=True))
+            torn.append(SegmentFailure(each.base, reason, is_damage=True))
     return sealed, torn
 
 
@@ -284,7 +284,7 @@ class Archiver:
         lake: str,
         where: str,
         broker: str,
-        runner: Callable[[], Runner],
+        runner: Callable[[], TaskRunner],
         *,
         step: Callable[[str], None] = lambda _: None,
         should_stop: Callable[[], bool] = lambda: False,
@@ -298,7 +298,7 @@ class Archiver:
         self._table = Table(lake, MESSAGES)
         self._quarantine = Table(lake, QUARANTINE)
 
-    def waiting(self) -> tuple[list[SegmentFile], list[Failed]]:
+    def waiting(self) -> tuple[list[SegmentFile], list[SegmentFailure]]:
         """Return the sealed segments that are not in the lake, and those that are not whole."""
         sealed, torn = sealed_segments(self._where)
         if not self._table.exists():
@@ -334,7 +334,7 @@ class Archiver:
                 return
             for outcome in self._archive(some, keep_going=keep_going):
                 yield outcome
-                has_failed = has_failed or isinstance(outcome, Failed)
+                has_failed = has_failed or isinstance(outcome, SegmentFailure)
             if has_failed and not keep_going:
                 return
         yield from torn
@@ -342,20 +342,20 @@ class Archiver:
 
     def _archive(self, segments: Sequence[SegmentFile], *, keep_going: bool) -> Iterator[Outcome]:
         pending: list[_Pending] = []
-        failed: list[Failed] = []
+        failed: list[SegmentFailure] = []
         for segment in segments:
             try:
                 pending.append(self._planned(segment))
             except PulqueError as error:
                 is_damage = isinstance(error, CorruptionError)
-                failed.append(Failed(segment.base, str(error), is_damage))
+                failed.append(SegmentFailure(segment.base, str(error), is_damage))
                 if not keep_going:
                     break
         self._write(pending)
         for at, each in enumerate(pending):
             outcome = self._finish(each)
             yield outcome
-            if isinstance(outcome, Failed) and not keep_going:
+            if isinstance(outcome, SegmentFailure) and not keep_going:
                 for later in pending[at + 1 :]:
                     self._give_up(later)
                 return
@@ -398,10 +398,10 @@ class Archiver:
             if failures:
                 worst = max(failures, key=lambda each: each.is_damage)
                 self._give_up(pending)
-                return Failed(worst.base, worst.reason, worst.is_damage)
+                return SegmentFailure(worst.base, worst.reason, worst.is_damage)
             return self._commit(pending)
         except StorageError as error:
-            return Failed(pending.segment.base, str(error), is_damage=False)
+            return SegmentFailure(pending.segment.base, str(error), is_damage=False)
 
     def _commit(self, pending: _Pending) -> Archived:
         base = pending.segment.base
@@ -482,7 +482,7 @@ class Archiver:
             self._remove(MESSAGES, each.files)
             self._remove(QUARANTINE, each.quarantined)
 
-    def _remove(self, kind: TableKind, files: Iterable[DataFile]) -> None:
+    def _remove(self, kind: TableKind, files: Iterable[TableFile]) -> None:
         for file in files:
             self._table.tree.remove(f"{kind.name}/{file.path}")
 
@@ -507,7 +507,7 @@ def _rounds(segments: Sequence[SegmentFile]) -> Iterator[list[SegmentFile]]:
             current, size = [], 0
 
 
-def _stretches(found: SegmentMap) -> list[Stretch]:
+def _stretches(found: SegmentMap) -> list[SegmentStretch]:
     """Cut a segment into stretches of about the same size, one for each task."""
     entries = found.entries
     if not len(entries):

@@ -28,11 +28,11 @@ from pulque.pipeline.lake.consumer_facts import (
     rows_of_facts,
 )
 from pulque.pipeline.lake.file_writer import WritableTree, crc_of
-from pulque.pipeline.lake.parquet_writer import Part, PartWriter, ReadBack
-from pulque.pipeline.lake.table import MESSAGES, QUARANTINE, DataFile, bucket_of, statistic
-from pulque.pipeline.reading.batch_decoder import Placed, Unreadable, decode_readable
+from pulque.pipeline.lake.parquet_writer import Part, PartWriter, WrittenRows
+from pulque.pipeline.lake.table import MESSAGES, QUARANTINE, TableFile, bucket_of, statistic
+from pulque.pipeline.reading.batch_decoder import BatchPlace, UndecodableBatch, decode_readable
 from pulque.pipeline.reading.segment_map import SegmentFile
-from pulque.pipeline.reading.stored_log import Stretch, read_stretch
+from pulque.pipeline.reading.stored_log import SegmentStretch, read_stretch
 from pulque.storage.indexes.segment_index import ENTRY_TYPE
 
 __all__ = [
@@ -72,7 +72,7 @@ class RowsWork:
 
     lake: str
     broker: str
-    stretch: Stretch
+    stretch: SegmentStretch
     ordinal: int
     """Of the stretch in its segment."""
 
@@ -123,10 +123,10 @@ class RowsDone:
     """
 
     base: int
-    files: tuple[DataFile, ...]
+    files: tuple[TableFile, ...]
     read: Tally
     written: Tally
-    quarantined: tuple[DataFile, ...] = ()
+    quarantined: tuple[TableFile, ...] = ()
     unreadable: Tally = field(default_factory=Tally)
 
 
@@ -181,9 +181,9 @@ def report_from_json(text: str) -> Report:
             return NotYet(**fields)
 
 
-def _files_of(found: Sequence[dict[str, Any]]) -> tuple[DataFile, ...]:
+def _files_of(found: Sequence[dict[str, Any]]) -> tuple[TableFile, ...]:
     return tuple(
-        DataFile(**{**each, "partition": tuple((a, b) for a, b in each["partition"])})
+        TableFile(**{**each, "partition": tuple((a, b) for a, b in each["partition"])})
         for each in found
     )
 
@@ -252,7 +252,7 @@ def _write_rows(work: RowsWork) -> RowsDone:
     writer = PartWriter(lake, MESSAGES, name)
     beside = PartWriter(lake, QUARANTINE, name)
     read = written = Tally()
-    unreadable: list[Unreadable] = []
+    unreadable: list[UndecodableBatch] = []
     try:
         stretch = work.stretch
         for placed in read_stretch(stretch, must_be_whole=True, bytes_at_once=_BYTES_AT_ONCE):
@@ -265,12 +265,12 @@ def _write_rows(work: RowsWork) -> RowsDone:
                     writer.add(part, _with_origin(rows, work))
         files = []
         for part, path in writer.finish():
-            found = ReadBack(lake, MESSAGES, part, path)
+            found = WrittenRows(lake, MESSAGES, part, path)
             written = sum(map(tally_of, found.batches()), written)
             files.append(found.described())
         left = _quarantine(work, unreadable, beside)
         quarantined = [
-            ReadBack(lake, QUARANTINE, part, path).described() for part, path in beside.finish()
+            WrittenRows(lake, QUARANTINE, part, path).described() for part, path in beside.finish()
         ]
     except BaseException:
         writer.abandon()
@@ -283,7 +283,9 @@ def _write_rows(work: RowsWork) -> RowsDone:
     return RowsDone(work.segment.base, tuple(files), read, written, tuple(quarantined), left)
 
 
-def _quarantine(work: RowsWork, unreadable: Sequence[Unreadable], writer: PartWriter) -> Tally:
+def _quarantine(
+    work: RowsWork, unreadable: Sequence[UndecodableBatch], writer: PartWriter
+) -> Tally:
     """Write the bytes of batches that cannot be decoded; return what they add up to."""
     if not unreadable:
         return Tally()
@@ -333,7 +335,7 @@ def _write_facts(work: FactsWork) -> RowsDone:
         for day, rows in by_day.items():
             writer.add((day,), pa.RecordBatch.from_pylist(rows, CONSUMPTION.file_schema))
         for part, path in writer.finish():
-            found = ReadBack(lake, CONSUMPTION, part, path)
+            found = WrittenRows(lake, CONSUMPTION, part, path)
             written += sum(batch.num_rows for batch in found.batches())
             files.append(found.described())
     except BaseException:
@@ -351,7 +353,7 @@ def _with_origin(rows: pa.RecordBatch, work: RowsWork) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([*rows.columns, *origin], schema=MESSAGES.file_schema)
 
 
-def _parted(placed: Placed) -> Iterator[tuple[Part, Placed]]:
+def _parted(placed: BatchPlace) -> Iterator[tuple[Part, BatchPlace]]:
     """Yield the batches of each day and bucket, in order."""
     places = placed.places
     if not len(places):
@@ -360,7 +362,7 @@ def _parted(placed: Placed) -> Iterator[tuple[Part, Placed]]:
     keys = np.stack([places["stored_at_ms"] // _DAY_MS, buckets], axis=1)
     parts, codes = np.unique(keys, axis=0, return_inverse=True)
     for code, part in enumerate(parts):
-        yield _part(*part), Placed(placed.data, places[codes.ravel() == code], placed.names)
+        yield _part(*part), BatchPlace(placed.data, places[codes.ravel() == code], placed.names)
 
 
 def _bucket(name: PartitionName) -> int:

@@ -20,7 +20,7 @@ from pulque.pipeline.columns import ALL_COLUMNS
 from pulque.pipeline.lake.table import MESSAGES, bucket_of
 from pulque.pipeline.reading.batch_decoder import decode_readable
 from pulque.pipeline.reading.segment_map import SegmentFile, SegmentMap, map_segment
-from pulque.pipeline.reading.stored_log import Stretch, read_stretch, stretches_of
+from pulque.pipeline.reading.stored_log import SegmentStretch, read_stretch, stretches_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -182,7 +182,7 @@ def _read_copies(batches: Iterator[pa.RecordBatch], *, scope: "Scope") -> Iterat
                 yield from _rows_of(stretch, row["broker"])
 
 
-def _stretch_of(found: SegmentMap, scope: "Scope", begin: int, end: int) -> Stretch | None:
+def _stretch_of(found: SegmentMap, scope: "Scope", begin: int, end: int) -> SegmentStretch | None:
     """Return the batches that begin in a part of a segment."""
     ranges = {name: _EVERYTHING for name in found.names.values() if scope.covers(subject_of(name))}
     known = [each for each, name in found.names.items() if name in ranges]
@@ -193,7 +193,7 @@ def _stretch_of(found: SegmentMap, scope: "Scope", begin: int, end: int) -> Stre
     return stretches[0] if stretches else None
 
 
-def _rows_of(stretch: Stretch, broker: str) -> Iterator[pa.RecordBatch]:
+def _rows_of(stretch: SegmentStretch, broker: str) -> Iterator[pa.RecordBatch]:
     damaged: list[npt.NDArray[np.void]] = []
     for placed in read_stretch(stretch, must_be_whole=False, on_damaged=damaged.append):
         # A batch that nobody can decode is not in the table of messages; the others are.

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-__all__ = ["Break", "Fact", "Flaw", "Ledger", "Span", "State", "Turn"]
+__all__ = ["Break", "Fact", "FateSpan", "Flaw", "Ledger", "MessageFate", "Turn"]
 
 _END = 1 << 62
 
 
-class State(StrEnum):
+class MessageFate(StrEnum):
     """What became of messages, as far as one partition can tell."""
 
     SETTLED = "settled"
@@ -75,10 +75,10 @@ class Turn(NamedTuple):
     sequence: int
 
 
-class Span(NamedTuple):
+class FateSpan(NamedTuple):
     """What became of messages ``first..end``."""
 
-    state: State
+    state: MessageFate
     first: int
     end: int
     at: int = 0
@@ -181,7 +181,7 @@ class Ledger:
         self._nacked: list[Fact] = []
         """Of the settle that comes next."""
         self._last: tuple[object, ...] = ()
-        self._methods: Mapping[str, Callable[[Fact], Iterator[Span | Break]]] = {
+        self._methods: Mapping[str, Callable[[Fact], Iterator[FateSpan | Break]]] = {
             "opened": self._opened,
             "passed": self._passed,
             "pulled": self._pulled,
@@ -200,7 +200,7 @@ class Ledger:
 
     # -- in ----------------------------------------------------------------------------------
 
-    def add(self, fact: Fact) -> Iterator[Span | Break]:
+    def add(self, fact: Fact) -> Iterator[FateSpan | Break]:
         """Take in the next fact; yield what is known now."""
         mark = (fact.offset, fact.kind, fact.consumer, fact.first_pull, fact.first_sequence)
         if mark == self._last:
@@ -212,39 +212,39 @@ class Ledger:
         elif fact.kind in self._methods:
             yield from self._methods[fact.kind](fact)
 
-    def finish(self) -> Iterator[Span | Break]:
+    def finish(self) -> Iterator[FateSpan | Break]:
         """Yield how things stand behind the last fact."""
         for name, consumer in self._consumers.items():
             for held in consumer.held:
                 how = _How(held.handed_at, held.is_filtered, name)
-                yield from self._spans(State.HELD, held.first, held.end, _END, how)
-        yield from self._spans(State.NEW, self._next or 0, _END, _END)
+                yield from self._spans(MessageFate.HELD, held.first, held.end, _END, how)
+        yield from self._spans(MessageFate.NEW, self._next or 0, _END, _END)
 
     # -- one method per fact -----------------------------------------------------------------
 
-    def _opened(self, fact: Fact) -> Iterator[Span | Break]:
+    def _opened(self, fact: Fact) -> Iterator[FateSpan | Break]:
         if self._next is None:
             self._next = fact.first_sequence
-            state = State.BEFORE if self._is_whole else State.UNKNOWN
+            state = MessageFate.BEFORE if self._is_whole else MessageFate.UNKNOWN
             yield from self._spans(state, 0, self._next, fact.offset)
 
-    def _passed(self, fact: Fact) -> Iterator[Span | Break]:
-        return self._moved(fact, State.FILTERED)
+    def _passed(self, fact: Fact) -> Iterator[FateSpan | Break]:
+        return self._moved(fact, MessageFate.FILTERED)
 
-    def _moved(self, fact: Fact, state: State) -> Iterator[Span | Break]:
+    def _moved(self, fact: Fact, state: MessageFate) -> Iterator[FateSpan | Break]:
         """Go on to another sequence; what lies between was not handed out."""
         if self._next is None and not self._is_whole:
-            state = State.UNKNOWN
+            state = MessageFate.UNKNOWN
         yield from self._spans(state, self._next or 0, fact.first_sequence, fact.offset)
         self._next = fact.first_sequence
 
-    def _begun(self, fact: Fact) -> Iterator[Span | Break]:
+    def _begun(self, fact: Fact) -> Iterator[FateSpan | Break]:
         """Begin in the middle, as facts from before are missing."""
-        yield from self._spans(State.UNKNOWN, 0, fact.first_sequence, fact.offset)
+        yield from self._spans(MessageFate.UNKNOWN, 0, fact.first_sequence, fact.offset)
         if self._is_whole and fact.first_sequence:
             yield Break(Flaw.NEVER_HANDED_OUT, 0, fact.first_sequence, fact.offset)
 
-    def _pulled(self, fact: Fact) -> Iterator[Span | Break]:
+    def _pulled(self, fact: Fact) -> Iterator[FateSpan | Break]:
         first = fact.first_sequence
         consumer = self._consumer(fact)
         if self._next is None:
@@ -256,14 +256,16 @@ class Ledger:
         yield from self._delivered(fact, consumer)
         self._next = first + fact.count
 
-    def _jumped(self, expected: int, fact: Fact) -> Iterator[Span | Break]:
+    def _jumped(self, expected: int, fact: Fact) -> Iterator[FateSpan | Break]:
         if fact.first_sequence in self._borders:
-            yield from self._spans(State.EXPIRED, expected, fact.first_sequence, fact.offset)
+            yield from self._spans(MessageFate.EXPIRED, expected, fact.first_sequence, fact.offset)
             return
-        yield from self._spans(State.UNKNOWN, expected, fact.first_sequence, fact.offset)
+        yield from self._spans(MessageFate.UNKNOWN, expected, fact.first_sequence, fact.offset)
         yield Break(Flaw.NEVER_HANDED_OUT, expected, fact.first_sequence, fact.offset)
 
-    def _set_back(self, expected: int, fact: Fact, consumer: _Consumer) -> Iterator[Span | Break]:
+    def _set_back(
+        self, expected: int, fact: Fact, consumer: _Consumer
+    ) -> Iterator[FateSpan | Break]:
         """A recovery that lost messages set the group back; without one it cannot be."""
         if fact.start == max(each.start for each in self._consumers.values()):
             end = min(expected, fact.first_sequence + fact.count)
@@ -279,7 +281,7 @@ class Ledger:
                     break
         consumer.next_pull = max(consumer.next_pull, consumer.settled)
 
-    def _delivered(self, fact: Fact, consumer: _Consumer) -> Iterator[Span | Break]:
+    def _delivered(self, fact: Fact, consumer: _Consumer) -> Iterator[FateSpan | Break]:
         pull = fact.first_pull
         if pull > consumer.next_pull and not self._is_direct:
             flaw = Flaw.PULL_MISSING
@@ -299,13 +301,13 @@ class Ledger:
         consumer.next_pull = pull + fact.count
         consumer.start = fact.start
 
-    def _settled(self, fact: Fact) -> Iterator[Span | Break]:
+    def _settled(self, fact: Fact) -> Iterator[FateSpan | Break]:
         consumer = self._consumer(fact)
         first, end = fact.first_pull, fact.first_pull + fact.count
         who = (fact.offset, fact.consumer)
         if first > consumer.settled:
             for held in list(consumer.take(first)):
-                yield from self._spans(State.UNKNOWN, held.first, held.end, fact.offset)
+                yield from self._spans(MessageFate.UNKNOWN, held.first, held.end, fact.offset)
                 yield Break(Flaw.SETTLE_MISSING, held.first, held.end, *who)
         elif first < consumer.settled:
             twice = min(end, consumer.settled)
@@ -323,7 +325,7 @@ class Ledger:
                 yield Break(Flaw.NACKED_UNSETTLED, pull, pull + 1, *who, are_pulls=True)
         consumer.settled = max(consumer.settled, end)
 
-    def _done(self, held: _Held, nacked: list[int], fact: Fact) -> Iterator[Span | Break]:
+    def _done(self, held: _Held, nacked: list[int], fact: Fact) -> Iterator[FateSpan | Break]:
         """Yield what was acked and what was nacked of a range."""
         at = (fact.offset, _How(held.handed_at, held.is_filtered, fact.consumer, fact.at))
         first = held.first
@@ -331,28 +333,28 @@ class Ledger:
             if pull >= held.end_pull:
                 break
             sequence = held.first + pull - held.first_pull
-            yield from self._spans(State.SETTLED, first, sequence, *at)
-            yield from self._spans(State.FAILED, sequence, sequence + 1, *at)
+            yield from self._spans(MessageFate.SETTLED, first, sequence, *at)
+            yield from self._spans(MessageFate.FAILED, sequence, sequence + 1, *at)
             first = sequence + 1
-        yield from self._spans(State.SETTLED, first, held.end, *at)
+        yield from self._spans(MessageFate.SETTLED, first, held.end, *at)
 
-    def _lost(self, fact: Fact) -> Iterator[Span | Break]:
+    def _lost(self, fact: Fact) -> Iterator[FateSpan | Break]:
         consumer = self._consumer(fact)
         for held in consumer.take(_END):
             how = _How(held.handed_at, held.is_filtered, fact.consumer, fact.at)
-            yield from self._spans(State.FAILED, held.first, held.end, fact.offset, how)
+            yield from self._spans(MessageFate.FAILED, held.first, held.end, fact.offset, how)
         consumer.settled = consumer.next_pull
 
-    def _reset(self, fact: Fact) -> Iterator[Span | Break]:
+    def _reset(self, fact: Fact) -> Iterator[FateSpan | Break]:
         # What a reset says of messages before its own sequence holds; the rest comes anew.
         before = fact.offset - 1
         for consumer in self._consumers.values():
             for held in list(consumer.take(_END)):
-                yield from self._spans(State.SKIPPED, held.first, held.end, before)
+                yield from self._spans(MessageFate.SKIPPED, held.first, held.end, before)
             consumer.settled = consumer.next_pull
-        yield from self._moved(fact._replace(offset=before), State.SKIPPED)
+        yield from self._moved(fact._replace(offset=before), MessageFate.SKIPPED)
 
-    def _handed_over(self, fact: Fact) -> Iterator[Span | Break]:
+    def _handed_over(self, fact: Fact) -> Iterator[FateSpan | Break]:
         """The partition of an ordered group goes to another: what is not settled comes anew."""
         del fact
         self._is_direct = True
@@ -362,12 +364,12 @@ class Ledger:
             consumer.held.clear()
         yield from ()
 
-    def _given_up(self, fact: Fact) -> Iterator[Span | Break]:
+    def _given_up(self, fact: Fact) -> Iterator[FateSpan | Break]:
         """The message that an ordered group waited for is a dead letter, by command."""
         yield from self._handed_over(fact)
         end = fact.first_sequence + fact.count
         yield from self._spans(
-            State.FAILED, fact.first_sequence, end, fact.offset, _How(at=fact.at)
+            MessageFate.FAILED, fact.first_sequence, end, fact.offset, _How(at=fact.at)
         )
         self._next = end
 
@@ -390,14 +392,14 @@ class Ledger:
         return first, first + max(fact.count, 1)
 
     def _spans(
-        self, state: State, first: int, end: int, offset: int, how: "_How | None" = None
-    ) -> Iterator[Span]:
+        self, state: MessageFate, first: int, end: int, offset: int, how: "_How | None" = None
+    ) -> Iterator[FateSpan]:
         """Yield a span as far as it counts; failures also where they do not, as they happened."""
         limit = self._limits[bisect_right(self._turn_offsets, offset)]
         counts_to = min(end, max(limit, first))
         handed_at, is_filtered, consumer, at = how or _How()
         if first < counts_to:
-            yield Span(state, first, counts_to, at, handed_at, consumer, is_filtered)
-        if counts_to < end and state is State.FAILED:
+            yield FateSpan(state, first, counts_to, at, handed_at, consumer, is_filtered)
+        if counts_to < end and state is MessageFate.FAILED:
             told = (at, handed_at, consumer, is_filtered)
-            yield Span(state, counts_to, end, *told, is_current=False)
+            yield FateSpan(state, counts_to, end, *told, is_current=False)

@@ -22,7 +22,7 @@ from pulque.pipeline.reading.stored_log import StoredLog, read_stretch
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["FLAWS", "Audit", "Found", "Line", "audit"]
+__all__ = ["FLAWS", "Audit", "AuditFinding", "Line", "audit"]
 
 _NAMED = 100
 """So many messages that are not in the table are looked up in the copies of the log."""
@@ -108,7 +108,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class AuditFinding:
     """Something that is wrong.
 
     Attributes:
@@ -151,7 +151,7 @@ class Audit:
     """
 
     lines: list[Line]
-    found: list[Found]
+    found: list[AuditFinding]
     wrong: int
     notes: list[str]
 
@@ -233,10 +233,10 @@ def _lines(spark: "SparkSession", stored: StoredSide, groups: GroupsSide) -> Ite
             yield line
 
 
-def _uneven(line: Line) -> Found:
+def _uneven(line: Line) -> AuditFinding:
     told = f"{line.sent} sent, {line.stored} stored, states of {sum(line.states.values())}"
     note = f"{line.hour:%Y-%m-%dT%H}: {told}"
-    return Found("uneven", "", line.subject, group=line.group, count=0, note=note)
+    return AuditFinding("uneven", "", line.subject, group=line.group, count=0, note=note)
 
 
 # ── what is wrong ──────────────────────────────────────────────────────────────────────────
@@ -244,10 +244,10 @@ def _uneven(line: Line) -> Found:
 
 def _all_found(
     lake: str, stored: StoredSide, groups: GroupsSide, receipts: str | None
-) -> tuple[list[Found], int]:
+) -> tuple[list[AuditFinding], int]:
     """Return the first of what is wrong, and how much is wrong in all."""
     of_copies = [*stored.holes_between_segments(), *stored.damaged_copies()]
-    found = [Found(**each) for each in of_copies]
+    found = [AuditFinding(**each) for each in of_copies]
     wrong = len(found)
     frames = [stored.sequences(), stored.doubled_ids(), stored.doubled_batches()]
     if receipts is not None:
@@ -259,14 +259,16 @@ def _all_found(
     if (rewritten := stored.rewritten()) is not None:
         wrong += _take(rewritten, found)
     if groups.has_facts:
-        holes = [Found(row.flaw, row.broker, note=row.note) for row in groups.holes().collect()]
+        holes = [
+            AuditFinding(row.flaw, row.broker, note=row.note) for row in groups.holes().collect()
+        ]
         wrong += len(holes)
         found += holes
         wrong += _take(groups.contradictions().unionByName(groups.astray()), found)
     return list(_with_ids(lake, found, stored)), wrong
 
 
-def _take(frame: "DataFrame", found: list[Found]) -> int:
+def _take(frame: "DataFrame", found: list[AuditFinding]) -> int:
     """Add the first rows of a frame; return how many there are."""
     kept = frame.localCheckpoint()
     total = kept.count()
@@ -278,7 +280,7 @@ def _take(frame: "DataFrame", found: list[Found]) -> int:
         values = row.asDict()
         consumer = values["consumer"] if values.get("are_pulls") else None
         found.append(
-            Found(
+            AuditFinding(
                 row.flaw,
                 row.broker,
                 row.partition,
@@ -293,7 +295,9 @@ def _take(frame: "DataFrame", found: list[Found]) -> int:
     return total
 
 
-def _with_ids(lake: str, found: Iterable[Found], stored: StoredSide) -> Iterator[Found]:
+def _with_ids(
+    lake: str, found: Iterable[AuditFinding], stored: StoredSide
+) -> Iterator[AuditFinding]:
     """Look up the ids of messages in the copies of the log."""
     logs: dict[str, StoredLog | None] = {}
     brokers = {each["broker"]: each["where"] for each in stored.segments}
@@ -317,7 +321,7 @@ def _opened(where: str) -> StoredLog | None:
         return None  # a copy cannot be read, and that is a break of its own
 
 
-def _id_of(log: StoredLog, found: Found) -> str | None:
+def _id_of(log: StoredLog, found: AuditFinding) -> str | None:
     first = found.first or 0
     wanted = Range(PartitionName(found.partition or ""), first, first + 1)
     for stretch in log.plan([wanted], least=1, most_rows=1, must_be_whole=False):

@@ -17,7 +17,7 @@ from pulque.errors import CorruptionError
 from pulque.model.batch import HEADER_SIZE
 from pulque.model.names import Group, PartitionName, is_broadcast, owner_of
 from pulque.model.record import ENVELOPE_SIZE
-from pulque.pipeline.audit.ledger import Break, Fact, Ledger, Span, State, Turn
+from pulque.pipeline.audit.ledger import Break, Fact, FateSpan, Ledger, MessageFate, Turn
 from pulque.pipeline.filesystem import Tree
 from pulque.pipeline.reading.segment_map import SegmentFile, SegmentMap, map_segment
 
@@ -181,7 +181,7 @@ class _Account:
         """Where each segment begins."""
         self._turns: list[Turn] = []
         self._ledger: Ledger | None = None
-        self._counts: Counter[tuple[State, int]] = Counter()
+        self._counts: Counter[tuple[MessageFate, int]] = Counter()
 
     def add(self, row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         match row["kind"]:
@@ -212,14 +212,14 @@ class _Account:
             )
         return self._ledger
 
-    def _told(self, found: Iterator[Span | Break]) -> Iterator[dict[str, Any]]:
+    def _told(self, found: Iterator[FateSpan | Break]) -> Iterator[dict[str, Any]]:
         for each in found:
             if isinstance(each, Break):
                 about = {"consumer": each.consumer, "are_pulls": each.are_pulls}
                 yield self._row("break", each.flaw, first=each.first, end=each.end, **about)
                 continue
             for hour, first, end in _stored(self._places, each.first, each.end):
-                if each.is_current and not self._is_owned and each.state is not State.FAILED:
+                if each.is_current and not self._is_owned and each.state is not MessageFate.FAILED:
                     self._counts[each.state, hour] += end - first
                 else:
                     yield self._row(

@@ -31,7 +31,7 @@ from pulque.model.names import PartitionName
 from pulque.pipeline.columns import schema_of
 from pulque.pipeline.data_source.table_writer import BatchWriter, StreamWriter
 from pulque.pipeline.options import Place, ReadOptions, WriteOptions
-from pulque.pipeline.reading.batch_decoder import Placed, decode_readable
+from pulque.pipeline.reading.batch_decoder import BatchPlace, decode_readable
 from pulque.pipeline.reading.broker_log import LiveLog
 from pulque.pipeline.reading.ranges import (
     DataLossError,
@@ -42,7 +42,7 @@ from pulque.pipeline.reading.ranges import (
     resolve,
     whole_range,
 )
-from pulque.pipeline.reading.stored_log import StoredLog, Stretch, read_stretch
+from pulque.pipeline.reading.stored_log import SegmentStretch, StoredLog, read_stretch
 
 __all__ = ["PulqueDataSource"]
 
@@ -109,7 +109,7 @@ def _refuse_overwrite(*, overwrite: bool) -> None:
 class _Task(InputPartition):
     """What a task reads, on its way to it."""
 
-    def __init__(self, work: Split | Stretch) -> None:
+    def __init__(self, work: Split | SegmentStretch) -> None:
         super().__init__(work)
 
 
@@ -145,7 +145,7 @@ def _read(
 ) -> Iterator[pa.RecordBatch]:
     """Do a task's work."""
     work = partition.value
-    if isinstance(work, Stretch):
+    if isinstance(work, SegmentStretch):
         for placed in read_stretch(work, must_be_whole=options.must_be_whole):
             yield from _decoded(placed, columns, options)
     elif isinstance(work, Split):
@@ -156,7 +156,7 @@ def _read(
 
 
 def _decoded(
-    placed: Placed, columns: Sequence[str], options: ReadOptions
+    placed: BatchPlace, columns: Sequence[str], options: ReadOptions
 ) -> Iterator[pa.RecordBatch]:
     """Yield what can be decoded.
 

@@ -53,7 +53,7 @@ _PROMISES_AT_ONCE = 50_000
 
 
 @dataclass
-class _Sent(WriterCommitMessage):
+class _SentRows(WriterCommitMessage):
     """What a task of a batch write sent."""
 
     messages: int
@@ -92,7 +92,7 @@ class BatchWriter(DataSourceArrowWriter):
                     producer.flush()
                     for promise in promises:
                         count += len(promise.receipts())
-        return _Sent(count)
+        return _SentRows(count)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """There is nothing left to do: all is confirmed."""

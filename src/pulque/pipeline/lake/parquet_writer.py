@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 
 from pulque.errors import StorageError
 from pulque.pipeline.lake.file_writer import WritableTree
-from pulque.pipeline.lake.table import DataFile, TableKind
+from pulque.pipeline.lake.table import TableFile, TableKind
 
-__all__ = ["Part", "PartWriter", "ReadBack"]
+__all__ = ["Part", "PartWriter", "WrittenRows"]
 
 Part = tuple[str, ...]
 """The values of the columns that a table is partitioned by, as text."""
@@ -144,7 +144,7 @@ class _OpenFile:
         )
 
 
-class ReadBack:
+class WrittenRows:
     """A file of a table, read again.
 
     Args:
@@ -174,7 +174,7 @@ class ReadBack:
         except (OSError, pa.ArrowException) as error:
             raise StorageError(f"{self._where}: {error}") from error
 
-    def described(self) -> DataFile:
+    def described(self) -> TableFile:
         """Say what it is to the table."""
         found = self._file.metadata
         lowest: dict[str, Any] = {}
@@ -183,7 +183,7 @@ class ReadBack:
             if all(each is not None for each in bounds):
                 lowest[name] = min(low for low, _ in bounds)
                 highest[name] = max(high for _, high in bounds)
-        return DataFile(self._path, self._size, found.num_rows, self._part, lowest, highest)
+        return TableFile(self._path, self._size, found.num_rows, self._part, lowest, highest)
 
 
 def _bounds(found: pq.FileMetaData) -> dict[str, Sequence[Any]]:

@@ -21,14 +21,14 @@ from pulque.model.names import PartitionName, owner_of, parse_subject
 from pulque.pipeline.lake.table import MESSAGES, Table
 from pulque.pipeline.query import Question, candidates, scan
 
-__all__ = ["ORIGIN_HEADER", "Replayed", "check_rate", "count_messages", "replay"]
+__all__ = ["ORIGIN_HEADER", "ReplayResult", "check_rate", "count_messages", "replay"]
 
 ORIGIN_HEADER = "origin_id"
 _AT_ONCE = 1000
 
 
 @dataclass(slots=True)
-class Replayed:
+class ReplayResult:
     """What a replay did, or would do."""
 
     messages: Counter[str] = field(default_factory=Counter)
@@ -41,7 +41,7 @@ class Replayed:
         return self.messages.total()
 
 
-class Pace:
+class ReplayPace:
     """Holds back whoever is faster than so many messages per second."""
 
     def __init__(self, rate: float | None) -> None:
@@ -76,9 +76,9 @@ def check_rate(rate: float | None) -> None:
         )
 
 
-def count_messages(lake: str, question: Question) -> Replayed:
+def count_messages(lake: str, question: Question) -> ReplayResult:
     """Return what a replay would send."""
-    found = Replayed()
+    found = ReplayResult()
     for rows in _originals(lake, question):
         found.messages.update(rows.column("subject").to_pylist())
         found.body_bytes += sum(map(len, rows.column("body").to_pylist()))
@@ -93,7 +93,7 @@ def replay(
     target: str | None = None,
     rate: float | None = None,
     on_sent: Callable[[int], None] = lambda _: None,
-) -> Replayed:
+) -> ReplayResult:
     """Send the messages of a question again; return once all are confirmed.
 
     Args:
@@ -109,8 +109,8 @@ def replay(
         PulqueError: The broker could not take one; those before it are sent.
     """
     subject = None if target is None else parse_subject(target)
-    pace = Pace(rate)
-    done = Replayed()
+    pace = ReplayPace(rate)
+    done = ReplayResult()
     with client.producer() as producer:
         for rows in _originals(lake, question):
             messages = [(subject or row["subject"], _message(row)) for row in rows.to_pylist()]

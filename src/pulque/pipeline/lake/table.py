@@ -35,8 +35,8 @@ __all__ = [
     "BUCKETS",
     "MESSAGES",
     "QUARANTINE",
-    "DataFile",
     "Table",
+    "TableFile",
     "TableKind",
     "bucket_of",
     "frame",
@@ -117,7 +117,7 @@ def bucket_of(subject: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class DataFile:
+class TableFile:
     """A file with rows, as it is told to the table.
 
     Attributes:
@@ -237,7 +237,7 @@ class Table:
         """Say whether a transaction of this name was committed."""
         return self.exists() and self.open().transaction_version(transaction) is not None
 
-    def commit(self, files: Sequence[DataFile], transaction: str) -> bool:
+    def commit(self, files: Sequence[TableFile], transaction: str) -> bool:
         """Let files count, all together, once for each transaction.
 
         Returns:
@@ -275,7 +275,7 @@ class Table:
                 self._sync_log(table.version())
                 return True
 
-    def _names(self, file: DataFile) -> bool:
+    def _names(self, file: TableFile) -> bool:
         return any(each.endswith(file.path) for each in self.open().file_uris())
 
     def _sync_log(self, since: int) -> None:
@@ -286,7 +286,7 @@ class Table:
                 self.tree.sync(f"{log}/{name}")
 
 
-def _add_action(file: DataFile) -> Any:
+def _add_action(file: TableFile) -> Any:
     from deltalake.transaction import AddAction
 
     return AddAction(

@@ -13,7 +13,7 @@ from pulque.model.batch import Codec, layout_of, read_header, seed_of, verify_cr
 from pulque.model.compression import decompress
 from pulque.model.names import PartitionName
 from pulque.model.record import ENVELOPE_SIZE, Envelope, RecordType, read_envelope
-from pulque.pipeline.reading.batch_decoder import PLACE, Placed, Unreadable
+from pulque.pipeline.reading.batch_decoder import PLACE, BatchPlace, UndecodableBatch
 from pulque.pipeline.reading.ranges import Range
 
 __all__ = ["Placer", "place_served"]
@@ -28,7 +28,7 @@ class Placer:
         self._data = bytearray()
         self._places: list[_Place] = []
         self._names: dict[PartitionName, int] = {}
-        self._unreadable: list[Unreadable] = []
+        self._unreadable: list[UndecodableBatch] = []
         self.messages = 0
         """How many of them count so far."""
 
@@ -54,7 +54,7 @@ class Placer:
         try:
             plain = _decompressed(batch, envelope)
         except InvalidBatchError as error:
-            self._unreadable.append(Unreadable(wanted.partition, first, str(error)))
+            self._unreadable.append(UndecodableBatch(wanted.partition, first, str(error)))
             return
         name = self._names.setdefault(wanted.partition, len(self._names))
         self._places.append((len(self._data), name, begin, end, first, envelope.stored_at_ms))
@@ -62,10 +62,10 @@ class Placer:
             self._data += part
         self.messages += end - begin
 
-    def take(self) -> Placed:
+    def take(self) -> BatchPlace:
         """Return what came so far, and begin anew."""
         places, names = np.array(self._places, PLACE), tuple(self._names)
-        placed = Placed(bytes(self._data), places, names, tuple(self._unreadable))
+        placed = BatchPlace(bytes(self._data), places, names, tuple(self._unreadable))
         self._data, self._places, self._names = bytearray(), [], {}
         self._unreadable = []
         self.messages = 0
@@ -91,7 +91,7 @@ def _decompressed(batch: bytes, envelope: Envelope) -> tuple[bytes, ...]:
 
 def place_served(
     placer: Placer, records: bytes, wanted: Range, *, source: str, most_bytes: int
-) -> Generator[Placed, None, int]:
+) -> Generator[BatchPlace, None, int]:
     """Take in records that a broker served; return how many wanted messages they have.
 
     What comes to so many bytes once it is decompressed is yielded, and not held any more.

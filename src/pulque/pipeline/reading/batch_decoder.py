@@ -22,7 +22,7 @@ from pulque.model.batch import COLUMNS, HEADER_SIZE, Column, Flag, layout_of
 from pulque.model.names import PartitionName, subject_of
 from pulque.pipeline.columns import INSTANT, schema_of
 
-__all__ = ["PLACE", "Placed", "Unreadable", "decode", "decode_readable"]
+__all__ = ["PLACE", "BatchPlace", "UndecodableBatch", "decode", "decode_readable"]
 
 _Integers = npt.NDArray[np.int64]
 
@@ -73,7 +73,7 @@ _HEX_PAIRS = np.frombuffer(
 _CONSTANT_ROWS = 65_536
 
 
-class Unreadable(NamedTuple):
+class UndecodableBatch(NamedTuple):
     """A batch that its producer packed in a way that nobody can decode."""
 
     partition: PartitionName
@@ -82,7 +82,7 @@ class Unreadable(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class BatchPlace:
     """Batches in a buffer, uncompressed, each verified against its crc.
 
     Attributes:
@@ -95,12 +95,12 @@ class Placed:
     data: bytes | bytearray | memoryview
     places: npt.NDArray[np.void]
     names: Sequence[PartitionName]
-    unreadable: tuple[Unreadable, ...] = ()
+    unreadable: tuple[UndecodableBatch, ...] = ()
 
 
 def decode_readable(
-    placed: Placed, columns: Sequence[str]
-) -> tuple[list[pa.RecordBatch], list[Unreadable]]:
+    placed: BatchPlace, columns: Sequence[str]
+) -> tuple[list[pa.RecordBatch], list[UndecodableBatch]]:
     """Return the wanted columns of what can be decoded, in order, and the batches that cannot.
 
     Who decodes many batches at once does not know which of them is to blame: halves are tried
@@ -112,18 +112,18 @@ def decode_readable(
     while waiting:
         some = waiting.pop()
         try:
-            batches.append(decode(Placed(placed.data, some, placed.names), columns))
+            batches.append(decode(BatchPlace(placed.data, some, placed.names), columns))
         except InvalidBatchError as error:
             if len(some) > 1:
                 half = len(some) // 2
                 waiting += [some[half:], some[:half]]
                 continue
             name, first = placed.names[some["name"][0]], int(some["first_sequence"][0])
-            unreadable.append(Unreadable(name, first, str(error)))
+            unreadable.append(UndecodableBatch(name, first, str(error)))
     return batches, unreadable
 
 
-def decode(placed: Placed, columns: Sequence[str]) -> pa.RecordBatch:
+def decode(placed: BatchPlace, columns: Sequence[str]) -> pa.RecordBatch:
     """Return the wanted columns of all messages that count, in order.
 
     Raises:
@@ -144,7 +144,7 @@ def _widths_before(flags: int) -> tuple[int, ...]:
 class _Reading:
     """The numbers of one decoding; each is computed once, when it is first asked for."""
 
-    def __init__(self, placed: Placed) -> None:
+    def __init__(self, placed: BatchPlace) -> None:
         self.placed = placed
         self._bytes = np.frombuffer(placed.data, np.uint8)
         places = placed.places

@@ -13,7 +13,7 @@ from pulque.model.routes import RouteKind
 from pulque.pipeline.brokers import BrokersOfUrl, held_name, split_held
 from pulque.pipeline.options import At, Place, Selection
 from pulque.pipeline.reading.batch_collector import Placer, place_served
-from pulque.pipeline.reading.batch_decoder import Placed
+from pulque.pipeline.reading.batch_decoder import BatchPlace
 from pulque.pipeline.reading.ranges import (
     Bounds,
     DataLossError,
@@ -177,7 +177,7 @@ class LiveLog:
         del must_be_whole
         return split(ranges, least=least, most_rows=most_rows)
 
-    def read(self, ranges: Sequence[Range], *, must_be_whole: bool) -> Iterator[Placed]:
+    def read(self, ranges: Sequence[Range], *, must_be_whole: bool) -> Iterator[BatchPlace]:
         """Yield the messages of ranges, some at a time.
 
         Raises:

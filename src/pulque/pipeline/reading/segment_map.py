@@ -23,7 +23,7 @@ from pulque.storage.inspection.data_files import refuse_if_locked
 from pulque.storage.logs.partitions import decode_table
 from pulque.storage.logs.segment import Segment
 
-__all__ = ["Damage", "SegmentFile", "SegmentMap", "find_segments", "map_segment"]
+__all__ = ["SegmentDamage", "SegmentFile", "SegmentMap", "find_segments", "map_segment"]
 
 _MESSAGES = "messages"
 _GAP_AT_MOST = 64 * 1024 * 1024
@@ -40,7 +40,7 @@ class SegmentFile(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Damage:
+class SegmentDamage:
     """Bytes of a segment that are not what was written."""
 
     path: str
@@ -65,7 +65,7 @@ class SegmentMap:
     size: int
     entries: npt.NDArray[np.void]
     names: dict[int, PartitionName]
-    damages: tuple[Damage, ...]
+    damages: tuple[SegmentDamage, ...]
 
 
 def find_segments(where: str) -> list[SegmentFile]:
@@ -152,7 +152,7 @@ def _indexed(tree: Tree, segment: SegmentFile, end: int) -> npt.NDArray[np.void]
 
 def _read_gaps(
     segment: Segment, entries: npt.NDArray[np.void], names: dict[int, PartitionName]
-) -> Iterator[Damage]:
+) -> Iterator[SegmentDamage]:
     """Learn names from the tables that lie between batches; yield what is neither."""
     ends = np.append(segment.base, (entries["offset"] + entries["size"]).astype(np.int64))
     starts = np.append(entries["offset"].astype(np.int64), segment.end)
@@ -162,20 +162,20 @@ def _read_gaps(
 
 def _read_gap(
     segment: Segment, begin: int, end: int, names: dict[int, PartitionName]
-) -> Iterator[Damage]:
+) -> Iterator[SegmentDamage]:
     at = begin
     while at < end:
         envelope = read_envelope(segment.read(at, ENVELOPE_SIZE))
         if isinstance(envelope, str) or envelope.offset != at or at + envelope.size > end:
             reason = envelope if isinstance(envelope, str) else "a record lies where none should"
-            yield Damage(segment.path, at, end - at, reason)
+            yield SegmentDamage(segment.path, at, end - at, reason)
             return
         rows = None
         if envelope.type is RecordType.PARTITION_TABLE and envelope.size <= _GAP_AT_MOST:
             content = envelope.size - ENVELOPE_SIZE
             rows = decode_table(segment.read(at + ENVELOPE_SIZE, content))
         if rows is None:
-            yield Damage(segment.path, at, envelope.size, "a table or batch is damaged")
+            yield SegmentDamage(segment.path, at, envelope.size, "a table or batch is damaged")
         else:
             names.update((int(row[0]), row[1]) for row in rows)
         at += envelope.size

@@ -16,13 +16,13 @@ from pulque.errors import CorruptionError, UnknownSubjectError
 from pulque.model.batch import HEADER_SIZE, Codec, seed_of, verify_crc
 from pulque.model.names import PartitionName, subject_of
 from pulque.model.record import ENVELOPE_SIZE, read_envelope
-from pulque.pipeline.filesystem import OpenFile, Tree
+from pulque.pipeline.filesystem import ArrowFile, Tree
 from pulque.pipeline.options import At, Place, Selection
 from pulque.pipeline.reading.batch_collector import Placer
-from pulque.pipeline.reading.batch_decoder import PLACE, Placed
+from pulque.pipeline.reading.batch_decoder import PLACE, BatchPlace
 from pulque.pipeline.reading.ranges import Bounds, DataLossError, Range, unknown_subject
 from pulque.pipeline.reading.segment_map import (
-    Damage,
+    SegmentDamage,
     SegmentFile,
     SegmentMap,
     find_segments,
@@ -30,7 +30,7 @@ from pulque.pipeline.reading.segment_map import (
 )
 from pulque.storage.indexes.segment_index import ENTRY_TYPE
 
-__all__ = ["StoredLog", "Stretch", "read_stretch", "stretches_of"]
+__all__ = ["SegmentStretch", "StoredLog", "read_stretch", "stretches_of"]
 
 log = logging.getLogger("pulque.pipeline")
 
@@ -50,7 +50,7 @@ _ENVELOPE = np.dtype(
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class SegmentStretch:
     """What one task reads: some batches of a segment.
 
     All that a task must know comes with it, so that it never holds the index of a whole segment.
@@ -63,7 +63,7 @@ class Stretch:
     """Of their partitions, by id."""
     ranges: Mapping[PartitionName, tuple[int, int]]
     """The messages that count, by partition."""
-    damages: tuple[Damage, ...]
+    damages: tuple[SegmentDamage, ...]
     """What cannot be read among them."""
 
 
@@ -152,7 +152,7 @@ class StoredLog:
 
     def plan(
         self, ranges: Sequence[Range], *, least: int, most_rows: int, must_be_whole: bool
-    ) -> list[Stretch]:
+    ) -> list[SegmentStretch]:
         """Deal the messages of ranges to tasks, each a stretch of one segment.
 
         Raises:
@@ -161,7 +161,7 @@ class StoredLog:
         by_name = {each.partition: (each.first, each.end) for each in ranges if each.length > 0}
         total = sum(end - first for first, end in by_name.values())
         size = max(1, min(most_rows, -(-total // least)))
-        found: list[Stretch] = []
+        found: list[SegmentStretch] = []
         for each in self._maps.values():
             wanted = {name: by_name[name] for name in each.names.values() if name in by_name}
             if wanted:
@@ -215,7 +215,7 @@ def _wanted_entries(
 
 def _cut(
     found: SegmentMap, ranges: Mapping[PartitionName, tuple[int, int]], size: int
-) -> list[Stretch]:
+) -> list[SegmentStretch]:
     entries = _wanted_entries(found, ranges)
     # A batch is work, and memory, however few messages it has.
     rows = np.cumsum(np.maximum(entries["count"], _LEAST_ROWS), dtype=np.int64)
@@ -227,7 +227,7 @@ def stretches_of(
     ranges: Mapping[PartitionName, tuple[int, int]],
     entries: npt.NDArray[np.void],
     ordinals: npt.NDArray[np.int64],
-) -> list[Stretch]:
+) -> list[SegmentStretch]:
     """Return stretches of a segment, each of the batches that have the same ordinal."""
     if not len(entries):
         return []
@@ -246,17 +246,17 @@ def stretches_of(
         names = {each: found.names[each] for each in np.unique(part["partition"]).tolist()}
         wanted = {name: ranges[name] for name in names.values()}
         damages = tuple(each for each in found.damages if begin <= each.offset < end)
-        stretches.append(Stretch(found.segment, part.tobytes(), names, wanted, damages))
+        stretches.append(SegmentStretch(found.segment, part.tobytes(), names, wanted, damages))
     return stretches
 
 
 def read_stretch(
-    stretch: Stretch,
+    stretch: SegmentStretch,
     *,
     must_be_whole: bool,
     bytes_at_once: int = _BYTES_AT_ONCE,
     on_damaged: Callable[[npt.NDArray[np.void]], None] = lambda _: None,
-) -> Iterator[Placed]:
+) -> Iterator[BatchPlace]:
     """Yield the messages of a stretch, some at a time.
 
     Args:
@@ -294,8 +294,8 @@ class _Chunk:
 
     def __init__(
         self,
-        file: OpenFile,
-        stretch: Stretch,
+        file: ArrowFile,
+        stretch: SegmentStretch,
         entries: npt.NDArray[np.void],
     ) -> None:
         self._path = stretch.segment.path
@@ -310,7 +310,7 @@ class _Chunk:
         self._is_good = np.ones(len(entries), np.bool_)
         self._starts = entries["offset"].astype(np.int64) - self._begin
 
-    def placed(self, bytes_at_once: int) -> Iterator[Placed]:
+    def placed(self, bytes_at_once: int) -> Iterator[BatchPlace]:
         """Yield the good batches, about so many bytes at a time once they are decompressed."""
         entries, starts = self._entries[self._is_good], self._starts[self._is_good]
         bytes_of = np.frombuffer(self._data, np.uint8)
@@ -328,11 +328,11 @@ class _Chunk:
         places["end"] = np.clip(ranges[ordinals, 1] - firsts, 0, entries["count"])
         places["first_sequence"] = firsts
         places["stored_at_ms"] = entries["stored_at_ms"]
-        yield Placed(self._data, places, names)
+        yield BatchPlace(self._data, places, names)
 
     def _opened(
         self, entries: npt.NDArray[np.void], starts: npt.NDArray[np.int64], bytes_at_once: int
-    ) -> Iterator[Placed]:
+    ) -> Iterator[BatchPlace]:
         """Some batches are compressed: each is opened."""
         placer = Placer()
         for entry, start in zip(entries, starts, strict=True):

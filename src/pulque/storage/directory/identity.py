@@ -8,7 +8,7 @@ from pulque.model.positions import StartCount
 from pulque.storage.directory.layout import DIRECTORIES
 from pulque.storage.files import FileSystem, replace
 
-__all__ = ["FORMAT", "Identity"]
+__all__ = ["FORMAT", "DirectoryIdentity"]
 
 FORMAT = 1
 _FORMAT_FILE = "format.json"
@@ -23,7 +23,7 @@ _REMEDY = (
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class DirectoryIdentity:
     """The contents of ``format.json``.
 
     Attributes:
@@ -36,7 +36,7 @@ class Identity:
     id: str = ""
 
     @classmethod
-    def open(cls, files: FileSystem) -> "Identity":
+    def open(cls, files: FileSystem) -> "DirectoryIdentity":
         """Read the identity of a directory, or create one in an empty directory.
 
         Raises:

@@ -6,7 +6,7 @@ from pulque.model.record import Envelope, RecordType
 from pulque.storage.events import Listener
 from pulque.storage.indexes.segment_index import Entry, OpenIndex
 from pulque.storage.logs.partitions import decode_table
-from pulque.storage.logs.segment import Damage, Segment, walk
+from pulque.storage.logs.segment import DamagedBytes, Segment, walk
 
 __all__ = ["BAD_TABLE", "entries_of", "entry_of"]
 
@@ -21,13 +21,13 @@ def entries_of(segment: Segment, end: int, listener: Listener) -> OpenIndex:
     """
     index = OpenIndex({}, is_complete=False)
     for item in walk(segment, MessageOffset(segment.base)):
-        if isinstance(item, Damage):
+        if isinstance(item, DamagedBytes):
             offset, size, problem = item.offset, item.end - item.offset, item.reason
         else:
             offset, size, problem = item[0].offset, item[0].size, ""
         if offset >= end:
             break
-        if not isinstance(item, Damage):
+        if not isinstance(item, DamagedBytes):
             has_starts = offset == segment.base and segment.has_own_table
             problem = _take_in(*item, index, has_starts=has_starts)
         if problem:

@@ -20,13 +20,13 @@ from pulque.storage.indexes.key_file import PartHead, find_rows, read_heads, wri
 from pulque.storage.indexes.key_rows import ID_ROW, OLDEST_AGE, PART_BYTES, NameOf, Rows, collect
 from pulque.storage.logs.segment import Segment
 
-__all__ = ["EVERYTHING", "Candidate", "KeyIndex", "Looked", "Wanted"]
+__all__ = ["EVERYTHING", "KeyCandidate", "KeyIndex", "KeyQuery", "Looked"]
 
 EVERYTHING = 2**63 - 1
 """Greater than any instant and any offset."""
 
 
-class Wanted(NamedTuple):
+class KeyQuery(NamedTuple):
     """The condition of a search."""
 
     hash: int
@@ -40,7 +40,7 @@ class Wanted(NamedTuple):
     """Only messages before this offset of a batch and index in it."""
 
 
-class Candidate(NamedTuple):
+class KeyCandidate(NamedTuple):
     """A message whose key or id has the hash; it may be another one with the same."""
 
     offset: int
@@ -51,7 +51,7 @@ class Candidate(NamedTuple):
 class Looked(NamedTuple):
     """The candidates in one part of the log, newest first."""
 
-    candidates: list[Candidate]
+    candidates: list[KeyCandidate]
     begin: int
     """The rest of the log is before this offset."""
 
@@ -125,7 +125,7 @@ class KeyIndex:
 
     # ── looking up ─────────────────────────────────────────────────────────────────────────
 
-    def look(self, wanted: Wanted) -> Iterator[Looked]:
+    def look(self, wanted: KeyQuery) -> Iterator[Looked]:
         """Yield messages that may be wanted, newest first, one part of the log after the other.
 
         Reads from the disk; the caller stops it when it has enough, or no more time.
@@ -141,7 +141,7 @@ class KeyIndex:
                 yield from self._look_in(segment, wanted, is_open=is_open)
             is_open = False
 
-    def _look_in(self, segment: Segment, wanted: Wanted, *, is_open: bool) -> Iterator[Looked]:
+    def _look_in(self, segment: Segment, wanted: KeyQuery, *, is_open: bool) -> Iterator[Looked]:
         end = segment.end
         heads = yield from self._caught_up(segment, is_open=is_open)
         at = _covered(segment, heads)
@@ -171,7 +171,7 @@ class KeyIndex:
         with self._writing:
             return self._known(segment)
 
-    def _look_at(self, segment: Segment, head: PartHead, wanted: Wanted) -> Looked:
+    def _look_at(self, segment: Segment, head: PartHead, wanted: KeyQuery) -> Looked:
         path = segment_path(segment.base, "keys")
         try:
             file = self._files.open(path, writable=False)
@@ -241,11 +241,11 @@ def _covered(segment: Segment, heads: tuple[PartHead, ...]) -> int:
     return heads[-1].end if heads else segment.base
 
 
-def _may_have(head: PartHead, wanted: Wanted) -> bool:
+def _may_have(head: PartHead, wanted: KeyQuery) -> bool:
     return head.begun_ms < wanted.until_ms and head.last_ms >= wanted.since_ms
 
 
-def _looked(rows: Rows, begin: int, begun_ms: int, wanted: Wanted) -> Looked:
+def _looked(rows: Rows, begin: int, begun_ms: int, wanted: KeyQuery) -> Looked:
     """Return the matching rows, newest first, from rows in any order."""
     is_hit = (rows["hash"] == wanted.hash) & ((rows["index"] >= ID_ROW) == wanted.is_id)
     hits = rows[is_hit]
@@ -257,4 +257,4 @@ def _looked(rows: Rows, begin: int, begun_ms: int, wanted: Wanted) -> Looked:
     indexes = (hits["index"] & (ID_ROW - 1)).astype(np.int64)
     order = np.lexsort((indexes, places))[::-1]
     found = zip(places[order].tolist(), indexes[order].tolist(), strict=True)
-    return Looked([Candidate(*each) for each in found if each < wanted.before], begin)
+    return Looked([KeyCandidate(*each) for each in found if each < wanted.before], begin)

@@ -14,7 +14,7 @@ from pulque.storage.directory.layout import MESSAGES, segment_path
 from pulque.storage.disk_jobs import Step
 from pulque.storage.files import FileSystem
 
-__all__ = ["OpenFile", "Saving"]
+__all__ = ["OpenEntries", "Saving"]
 
 
 class Saving(NamedTuple):
@@ -27,7 +27,7 @@ class Saving(NamedTuple):
     """Writes the missing entries; may be called from any thread."""
 
 
-class OpenFile:
+class OpenEntries:
     """Tracks how many of the open segment's entries are in its file."""
 
     def __init__(self, files: FileSystem) -> None:

@@ -1,6 +1,6 @@
 """Read the files of a data directory without a broker; write nothing.
 
-A file's records are yielded in order; for bytes that are not a record, a ``DamagedRange`` has
+A file's records are yielded in order; for bytes that are not a record, a ``UnreadableBytes`` has
 their end and the problem, and the walk continues after it. The readers are those of recovery, so
 the result is what a broker would see.
 """
@@ -25,15 +25,15 @@ from pulque.storage.files import FileSystem
 from pulque.storage.logs import action_log, message_log
 from pulque.storage.logs.action_log import decode_action, walk_actions
 from pulque.storage.logs.partitions import TableRow, decode_table
-from pulque.storage.logs.segment import Damage, next_record, open_segment, walk
+from pulque.storage.logs.segment import DamagedBytes, next_record, open_segment, walk
 
 __all__ = [
     "BatchRecord",
-    "DamagedRange",
     "DataFile",
     "FactRecord",
     "FileKind",
     "TableRecord",
+    "UnreadableBytes",
     "data_files",
     "kind_of",
     "read_facts",
@@ -73,7 +73,7 @@ class DataFile(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class DamagedRange:
+class UnreadableBytes:
     """Damaged bytes."""
 
     offset: int
@@ -163,7 +163,7 @@ def read_messages(
     path: str,
     base: int,
     names: dict[PartitionId, PartitionName] | None = None,
-) -> Iterator[BatchRecord | TableRecord | DamagedRange]:
+) -> Iterator[BatchRecord | TableRecord | UnreadableBytes]:
     """Yield the records of a segment of the message log.
 
     Args:
@@ -178,10 +178,10 @@ def read_messages(
         offset = segment.base
         while offset < segment.end:
             for item in walk(segment, MessageOffset(offset)):
-                if isinstance(item, Damage):
+                if isinstance(item, DamagedBytes):
                     after = next_record(segment, MessageOffset(item.offset + 1))
                     end = segment.end if after is None else int(after.offset)
-                    yield DamagedRange(item.offset, end - item.offset, item.reason)
+                    yield UnreadableBytes(item.offset, end - item.offset, item.reason)
                     offset = end
                     break
                 record = _record(*item, names)
@@ -191,23 +191,23 @@ def read_messages(
                 offset = item[0].offset + item[0].size
 
 
-def read_facts(files: FileSystem, path: str, base: int) -> Iterator[FactRecord | DamagedRange]:
+def read_facts(files: FileSystem, path: str, base: int) -> Iterator[FactRecord | UnreadableBytes]:
     """Yield the facts of a segment of the action log."""
     with closing(files.open(path, writable=False)) as file:
         data = file.read(file.size(), 0)
     for at, size, fact in walk_actions(data, base):
         if fact is None:
-            yield DamagedRange(base + at, size, "facts cannot be read")
+            yield UnreadableBytes(base + at, size, "facts cannot be read")
             continue
         try:
             yield FactRecord(ActionOffset(base + at), size, decode_action(fact))
         except ValueError as problem:
-            yield DamagedRange(base + at, size, str(problem))
+            yield UnreadableBytes(base + at, size, str(problem))
 
 
 def _record(
     envelope: Envelope, content: bytes, names: dict[PartitionId, PartitionName]
-) -> BatchRecord | TableRecord | DamagedRange:
+) -> BatchRecord | TableRecord | UnreadableBytes:
     problem = ""
     if envelope.type is RecordType.PARTITION_TABLE:
         rows = decode_table(content)
@@ -220,4 +220,4 @@ def _record(
         return BatchRecord(envelope, names[envelope.partition], content)
     else:
         problem = "the batch's crc does not match"
-    return DamagedRange(envelope.offset, envelope.size, problem)
+    return UnreadableBytes(envelope.offset, envelope.size, problem)

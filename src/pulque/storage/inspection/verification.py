@@ -22,10 +22,10 @@ from pulque.storage.indexes.key_rows import collect
 from pulque.storage.indexes.segment_index import ENTRY_SIZE, Entry, OpenIndex, SealedIndex
 from pulque.storage.inspection.data_files import (
     BatchRecord,
-    DamagedRange,
     DataFile,
     FileKind,
     TableRecord,
+    UnreadableBytes,
     read_facts,
     read_messages,
 )
@@ -153,7 +153,7 @@ class _Verification:
         index: OpenIndex | None = OpenIndex({})
         for record in read_messages(self._files, each.path, each.base, self._names):
             match record:
-                case DamagedRange(offset, size, reason):
+                case UnreadableBytes(offset, size, reason):
                     self._find(each, offset, size, reason)
                     # What follows may be numbered from anywhere.
                     self._expected.clear()
@@ -195,7 +195,7 @@ class _Verification:
     def _check_facts(self, each: DataFile) -> None:
         self._count(each)
         for record in read_facts(self._files, each.path, each.base):
-            if isinstance(record, DamagedRange):
+            if isinstance(record, UnreadableBytes):
                 self._find(each, record.offset, record.size, record.reason)
             else:
                 self._verified.facts += 1

@@ -13,7 +13,7 @@ from pulque.model.record import ENVELOPE_SIZE, MAGIC, VERSION, Envelope, RecordT
 from pulque.storage.files import File
 
 __all__ = [
-    "Damage",
+    "DamagedBytes",
     "Segment",
     "next_record",
     "open_segment",
@@ -86,14 +86,14 @@ def _end_of_epoch(segment: Segment) -> int:
     """Return where the last record ends that has the segment's epoch, be it whole or not."""
     end = segment.base
     for item in walk(segment, MessageOffset(segment.base)):
-        if not isinstance(item, Damage):
+        if not isinstance(item, DamagedBytes):
             end = item[0].offset + item[0].size
         elif record_at(segment, item.offset) is not None:
             end = item.end
     return end
 
 
-class Damage:
+class DamagedBytes:
     """Bytes that are not a record, as the walk met them."""
 
     __slots__ = ("end", "offset", "reason", "synced")
@@ -107,7 +107,9 @@ class Damage:
         """Up to where the log was on disk when this was written, if that is readable."""
 
 
-def walk(segment: Segment, start: MessageOffset) -> Iterator[tuple[Envelope, bytes] | Damage]:
+def walk(
+    segment: Segment, start: MessageOffset
+) -> Iterator[tuple[Envelope, bytes] | DamagedBytes]:
     """Yield each record from ``start`` to the end of a segment as (envelope, contents).
 
     Damage is skipped: the walk continues with the next record whose envelope has its own
@@ -118,7 +120,7 @@ def walk(segment: Segment, start: MessageOffset) -> Iterator[tuple[Envelope, byt
     offset = int(start)
     while offset < segment.end:
         found = _record_at(window, offset)
-        if isinstance(found, Damage):
+        if isinstance(found, DamagedBytes):
             found.end = MessageOffset(_next_record(window, offset + 1))
             yield found
             offset = found.end
@@ -170,21 +172,21 @@ class _Window:
         return self.data, at
 
 
-def _record_at(window: _Window, offset: int) -> tuple[Envelope, bytes] | Damage:
+def _record_at(window: _Window, offset: int) -> tuple[Envelope, bytes] | DamagedBytes:
     end = window.segment.end
     data, at = window.at(offset, min(ENVELOPE_SIZE, end - offset))
     envelope = read_envelope(data, at)
     if isinstance(envelope, str):
-        return Damage(offset, end, envelope)
+        return DamagedBytes(offset, end, envelope)
     if not _is_of(window.segment, envelope, offset):
-        return Damage(offset, end, f"a record of offset {envelope.offset} lies here")
+        return DamagedBytes(offset, end, f"a record of offset {envelope.offset} lies here")
     missing = offset + envelope.size - end
     if missing <= 0:
         data, at = window.at(offset, envelope.size)
         missing = envelope.size - (len(data) - at)
     if missing > 0:
         synced = envelope.synced if envelope.synced <= offset else 0
-        return Damage(offset, end, f"{missing} bytes of the record are missing", synced)
+        return DamagedBytes(offset, end, f"{missing} bytes of the record are missing", synced)
     return envelope, data[at + ENVELOPE_SIZE : at + envelope.size]
 
 

@@ -23,11 +23,11 @@ from pulque.storage.reading.record_reader import problem_with
 
 __all__ = [
     "HEAD_SIZE",
+    "BatchRun",
     "Bits",
     "Marks",
     "Numbers",
     "Rows",
-    "Run",
     "read_run",
 ]
 
@@ -58,7 +58,7 @@ _HEAD_TYPE = np.dtype(
 """The fields of an envelope that the index repeats, the checksums, and the column layout."""
 
 
-class Run(NamedTuple):
+class BatchRun(NamedTuple):
     """Batches in memory, each of them verified."""
 
     data: memoryview
@@ -88,7 +88,7 @@ class Run(NamedTuple):
         """The sequence after its last message."""
         return int(self.first_sequences[-1] + self.counts[-1])
 
-    def only(self, chosen: Marks) -> "Run":
+    def only(self, chosen: Marks) -> "BatchRun":
         """Return a run of some of them."""
         return _run(self.data, self.entries[chosen], self.starts[chosen])
 
@@ -112,7 +112,7 @@ class Run(NamedTuple):
 
 def read_run(
     loaded: Loaded, damages: Damages, partition: Partition, *, may_block: bool
-) -> Run | None:
+) -> BatchRun | None:
     """Return the verified batches of a stretch; damaged ones are reported and left out.
 
     Returns:
@@ -141,12 +141,12 @@ def read_run(
     return run.only(is_good) if is_good.any() else None
 
 
-def _run(data: memoryview, entries: Table, starts: Numbers) -> Run:
+def _run(data: memoryview, entries: Table, starts: Numbers) -> BatchRun:
     # Slices put together are faster here than one gathering of so many bytes by their places.
     rows = [data[start : start + HEAD_SIZE] for start in starts.tolist()]
     heads: Table = np.frombuffer(b"".join(rows), _HEAD_TYPE)
     flags = heads["flags"].astype(np.int64)
-    return Run(
+    return BatchRun(
         data,
         entries,
         heads,
@@ -168,7 +168,7 @@ def _widths() -> Numbers:
     return np.array([each.visible_width + each.record_width for each in layouts], np.int64)
 
 
-def _verified(run: Run, seed: int) -> Marks:
+def _verified(run: BatchRun, seed: int) -> Marks:
     """Return for each batch whether it is intact and matches the index."""
     entries, heads = run.entries, run.heads
     is_good: Marks = heads["offset"] == entries["offset"]

@@ -14,7 +14,7 @@ import numpy as np
 from pulque.model.batch import HEADER, MAX_COUNT, Flag, layout_of, seal
 from pulque.model.gathered import pack_gathered
 from pulque.storage.files import Buffer
-from pulque.storage.reading.batch_runs import HEAD_SIZE, Bits, Marks, Numbers, Rows, Run
+from pulque.storage.reading.batch_runs import HEAD_SIZE, BatchRun, Bits, Marks, Numbers, Rows
 
 __all__ = ["Gathering", "Matches", "matches_of"]
 
@@ -31,7 +31,7 @@ _EXTRA = 12
 class Matches:
     """Messages of a run that may match, in order."""
 
-    run: Run
+    run: BatchRun
     which: Numbers
     """The batch of each."""
     index: Numbers
@@ -71,7 +71,7 @@ class Matches:
         )
 
 
-def matches_of(run: Run, which: Numbers, index: Numbers) -> Matches:
+def matches_of(run: BatchRun, which: Numbers, index: Numbers) -> Matches:
     """Return where messages lie in a run, and how to serve them.
 
     Args:
@@ -91,7 +91,7 @@ def matches_of(run: Run, which: Numbers, index: Numbers) -> Matches:
     return Matches(run, which, index, totals[at + 1] - totals[at], begins, is_whole[place])
 
 
-def _totals(run: Run, batches: Numbers, counts: Numbers) -> tuple[Numbers, Numbers]:
+def _totals(run: BatchRun, batches: Numbers, counts: Numbers) -> tuple[Numbers, Numbers]:
     """Return where the sizes of each batch begin and end in a row, and the running total."""
     data = run.data
     begins = run.starts[batches] + HEAD_SIZE
@@ -156,7 +156,7 @@ class Gathering:
         self._pack()
         return tuple(self._buffers)
 
-    def _add_whole(self, run: Run, batch: int) -> None:
+    def _add_whole(self, run: BatchRun, batch: int) -> None:
         self._pack()
         at = int(run.starts[batch])
         record = bytes(run.data[at : at + int(run.sizes[batch])])
@@ -229,7 +229,7 @@ def _before_bodies(rows: Rows, flags: int) -> Numbers:
     return sizes
 
 
-def _rows(run: Run, which: Numbers, index: Numbers, flags: int) -> Rows:
+def _rows(run: BatchRun, which: Numbers, index: Numbers, flags: int) -> Rows:
     """Return what the columns say of messages, a row for each."""
     fixed, by_count, by_index = _columns_of(flags)
     places = run.starts[which][:, None] + fixed

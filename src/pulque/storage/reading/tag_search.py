@@ -18,12 +18,12 @@ from pulque.storage.indexes.consume_log import ConsumeLogs
 from pulque.storage.indexes.segment_index import Table
 from pulque.storage.logs.message_log import MessageLog
 from pulque.storage.logs.partitions import Partition
-from pulque.storage.reading.batch_runs import Bits, Marks, Numbers, Run, read_run
+from pulque.storage.reading.batch_runs import BatchRun, Bits, Marks, Numbers, read_run
 from pulque.storage.reading.damaged_batches import Damages, Hole
 from pulque.storage.reading.match_gathering import Gathering, Matches, matches_of
 from pulque.storage.reading.read_ahead import Feed
 
-__all__ = ["Budget", "Found", "Search", "TagTest"]
+__all__ = ["Budget", "TagMatches", "TagSearch", "TagTest"]
 
 _ENTRIES_AT_ONCE = 4096
 _WIDEST = 262_144
@@ -62,7 +62,7 @@ class Budget(NamedTuple):
     """Bytes to read."""
 
 
-class Found(NamedTuple):
+class TagMatches(NamedTuple):
     """The result of a search: messages ``first_sequence..end``, of which some may match."""
 
     first_sequence: ConsumeSequence
@@ -80,7 +80,7 @@ class Found(NamedTuple):
         return self.end - self.first_sequence
 
 
-class Search:
+class TagSearch:
     """Searches consume logs. May be used from any thread."""
 
     def __init__(self, logs: ConsumeLogs, log: MessageLog, damages: Damages) -> None:
@@ -98,7 +98,7 @@ class Search:
         *,
         end: ConsumeSequence | None = None,
         may_block: bool = True,
-    ) -> Found:
+    ) -> TagMatches:
         """Return confirmed messages from ``sequence`` on, before ``end``, that may match.
 
         If one is found within the budget, at least one is returned, however large.
@@ -126,7 +126,7 @@ class Search:
         budget: Budget,
         *,
         may_block: bool,
-    ) -> Found:
+    ) -> TagMatches:
         """Search from a sequence on, and return the result."""
         _, _, entries, size = budget
         while at < limit and entries > 0 and size > 0:
@@ -199,9 +199,9 @@ class _Harvest:
         self.stopped_at = sequence
         """Where it had no room for more."""
 
-    def found(self, examined: ConsumeSequence) -> Found:
+    def found(self, examined: ConsumeSequence) -> TagMatches:
         """Return what was found, if everything before a sequence was looked at."""
-        return Found(
+        return TagMatches(
             self._first,
             self._end,
             self._gathering.buffers(),
@@ -209,7 +209,7 @@ class _Harvest:
             ConsumeSequence(min(max(examined, self._end), self._limit)),
         )
 
-    def take(self, run: Run, test: TagTest) -> bool:
+    def take(self, run: BatchRun, test: TagTest) -> bool:
         """Add the matches of some batches; return whether there is room for more."""
         matches = self._matches(run, test)
         if matches is None:
@@ -223,7 +223,7 @@ class _Harvest:
         self.stopped_at = ConsumeSequence(max(self._end, run.first_sequence))
         return fitting == len(matches) and self._messages > 0 and self._room > 0
 
-    def _matches(self, run: Run, test: TagTest) -> Matches | None:
+    def _matches(self, run: BatchRun, test: TagTest) -> Matches | None:
         """Return all that may match and lies where it was looked for."""
         bits, edges = run.tag_bits()
         hits = np.flatnonzero(test.hits(bits))

@@ -9,12 +9,12 @@ from pulque.storage.events import Listener
 from pulque.storage.files import FileSystem, replace
 from pulque.storage.logs.partitions import Partitions
 
-__all__ = ["CopiedCheckpoints", "Start", "read_mark"]
+__all__ = ["CopiedCheckpoints", "RecoveryStart", "read_mark"]
 
 _KEPT = 2
 
 
-class Start(NamedTuple):
+class RecoveryStart(NamedTuple):
     """The point from which a follower examines its logs."""
 
     mark: Mark
@@ -44,7 +44,7 @@ class CopiedCheckpoints:
         """The number of the newest one, 0 if there is none."""
         return self._numbers[-1] if self._numbers else 0
 
-    def start(self) -> Start | None:
+    def start(self) -> RecoveryStart | None:
         """Return the start of the newest intact checkpoint; remove damaged ones."""
         while self._numbers:
             path = checkpoint_path(self.newest)
@@ -54,7 +54,7 @@ class CopiedCheckpoints:
                     partitions = Partitions()
                     partitions.load(found)
                     mark = self._marks[self.newest] = Mark.decode(found)
-                    return Start(mark, partitions)
+                    return RecoveryStart(mark, partitions)
             except ValueError as problem:
                 found = str(problem)
             self._refuse(path, found)

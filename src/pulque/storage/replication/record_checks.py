@@ -16,7 +16,7 @@ from pulque.storage.indexes.index_rebuild import BAD_TABLE
 from pulque.storage.logs.action_log import valid_size, walk_actions
 from pulque.storage.logs.fact_codec import LARGEST_FACT
 from pulque.storage.logs.partitions import Partition, decode_table
-from pulque.storage.logs.segment import Damage, Segment, walk
+from pulque.storage.logs.segment import DamagedBytes, Segment, walk
 
 __all__ = ["BadRange", "MessageCheck", "Whole", "first_bad_action", "whole_actions"]
 
@@ -114,7 +114,7 @@ class MessageCheck:
         """Yield the damaged parts of a segment; neighbours are one."""
         bad: BadRange | None = None
         for item in walk(segment, MessageOffset(start)):
-            if isinstance(item, Damage):
+            if isinstance(item, DamagedBytes):
                 offset, end, is_bad = int(item.offset), int(item.end), True
             else:
                 envelope, content = item

@@ -23,7 +23,7 @@ from pulque.errors import StorageError, StorageFullError, UsageError
 from pulque.model.leadership import EpochStart
 from pulque.model.positions import ActionOffset, MessageOffset, StartCount
 from pulque.storage.checkpoint import Mark
-from pulque.storage.directory.identity import Identity
+from pulque.storage.directory.identity import DirectoryIdentity
 from pulque.storage.directory.layout import (
     ACTIONS,
     DIRECTORIES,
@@ -32,13 +32,17 @@ from pulque.storage.directory.layout import (
     segment_path,
     write_oldest,
 )
-from pulque.storage.disk_jobs import Health, IndexJob, RemovalJob, SyncJob, SyncPoint
+from pulque.storage.disk_jobs import DiskHealth, IndexJob, RemovalJob, SyncJob, SyncPoint
 from pulque.storage.events import Listener
 from pulque.storage.files import Buffer, FileSystem
 from pulque.storage.logs.partitions import Partitions
 from pulque.storage.logs.segment import Segment
 from pulque.storage.options import StorageOptions
-from pulque.storage.replication.copied_checkpoints import CopiedCheckpoints, Start, read_mark
+from pulque.storage.replication.copied_checkpoints import (
+    CopiedCheckpoints,
+    RecoveryStart,
+    read_mark,
+)
 from pulque.storage.replication.copied_log import CopiedLog
 from pulque.storage.replication.leadership_epochs import read_epochs, write_epochs
 from pulque.storage.replication.record_checks import (
@@ -60,8 +64,8 @@ class ReplicaLogs:
         # More than a leader needs to take messages: it should not be full at once.
         self._room_needed = options.reserve_bytes + options.reserve_bytes // 2
         self._listener = listener
-        self._health = Health()
-        self.identity = Identity.open(files)
+        self._health = DiskHealth()
+        self.identity = DirectoryIdentity.open(files)
         for directory in DIRECTORIES:
             files.make_directory(directory)
         self.start_count: StartCount = self.identity.count_start(files)
@@ -419,8 +423,8 @@ class ReplicaLogs:
             # For the next start: what is gone by then was there.
             write_known(self._files, self._known, is_durable=True)
 
-    def _hide_damage(self, start: Start | None) -> None:
-        mark, partitions = start or Start(Mark(), Partitions())
+    def _hide_damage(self, start: RecoveryStart | None) -> None:
+        mark, partitions = start or RecoveryStart(Mark(), Partitions())
         self._check.begin(partitions.by_id.values())
         cut: int | None = None
         for bad in self._check.bad_ranges(self._messages.segments, mark.message_offset):

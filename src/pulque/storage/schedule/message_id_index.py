@@ -31,7 +31,7 @@ from pulque.storage.events import Listener
 from pulque.storage.files import File, FileSystem, replace
 from pulque.storage.message_ids import ID_TYPE, digests_of
 from pulque.storage.message_table import columns_before_data
-from pulque.storage.schedule.schedule_log import Entry, tick_name
+from pulque.storage.schedule.schedule_log import ScheduleEntry, tick_name
 
 __all__ = ["DigestHead", "TickDigests"]
 
@@ -125,7 +125,9 @@ class TickDigests:
         hits = [rows[digests == digest] for digests, rows in found]
         return head.entries_of(np.concatenate(hits)) if hits else []
 
-    def extend(self, head: DigestHead | None, entries: Iterable[Entry], covered: int) -> None:
+    def extend(
+        self, head: DigestHead | None, entries: Iterable[ScheduleEntry], covered: int
+    ) -> None:
         """Rewrite the index with further entries.
 
         Args:
@@ -215,7 +217,9 @@ class TickDigests:
         return digests, np.frombuffer(data, "<u4", count, count * 8)
 
 
-def _joined(head: DigestHead, entries: Iterable[Entry]) -> tuple[DigestHead, list[_Numbers]]:
+def _joined(
+    head: DigestHead, entries: Iterable[ScheduleEntry]
+) -> tuple[DigestHead, list[_Numbers]]:
     """Return the head with entries that follow, and the digests of their messages."""
     names = list(head.names)
     numbers = {name: i for i, name in enumerate(names)}

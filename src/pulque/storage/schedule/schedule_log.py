@@ -33,7 +33,7 @@ from pulque.storage.files import Buffer, File, FileSystem
 __all__ = [
     "ENTRY_SIZE",
     "SCHEDULE",
-    "Entry",
+    "ScheduleEntry",
     "TickFile",
     "encode_entry",
     "tick_name",
@@ -50,7 +50,7 @@ _WINDOW = 4 * 1024 * 1024
 _FORM = "%Y%m%dT%H%MZ"
 
 
-class Entry(NamedTuple):
+class ScheduleEntry(NamedTuple):
     """Some messages of a tick, and their place."""
 
     offset: int
@@ -146,7 +146,7 @@ class TickFile:
         finally:
             file.close()
 
-    def entries(self, start: int = 0, *, end: int | None = None) -> Iterator[Entry]:
+    def entries(self, start: int = 0, *, end: int | None = None) -> Iterator[ScheduleEntry]:
         """Yield the verified entries from an offset on; report damage and leave it out."""
         file = self._files.open(self.path, writable=False)
         try:
@@ -154,7 +154,7 @@ class TickFile:
         finally:
             file.close()
 
-    def read(self, places: Sequence[tuple[int, int]]) -> list[Entry | None]:
+    def read(self, places: Sequence[tuple[int, int]]) -> list[ScheduleEntry | None]:
         """Return verified entries by offset and size; report a damaged one, and return None."""
         file = self._files.open(self.path, writable=False)
         try:
@@ -248,11 +248,11 @@ class TickFile:
         *,
         is_silent: bool = False,
         window: int = _WINDOW,
-    ) -> Iterator[Entry]:
-        view = _Window(file, min(window, end - offset))
+    ) -> Iterator[ScheduleEntry]:
+        view = _ScheduleWindow(file, min(window, end - offset))
         while offset < end:
             found = self._entry_at(view, offset, end)
-            if isinstance(found, Entry):
+            if isinstance(found, ScheduleEntry):
                 yield found
                 offset += found.size
             else:
@@ -261,7 +261,7 @@ class TickFile:
                     self._listener.corruption_found(self.path, offset, following - offset, found)
                 offset = following
 
-    def _entry_at(self, window: "_Window", offset: int, end: int) -> Entry | str:
+    def _entry_at(self, window: "_ScheduleWindow", offset: int, end: int) -> ScheduleEntry | str:
         """Return an entry, or a text that describes the damage."""
         head = window.at(offset, min(ENTRY_SIZE, end - offset))
         if len(head) < ENTRY_SIZE:
@@ -285,9 +285,9 @@ class TickFile:
         batch = window.at(offset + ENTRY_SIZE + length, size - ENTRY_SIZE - length)
         if not verify_crc(batch, seed_of(partition)):
             return f"the crc of {count} messages of {partition} does not match"
-        return Entry(offset, size, partition, count, first, last, replayed, batch)
+        return ScheduleEntry(offset, size, partition, count, first, last, replayed, batch)
 
-    def _next(self, window: "_Window", offset: int, end: int) -> int:
+    def _next(self, window: "_ScheduleWindow", offset: int, end: int) -> int:
         """Return where the next entry with its own offset begins, or the end."""
         while offset < end:
             data = window.at(offset, min(_WINDOW, end - offset))
@@ -303,7 +303,7 @@ class TickFile:
         return end
 
 
-class _Window:
+class _ScheduleWindow:
     """The part of a file that is in memory."""
 
     def __init__(self, file: File, size: int) -> None:
