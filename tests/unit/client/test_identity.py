@@ -158,8 +158,8 @@ def test_an_application_is_named_after_its_script(monkeypatch: pytest.MonkeyPatc
 _HOLD = """
 import sys
 from pathlib import Path
-from pulque.client.persistence.consumer_identity import Identity
-identity = Identity.take(Path(sys.argv[1]), application="shop", group="g", subject="s")
+from pulque.client.persistence.consumer_identity import ConsumerIdentity
+identity = ConsumerIdentity.take(Path(sys.argv[1]), application="shop", group="g", subject="s")
 print(identity.consumer, flush=True)
 sys.stdin.read()
 """

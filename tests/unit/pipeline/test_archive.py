@@ -473,7 +473,7 @@ def test_a_lake_that_must_not_be_written_to_is_named(
         check=False,
         timeout=60,
     )
-    assert tried.stdout.startswith("Failed False "), tried.stderr
+    assert tried.stdout.startswith("SegmentFailure False "), tried.stderr
     assert "ermission" in tried.stdout
     assert str(lake) in tried.stdout
     assert not list(lake.iterdir())

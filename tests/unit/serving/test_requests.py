@@ -254,7 +254,7 @@ async def test_an_error_in_a_step_is_the_answer(server: Server, serving: Serving
 async def test_steps_end_with_the_client_unless_all_have_to_be_taken(
     server: Server, serving: Serving, request_: Request, taken: int
 ) -> None:
-    client = SimpleNamespace(is_welcome=True, is_gone=False, send=lambda _: None)
+    client = SimpleNamespace(is_welcome=True, is_gone=False, version=1, send=lambda _: None)
     payload = memoryview(b"".join(encode_request(request_, 1, 0)))[FRAME_HEADER_SIZE:]
     frame = Frame(request_.opcode, 1, 1, 0, payload)
 
