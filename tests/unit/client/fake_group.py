@@ -29,6 +29,7 @@ class FakeMeta(FakeBroker):
 
     leader: FakeBroker
     version = 0
+    order = OrderStrategy.STRICT
     allots = True
     """Whether whoever attends has the partitions; nobody has them otherwise."""
 
@@ -42,7 +43,7 @@ class FakeMeta(FakeBroker):
         mine = Allotted("g", PartitionName(request.subject), "127.0.0.1", self.leader.port)
         return responses.Attended(
             ConsumeStrategy.EXCLUSIVE,
-            OrderStrategy.STRICT,
+            self.order,
             self.version,
             30_000,
             200,

@@ -9,6 +9,7 @@ import pytest
 
 import pulque
 from pulque import aio
+from pulque.model.ordered import OrderStrategy
 from pulque.wire import requests
 from tests.unit.client.fake_broker import LIMIT
 from tests.unit.client.fake_group import FakeGroup
@@ -17,9 +18,11 @@ LOCK_MS = 600
 """A lock is renewed after a third of its time: that shows who still counts on it."""
 
 
-@pytest.fixture
-def group() -> Iterator[FakeGroup]:
+@pytest.fixture(params=[OrderStrategy.STRICT, OrderStrategy.BEST_EFFORT])
+def group(request: pytest.FixtureRequest) -> Iterator[FakeGroup]:
+    """A group that keeps order; in best-effort order it has a pull client for retries, too."""
     with FakeGroup(1) as group:
+        group.meta.order = request.param
         group.leader.lock_ms = LOCK_MS
         yield group
 
@@ -53,8 +56,12 @@ def take_back(group: FakeGroup) -> None:
 def check_settled_before(group: FakeGroup) -> None:
     """Check that the broker heard of the end of all that ran before the lock was released."""
     wait_until(lambda: count(group, requests.Unlock))
-    kinds = [type(each) for each in list(group.leader.requests)]
-    assert requests.Settle in kinds[: kinds.index(requests.Unlock)]
+    asked = list(group.leader.requests)
+    kinds = [type(each) for each in asked]
+    before = asked[: kinds.index(requests.Unlock)]
+    assert requests.Settle in kinds[: len(before)]
+    # Whoever takes leave gives up all locks at the broker.
+    assert not any(isinstance(each, requests.Heartbeat) and each.is_leaving for each in before)
     assert group.leader.acked == [("orders", 0)]
 
 

@@ -54,6 +54,8 @@ class Adopting:
         self._options = options
         self._others = others
         self._bridge = Bridge()
+        self._adopted = 0
+        """How many of the nacks that are being handed over others have by now."""
 
     def put(self, nacks: Sequence[SpooledNack]) -> int:
         """Have nacks retried by others, in order; return how many of them are.
@@ -62,17 +64,17 @@ class Adopting:
         """
         if not self.is_away():
             return 0
-        return self._bridge.wait_for(self._put(nacks)) or 0
+        self._adopted = 0
+        self._bridge.wait_for(self._put(nacks))
+        return self._adopted
 
     def _put(self, nacks: Sequence[SpooledNack]) -> int:
-        done = 0
         for place in self._others.known_places(self._key):
-            if place != self._place and done < len(nacks):
-                done += self._put_at(place, nacks[done:])
-        return done
+            if place != self._place and self._adopted < len(nacks):
+                self._put_at(place, nacks[self._adopted :])
+        return self._adopted
 
-    def _put_at(self, place: str, nacks: Sequence[SpooledNack]) -> int:
-        done = 0
+    def _put_at(self, place: str, nacks: Sequence[SpooledNack]) -> None:
         try:
             connection = self._others.open_at(place, _CONNECT_LIMIT)
             try:
@@ -81,12 +83,11 @@ class Adopting:
                     answer = connection.request(request, _ANSWER_LIMIT, as_it_is)
                     if not isinstance(answer, Adopted):
                         raise RemoteProtocolError(f"an adoption got {answer!r}")
-                    done += 1
+                    self._adopted += 1
             finally:
                 connection.close()
         except PulqueError as error:
             log.info("a nack was not adopted: broker=%s error=%s", place, error)
-        return done
 
     def _adopt(self, nack: SpooledNack) -> Adopt:
         return Adopt(

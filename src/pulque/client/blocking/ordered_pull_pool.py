@@ -190,6 +190,9 @@ class OrderedInlets(Inlets):
             wanted = self._attendance.leaves()
             self._learn(wanted.values())
             started, stopped = difference(self._leaves, wanted, self._leaving)
+            # All of them before the first hand-over begins: the pull client for retries takes
+            # leave for all, so it has to know for whom to wait.
+            self._leaving.update(stopped)
             for leaf in stopped:
                 self._stop(leaf)
             for leaf in started:
@@ -224,7 +227,6 @@ class OrderedInlets(Inlets):
         inlet, core = self._leaves.pop(leaf)
         with inlet.lock:
             core.is_leaving = True
-        self._leaving.add(leaf)
         self._crew.start(functools.partial(self._hand_over, leaf, inlet, core))
 
     def _hand_over(self, leaf: Leaf, inlet: Inlet, core: OrderedCore) -> None:
@@ -245,10 +247,11 @@ class OrderedInlets(Inlets):
         self._wake()
 
     def _waits(self, leaf: Leaf) -> bool:
-        """Say whether a pull client for retries has to be the last one at its broker."""
-        return owner_of(leaf.partition) is not None and any(
-            each.place == leaf.place and each != leaf for each in self._leaving
-        )
+        """Return whether a pull client for retries has to be the last one at its broker."""
+        if owner_of(leaf.partition) is None:
+            return False
+        with self._tree:
+            return any(each.place == leaf.place and each != leaf for each in self._leaving)
 
     def _changed(self) -> None:
         self._cores = tuple(self._leaves.values())
