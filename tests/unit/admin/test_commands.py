@@ -14,7 +14,9 @@ import pytest
 import pulque
 from pulque.admin.cluster import WatchingClient
 from pulque.cli.app import run
+from pulque.cli.common.admin_client import AdminClient
 from pulque.cli.common.options import Tools
+from pulque.errors import UnavailableError
 from pulque.testing.broker import InProcessBroker
 from tests.unit.admin.conftest import serving
 from tests.unit.admin.fakes import FakeCluster, FakeLeader, led_group, server
@@ -167,6 +169,17 @@ def test_a_wrong_address_is_wrong_usage(command: Command, url: str) -> None:
     code, _, err = command("subject", "list", "--admin", url)
 
     assert (code, err.startswith("error: ConfigError: --admin is")) == (2, True)
+
+
+def test_nothing_is_asked_of_the_api_of_another_cluster(cluster: FakeCluster) -> None:
+    with serving(cluster) as url:
+        right = AdminClient(url, 20, cluster=cluster.id)
+        wrong = AdminClient(url, 20, cluster="another")
+
+        with pytest.raises(UnavailableError, match=f"{cluster.id!r}.*'another'.*--admin"):
+            wrong.ask("PUT", "/brokers/b1/drain", {"draining": True})
+        assert right.get("/cluster")["cluster"] == cluster.id
+        assert not any(each["draining"] for each in right.rows("/brokers"))
 
 
 def test_nobody_there_is_told_as_such(

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pulque.cli.common.admin_address import find_admin
+from pulque.cli.common.admin_address import FoundApi, find_admin
 from pulque.client.connection.url import Address
 from pulque.errors import DisconnectedError, RequestTimeoutError, UnavailableError
 
@@ -38,7 +38,7 @@ def broker(*metas: str, **more: object) -> dict[str, Any]:
 
 
 def found(reports: Mapping[Address, Any], *addresses: Address) -> str:
-    return find_admin(addresses, Servers(reports).ask)
+    return find_admin(addresses, Servers(reports).ask).url
 
 
 def problem(reports: Mapping[Address, Any], *addresses: Address) -> str:
@@ -65,7 +65,7 @@ def test_a_meta_server_says_where_its_own_is(admin: str) -> None:
 def test_another_server_names_meta_servers_which_are_asked(report: Mapping[str, Any]) -> None:
     servers = Servers({BROKER: report, META: meta()})
 
-    assert find_admin([BROKER], servers.ask) == ADMIN
+    assert find_admin([BROKER], servers.ask) == FoundApi(ADMIN, "id")
     assert servers.asked == [BROKER, META]  # those first that the broker can reach
 
 
@@ -139,6 +139,24 @@ def test_another_machines_loopback_address_is_not_ours() -> None:
 
     assert "of its own machine" in problem({far: meta()}, far)
     assert "of its own machine" in problem({BROKER: broker("10.0.0.5"), far: meta()}, BROKER)
+
+
+def test_a_loopback_address_that_another_machine_names_is_not_asked() -> None:
+    far = Address("10.0.0.5", 7450)
+    servers = Servers({far: broker("127.0.0.1:7440"), META: meta()})
+
+    with pytest.raises(UnavailableError, match="on its own machine: run the command there"):
+        find_admin([far], servers.ask)
+    assert servers.asked == [far]
+
+
+@pytest.mark.parametrize("cluster", ["another", "", None, 7])
+def test_a_meta_server_of_another_cluster_is_not_used(cluster: object) -> None:
+    said = problem(
+        {BROKER: broker("127.0.0.1:7440"), META: {**meta(), "cluster": cluster}}, BROKER
+    )
+
+    assert "and the server that names its meta server is of cluster 'id'" in said
 
 
 @pytest.mark.parametrize(

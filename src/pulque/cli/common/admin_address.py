@@ -2,8 +2,9 @@
 
 A meta server says where its own API listens. A broker or a delay server names its meta servers,
 which are asked in turn. What a server says is used only if it is ``http://HOST:PORT`` of a
-loopback address, and only if that server itself was reached at a loopback address: nothing else
-is ever asked, and this machine is not mistaken for another one.
+loopback address, and only if that server itself was reached at a loopback address. A loopback
+address that a server of another machine names is on that machine, and is not asked here. A meta
+server must be of the cluster of the server that names it: this machine may have one of its own.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from urllib.parse import urlsplit
 from pulque.client.connection.url import META_PORT, Address, parse_address
 from pulque.errors import ConfigError, DisconnectedError, UnavailableError
 
-__all__ = ["AskStatus", "find_admin"]
+__all__ = ["AskStatus", "FoundApi", "find_admin"]
 
 AskStatus = Callable[[Address], Mapping[str, Any]]
 """Returns what the server at an address says of itself, as ``Client.status`` does."""
@@ -24,9 +25,19 @@ _MOST = 64
 """More meta servers than that of one broker are not asked."""
 
 
+class FoundApi(NamedTuple):
+    """Where the administration API of a cluster is."""
+
+    url: str
+    cluster: str
+    """The id of the cluster; empty if its servers do not say it."""
+
+
 class _FoundAddress(NamedTuple):
     """What one server says that matters here."""
 
+    cluster: str
+    """The id of its cluster; empty if it has none."""
     admin: str
     """Where its API listens; empty if it has none, or none that may be used."""
     metas: tuple[Address, ...]
@@ -35,8 +46,8 @@ class _FoundAddress(NamedTuple):
     """What was found, for the error if nothing else is."""
 
 
-def find_admin(addresses: Sequence[Address], ask: AskStatus) -> str:
-    """Return the URL of the API of the cluster that the first server to answer belongs to.
+def find_admin(addresses: Sequence[Address], ask: AskStatus) -> FoundApi:
+    """Return the API of the cluster that the first server to answer belongs to.
 
     Raises:
         DisconnectedError: No server answers.
@@ -45,8 +56,8 @@ def find_admin(addresses: Sequence[Address], ask: AskStatus) -> str:
     search = _Search(ask)
     for server in search.ask_each(addresses):
         for each in chain([server], search.ask_each(server.metas)):
-            if each.admin:
-                return each.admin
+            if each.admin and search.is_of_one_cluster(server, each):
+                return FoundApi(each.admin, each.cluster)
     what = "; ".join(search.texts)
     if not search.has_answer:
         raise DisconnectedError(f"{what}; --url or PULQUE_URL says where a server listens")
@@ -76,35 +87,57 @@ class _Search:
             self.texts.append(found.text)
             yield found
 
+    def is_of_one_cluster(self, server: _FoundAddress, meta: _FoundAddress) -> bool:
+        """Return whether a meta server is of the cluster of the server that names it."""
+        if not server.cluster or server.cluster == meta.cluster:
+            return True
+        self.texts.append(
+            f"the API at {meta.admin} is of cluster {meta.cluster!r}, and the server that names "
+            f"its meta server is of cluster {server.cluster!r}"
+        )
+        return False
+
 
 def _read(address: Address, report: Mapping[str, Any]) -> _FoundAddress:
     """Understand what the server at an address says."""
     if report.get("role") == "meta":
         admin = report.get("admin")
         problem = _problem_of(admin, address)
-        return _FoundAddress("" if problem else str(admin), (), problem)
+        cluster = _text(report.get("cluster"))
+        return _FoundAddress(cluster, "" if problem else str(admin), (), problem)
     kind = "delay server" if "delay" in report else "broker"
     name = report.get(kind.partition(" ")[0])
     who = f"the {kind} at {address} ({name})"
+    cluster = _text(_cluster_of(report).get("id"))
     metas = _metas_of(report)
     if metas:
-        named = ", ".join(map(str, metas))
-        return _FoundAddress("", metas, f"{who} names meta servers at {named}")
+        text = f"{who} names meta servers at {', '.join(map(str, metas))}"
+        if not _is_loopback(address.host):
+            far = tuple(each for each in metas if not _is_loopback(each.host))
+            text += "" if far else ", on its own machine: run the command there"
+            metas = far
+        return _FoundAddress(cluster, "", metas, text)
     text = (
         f"{who} stands alone, and the API is part of meta servers: start one with "
         "`pulque meta` and name it in the broker's cluster.meta, or start `pulque up`"
     )
-    return _FoundAddress("", (), text)
+    return _FoundAddress(cluster, "", (), text)
+
+
+def _text(found: object) -> str:
+    return found if isinstance(found, str) else ""
+
+
+def _cluster_of(report: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = report.get("cluster")
+    return found if isinstance(found, Mapping) else {}
 
 
 def _metas_of(report: Mapping[str, Any]) -> tuple[Address, ...]:
     """Return the meta servers that a server names, those that it can reach first."""
-    cluster = report.get("cluster")
-    if not isinstance(cluster, Mapping):
-        return ()
     found: dict[Address, None] = {}
     for key in ("registered_at", "meta", "meta_servers"):
-        named = cluster.get(key)
+        named = _cluster_of(report).get(key)
         for each in named if isinstance(named, list) else ():
             if isinstance(each, str) and len(found) < _MOST:
                 try:

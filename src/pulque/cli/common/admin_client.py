@@ -22,6 +22,7 @@ from pulque.errors import (
     PulqueError,
     RemoteProtocolError,
     RequestTimeoutError,
+    UnavailableError,
     UsageError,
     error_from_wire,
 )
@@ -83,7 +84,8 @@ def open_admin(
             return report
 
     try:
-        return AdminClient(find_admin(addresses_of(url, {}), ask), timeout)
+        found = find_admin(addresses_of(url, {}), ask)
+        return AdminClient(found.url, timeout, cluster=found.cluster)
     except DisconnectedError:
         if url is not None:
             raise
@@ -117,11 +119,14 @@ class AdminClient:
             answer; the one that did is asked first from then on.
         timeout: How long each of them may take, in seconds.
         hint: What the error says if none of them answers.
+        cluster: The id of the cluster that they must be of; it is checked before anything else is
+            asked. Empty if it is not known.
     """
 
-    def __init__(self, urls: str, timeout: float, *, hint: str = _HINT) -> None:
+    def __init__(self, urls: str, timeout: float, *, hint: str = _HINT, cluster: str = "") -> None:
         self._timeout = timeout
         self._hint = hint
+        self._cluster = cluster
         self._places = _places(urls)
 
     def get(self, path: str, query: Mapping[str, object] | None = None) -> Any:
@@ -160,8 +165,10 @@ class AdminClient:
 
         Raises:
             InvalidNameError: What is asked for is not UTF-8.
+            UnavailableError: The API is of another cluster.
             PulqueError: The server said no, or nothing.
         """
+        self._check_cluster()
         target = f"{_PREFIX}{path}{_query(query or {})}"
         data = None if body is None else json.dumps(body).encode()
         headers = {} if body is None else {"Content-Type": "application/json"}
@@ -169,6 +176,18 @@ class AdminClient:
         if status >= _FAILED:
             raise self._error(status, answer)
         return _decoded(answer) if answer else None
+
+    def _check_cluster(self) -> None:
+        """Check once that the API is of the right cluster: ports may be forwarded."""
+        expected, self._cluster = self._cluster, ""
+        if not expected:
+            return
+        found = self.get("/cluster")["cluster"]
+        if found != expected:
+            raise UnavailableError(
+                f"the API at {self._places[0].url} is of cluster {found!r}, and the server of "
+                f"--url of cluster {expected!r}: give --admin URL or PULQUE_ADMIN"
+            )
 
     def _talk(
         self, method: str, target: str, data: bytes | None, headers: Mapping[str, str]
