@@ -32,14 +32,12 @@ class RequestTasks:
 
         async def do() -> None:
             try:
-                found = await work
+                answer(await work)  # an answer that cannot be encoded is refused, too
             except PulqueError as error:
                 refuse(error)
             except asyncio.CancelledError:
                 refuse(UnavailableError(f"the {self._server} stops"))
                 raise
-            else:
-                answer(found)
 
         task = asyncio.create_task(do())
         self._tasks.add(task)

@@ -1,4 +1,4 @@
-"""Run by alembic: takes the steps over the connection that ``database/connection.py`` hands over."""
+"""Run by alembic: takes the steps over the connection of ``database/connection.py``."""
 
 from alembic import context
 
