@@ -89,6 +89,9 @@ class Retried:
     partition: PartitionId
     group: Group
     sequence: int
+    counts: bool = True
+    """Whether the fact that called for it is there: after a power cut it may not be, and another
+    failure of the message calls for another one."""
 
 
 Record = Made | Stored | Retried
@@ -345,7 +348,7 @@ class ConsumptionMachine(RuleBasedStateMachine):
     @rule()
     def replay_beside_the_living(self) -> None:
         for checkpoint in self.disk.checkpoints:
-            replayed, _ = self._recovered(checkpoint)
+            replayed, _, _ = self._recovered(checkpoint)
             replayed.clip({p: ConsumeSequence(end) for p, end in self.ends.items()})
 
             assert shown(replayed) == shown(self.live)
@@ -360,14 +363,14 @@ class ConsumptionMachine(RuleBasedStateMachine):
         )
         self._cut(facts, records)
 
-        self.live, self.dedup = self._recovered(used)
+        self.live, self.dedup, lacks_facts = self._recovered(used)
         clipped = self.live.clip({p: ConsumeSequence(end) for p, end in self.ends.items()})
 
         self._restart()
         if is_newest_damaged:
             self.disk.checkpoints = [used, used]
         self.write_checkpoint()
-        if clipped:
+        if clipped or lacks_facts:
             # No fact tells of it: no checkpoint from before may be used again.
             self.write_checkpoint()
 
@@ -446,7 +449,9 @@ class ConsumptionMachine(RuleBasedStateMachine):
 
     def _redelivered(self) -> list[tuple[PartitionId, Group, int]]:
         return [
-            (r.partition, r.group, r.sequence) for r in self.disk.records if isinstance(r, Retried)
+            (r.partition, r.group, r.sequence)
+            for r in self.disk.records
+            if isinstance(r, Retried) and r.counts
         ]
 
     def _who_holds(self) -> list[Who]:
@@ -532,7 +537,7 @@ class ConsumptionMachine(RuleBasedStateMachine):
         assert set(called) == self.book.retried() - before - done
         assert all(self.called_for[each] == 1 for each in called)
 
-    def _recovered(self, checkpoint: Checkpoint) -> tuple[Consumption, Dedup]:
+    def _recovered(self, checkpoint: Checkpoint) -> tuple[Consumption, Dedup, bool]:
         """Do what a broker does when it starts, but for the clip."""
         consumption, dedup = load_state(checkpoint.state), Dedup()
         dedup.load(checkpoint.state)
@@ -547,7 +552,8 @@ class ConsumptionMachine(RuleBasedStateMachine):
                     pass
         for fact in self.disk.facts[checkpoint.facts :]:
             consumption.handle(decode_action(fact))
-        return consumption, dedup
+        lacks_facts = consumption.end_replay()
+        return consumption, dedup, lacks_facts
 
     def _cut(self, facts: int, records: int) -> None:
         """Lose the tails of both logs, and tell the book."""
@@ -565,6 +571,11 @@ class ConsumptionMachine(RuleBasedStateMachine):
         self.starts = {p: min(self.starts[p], end) for p, end in self.ends.items()}
         self.history.append((None, DidCut(tuple(self.ends.items()))))
         self.book = Book.of(did for _, did in self.history)
+        called_for = self.book.retried()
+        for at, each in enumerate(self.disk.records):
+            if isinstance(each, Retried):
+                key = (each.partition, each.group, each.sequence)
+                self.disk.records[at] = replace(each, counts=each.counts and key in called_for)
 
     def _restart(self) -> None:
         self.tenure = Tenure(Epoch(0), StartCount(self.tenure.start + 1))

@@ -40,8 +40,9 @@ class Recovered:
         self.adoptions = Adoptions()
         self.batches = 0
         self.facts = 0
-        self.was_clipped = False
-        """Whether positions had to be set back, as a power cut took messages away."""
+        self.was_cut = False
+        """Whether a power cut took messages that positions were behind, or facts that retries
+        followed from: no checkpoint from before may be used again."""
         self._owned: list[tuple[Partition, Group, Entry, bytes]] = []
         """Batches of partitions that belong to groups."""
 
@@ -74,11 +75,11 @@ class Recovered:
             if isinstance(fact, DeadPurged):
                 self.dead.handle(fact)
             self.consumption.handle(fact)
-        self.consumption.end_replay()
+        lacks_facts = self.consumption.end_replay()
         ends = {p.id: p.end for p in engine.partitions.by_id.values()}
         parts = (self.consumption, self.schedule, self.dead, self.adoptions)
         clipped = [part.clip(ends) for part in parts]
-        self.was_clipped = any(clipped)
+        self.was_cut = lacks_facts or any(clipped)
 
     def _wait(self, partition: Partition, entry: Entry, batch: bytes) -> None:
         """Take in what waits, by the column of due times."""

@@ -153,7 +153,7 @@ class Broker(Supervised):
     async def _begin(self, recovered: Recovered, began_ms: int) -> None:
         """Serve, now that all is put together."""
         await self._housekeeper.checkpoint()
-        if recovered.was_clipped:
+        if recovered.was_cut:
             # No fact tells of it: neither of the two that are kept may be from before.
             await self._housekeeper.checkpoint()
         for effect in self._state.consumption.pending():

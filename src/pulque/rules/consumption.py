@@ -218,13 +218,18 @@ class Consumption:
                 return True
         return False
 
-    def end_replay(self) -> None:
+    def end_replay(self) -> bool:
         """Finish a replay, after all facts were applied.
 
         Redeliveries that are left belong to facts that a power cut lost: the consumers still hold
         these messages, and another failure of them counts.
+
+        Returns:
+            Whether any are left. No fact records it, so a checkpoint must: a replay from before
+            would take them for the redeliveries of later failures.
         """
-        self._redelivered = {}
+        left, self._redelivered = self._redelivered, {}
+        return bool(left)
 
     def pending_of(self, partition: PartitionId, group: Group) -> set[ConsumeSequence]:
         """Return the messages that must yet be redelivered."""

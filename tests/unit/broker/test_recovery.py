@@ -118,6 +118,30 @@ async def test_positions_set_back_by_a_power_cut_stay_so_though_a_checkpoint_is_
     assert (await again.pull("orders")).bodies == numbered(5, 5)
 
 
+async def test_retries_whose_facts_a_power_cut_took_are_replayed_no_more(start: Start) -> None:
+    """The disk kept a retry and lost the nack before it: a replay would take it for the next's."""
+    running = await start(storage={"sync_interval": "1m"})
+    raw = await running.connect()
+    await raw.send("orders", numbered(3))
+    (run,) = (await raw.pull("orders")).runs
+    (log,) = running.directory.glob("actions/*.log")
+    kept = log.stat().st_size
+    await raw.settle(run, last=0, nacked={0: "no"})
+
+    async def has_retry() -> bool:
+        found = (await raw.status())["partitions"]
+        return "%retry%orders%g" in {each["name"] for each in found}
+
+    await eventually(has_retry)
+    cut = running.as_if_killed("cut")
+    os.truncate(cut / "actions" / log.name, kept)
+    before = {each.name for each in (cut / "checkpoints").iterdir()}
+
+    after = await start(cut)
+
+    assert before.isdisjoint(after.checkpoints())
+
+
 async def test_every_start_is_counted_and_told(running: Running, raw: RawConnection) -> None:
     assert raw.welcome is not None
     assert raw.welcome.tenure == (0, 1)

@@ -358,6 +358,25 @@ def test_redeliveries_that_the_log_has_are_not_called_for_again() -> None:
     assert sequences(before.pending()) == [0, 3]
 
 
+def test_a_redelivery_whose_fact_a_power_cut_took_stands_for_no_later_failure() -> None:
+    found = checkpointed(consumption(opened(1, "c1"), pulled(1, 0, 0, 4)))
+
+    found.remember_redelivered(P, G, [ConsumeSequence(0)])
+
+    assert found.end_replay()
+    assert sequences(found.handle(lost(1))) == [0, 1, 2, 3]
+
+
+def test_a_redelivery_whose_fact_was_replayed_is_done_with() -> None:
+    found = checkpointed(consumption(opened(1, "c1"), pulled(1, 0, 0, 4)))
+
+    found.remember_redelivered(P, G, [ConsumeSequence(0)])
+    found.handle(settled(1, 0, 0, 0))
+
+    assert not found.end_replay()
+    assert sequences(found.pending()) == []
+
+
 def test_positions_beyond_the_recovered_end_are_set_back_to_it() -> None:
     found = consumption(opened(1, "c1"), pulled(1, 0, 0, 6), settled(1, 0, 3, 1, 3))
 
