@@ -25,7 +25,7 @@ from pulque.wire import requests
 from tests.unit.client.fake_broker import Drop, FakeBroker, Silence
 from tests.unit.client.fake_cluster import FakeCluster
 
-SHORT = 0.6
+SHORT = 1.0
 LONG = 20.0
 FULL = StorageFullError("12 bytes are free")
 Send = Callable[..., None]

@@ -9,7 +9,7 @@ __all__ = ["Backoff", "Retries", "answer_room"]
 
 FIRST = 0.02
 LARGEST = 2.0
-_ROOM = 0.05
+_ROOM = 0.25
 _SHARE = 0.25
 
 
